@@ -1,0 +1,45 @@
+# Everything a fresh machine needs is installed by these targets; python3 (3.10-3.13) and make are the only needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRA ?= cpu
+READY := $(VENV)/ready-$(EXTRA)
+
+# Several engines share the cores of one machine here: one thread each, and no pinning to the same core.
+export VLLM_CPU_OMP_THREADS_BIND := nobind
+export OMP_NUM_THREADS := 1
+export HF_HUB_OFFLINE := 1
+export VLLM_LOGGING_LEVEL ?= WARNING
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: demo test lint setup format clean
+
+demo: $(READY)
+	$(BIN)/omni-cluster demo --out demo_out
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(READY)
+
+# uv comes into a small environment of its own, so that nothing outside this folder is touched.
+$(VENV)-uv/bin/uv:
+	$(PYTHON) -m venv $(VENV)-uv
+	$(VENV)-uv/bin/python -m pip install --quiet uv==0.13.8
+
+$(READY): pyproject.toml $(VENV)-uv/bin/uv
+	test -x $(BIN)/python || $(VENV)-uv/bin/uv venv --quiet --python $(PYTHON) $(VENV)
+	$(VENV)-uv/bin/uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRA),dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-uv

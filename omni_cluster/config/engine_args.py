@@ -1,0 +1,135 @@
+"""From one stage's configuration to vLLM's engine arguments, and the part of it that the workers read back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.config.traits import EngineTraits
+from omni_cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+ADDITIONAL_KEY = "omni"
+AR_WORKER = "omni_cluster.worker.ar_worker.GPUARWorker"
+DIFFUSION_WORKER = "omni_cluster.worker.diffusion_worker.GPUDiffusionWorker"
+SCHEDULER = "omni_cluster.engine.scheduler.OmniScheduler"
+ASYNC_SCHEDULER = "omni_cluster.engine.scheduler.OmniAsyncScheduler"
+IN_PROCESS_EXECUTOR = "omni_cluster.engine.executor.InProcessExecutor"
+# There is no KV cache; a stated size keeps vLLM from measuring and reserving memory for one.
+_DIFFUSION_DEFAULTS: dict[str, Any] = {
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+    "kv_cache_memory_bytes": 1 << 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModelConfig:
+    """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
+
+    `emits_rows`: requests may ask for a row per position. `takes_rows`: the model has a static `extra_rows` buffer.
+    `max_payload_elements`: no embedding payload may have more elements.
+    """
+
+    stage_id: int
+    model_stage: str
+    family: str
+    emits_rows: bool = False
+    takes_rows: bool = False
+    max_payload_elements: int = 1 << 28
+    diffusion_dtype: str = "float32"
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> OmniModelConfig:
+        return cls(**vllm_config.additional_config[ADDITIONAL_KEY])  # type: ignore[index]
+
+    def to_additional_config(self) -> dict[str, Any]:
+        return {ADDITIONAL_KEY: asdict(self)}
+
+
+@dataclass
+class OmniEngineArgs(AsyncEngineArgs):
+    """vLLM's engine arguments for one stage, with our worker, scheduler and executor chosen by vLLM's own hooks."""
+
+    def __post_init__(self) -> None:
+        # Our mixins are for the V1 runner, and vLLM offers no other switch. Children inherit the environment.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        super().__post_init__()
+
+    @classmethod
+    def for_ar_stage(
+        cls, stage: StageConfig, pipeline: PipelineConfig, model: str, traits: EngineTraits
+    ) -> OmniEngineArgs:
+        """Raises ConfigError for an engine argument that vLLM does not know."""
+        model_config = OmniModelConfig(
+            stage.stage_id,
+            stage.model_stage,
+            pipeline.family,
+            traits.emits_rows,
+            traits.takes_rows,
+            pipeline.limits.max_payload_elements,
+        )
+        settings = _ar_defaults(traits) | _checked(stage)
+        settings["scheduler_cls"] = ASYNC_SCHEDULER if _schedules_async(settings) else SCHEDULER
+        return cls(
+            model=model,
+            worker_cls=AR_WORKER,
+            additional_config=model_config.to_additional_config(),
+            tensor_parallel_size=stage.tensor_parallel_size,
+            distributed_executor_backend=_executor(stage),
+            hf_overrides=traits.hf_overrides or {},
+            **settings,
+        )
+
+    @classmethod
+    def for_diffusion_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str) -> OmniEngineArgs:
+        """Device, memory and distributed set-up only: the worker loads a model of its own."""
+        model_config = OmniModelConfig(
+            stage.stage_id,
+            stage.model_stage,
+            pipeline.family,
+            diffusion_dtype=stage.diffusion.dtype if stage.diffusion else "float32",
+        )
+        return cls(
+            model=model,
+            worker_cls=DIFFUSION_WORKER,
+            additional_config=model_config.to_additional_config(),
+            distributed_executor_backend=_executor(stage),
+            **(_DIFFUSION_DEFAULTS | _checked(stage)),
+        )
+
+
+def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"disable_log_stats": False, "enable_prefix_caching": traits.shares_prefixes}
+    if not traits.has_tokenizer:
+        # The checkpoint's generation_config speaks of text: its eos would be a legal code here.
+        defaults |= {"skip_tokenizer_init": True, "generation_config": "vllm"}
+    return defaults
+
+
+def _checked(stage: StageConfig) -> dict[str, Any]:
+    known = {f.name for f in fields(AsyncEngineArgs)}
+    unknown = sorted(set(stage.engine_args) - known)
+    if unknown:
+        raise ConfigError(
+            f"stage {stage.stage_id} ({stage.model_stage}): engine_args.{unknown[0]} is no vLLM engine argument; "
+            f"use names of vLLM's EngineArgs, for example max_num_seqs."
+        )
+    return dict(stage.engine_args)
+
+
+def _schedules_async(settings: Mapping[str, Any]) -> bool:
+    return not current_platform.is_cpu() and settings.get("async_scheduling") is not False
+
+
+def _executor(stage: StageConfig) -> str:
+    # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism.
+    return "mp" if stage.tensor_parallel_size > 1 else IN_PROCESS_EXECUTOR

@@ -1,0 +1,410 @@
+"""What a deployment is: the pydantic models of a stage YAML and the rules that hold between its stages."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+PROBLEM_TYPE = "stage_config"
+PRESET_PREFIX = "preset:"
+PRESETS = ("preset:tiny",)
+RESERVED_ENGINE_ARGS = {
+    "model": "set the key model of the whole file instead",
+    "tensor_parallel_size": "set tensor_parallel_size next to engine_args instead",
+    "worker_cls": "remove it, the family chooses the worker",
+    "scheduler_cls": "remove it, the family chooses the scheduler",
+    "hf_overrides": "remove it, the family chooses the part of the checkpoint's config",
+    "additional_config": "remove it, it carries the stage's own settings",
+    "enable_prompt_embeds": "remove it, rows enter a stage by its own hand-over only",
+    "trust_remote_code": "remove it, a checkpoint's own code is never run",
+    "distributed_executor_backend": "remove it, tensor_parallel_size chooses between uni and mp",
+}
+
+
+class Missing:
+    """The value of a key that was not given."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = Missing()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken rule: the dotted key, relative to the model that found it, its value, and what would do."""
+
+    key: str
+    value: object
+    fix: str
+
+
+def refuse(problems: Sequence[Problem]) -> None:
+    """Raise the first of `problems`, if any, as a pydantic error that carries it and the number of further ones."""
+    if not problems:
+        return
+    first = problems[0]
+    context = {"key": first.key, "value": first.value, "fix": first.fix, "further": len(problems) - 1}
+    raise PydanticCustomError(PROBLEM_TYPE, "{key}: {fix}", context)
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """`did you mean x` for the known name closest to `word`, or the list of all when none is close."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}" if close else f"use one of {', '.join(known)}"
+
+
+class _Strict(BaseModel):
+    # strict: a YAML "2" or true where a number belongs is a slip of the pen, not a number.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Limits(_Strict):
+    """What one request may ask of the deployment; every figure is checked before memory is taken."""
+
+    max_payload_elements: int = Field(
+        default=134_217_728, ge=1, description="Elements of a payload: 32,768 rows of 4,096.", examples=[134_217_728]
+    )
+    max_prompt_tokens: int = Field(
+        default=28_000, ge=1, description="Tokens of a prompt, media included.", examples=[28_000]
+    )
+    max_audio_parts: int = Field(default=4, ge=0, description="Audio parts of a request.", examples=[4])
+    max_image_parts: int = Field(default=4, ge=0, description="Image parts of a request.", examples=[4])
+    max_media_bytes: int = Field(
+        default=26_214_400, ge=1, description="Bytes of a media file: 25 MiB.", examples=[26_214_400]
+    )
+    max_audio_input_s: float = Field(
+        default=600.0, gt=0, description="Decoded seconds of one audio part.", examples=[600.0]
+    )
+    max_image_pixels: int = Field(
+        default=178_956_970, ge=1, description="Decoded pixels of one image.", examples=[178_956_970]
+    )
+    max_body_bytes: int = Field(
+        default=67_108_864, ge=1, description="Bytes of an HTTP body: 64 MiB.", examples=[67_108_864]
+    )
+    max_output_tokens: int = Field(
+        default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]
+    )
+    max_codec_tokens: int = Field(default=4_096, ge=1, description="Codec tokens of a request.", examples=[4_096])
+    max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
+    max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
+    )
+    outbox_max_bytes: int = Field(
+        default=2_147_483_648,
+        ge=1,
+        description="Rows and codes that a replica keeps for its consumers.",
+        examples=[2**31],
+    )
+
+
+class HandoverConfig(_Strict):
+    """How small items travel from a producing replica to its consumer."""
+
+    transport: Literal["object", "grpc"] = Field(
+        default="object", description="object: as Ray objects; grpc: in Serve's own stream.", examples=["object"]
+    )
+
+
+class AutoscalingConfig(_Strict):
+    """Replicas between two bounds, following the stage's own load signal."""
+
+    # At least one: a stage without replicas has no statistics to scale up on.
+    min_replicas: int = Field(default=1, ge=1, description="Replicas kept when idle.", examples=[1])
+    max_replicas: int = Field(ge=1, description="Replicas at most.", examples=[4])
+    initial_replicas: int | None = Field(
+        default=None, ge=1, description="Replicas at start; null: min_replicas.", examples=[1]
+    )
+    upscale_delay_s: float = Field(default=10.0, ge=0, description="How long the load must be high.", examples=[10.0])
+    downscale_delay_s: float = Field(
+        default=300.0, ge=0, description="How long the load must be low.", examples=[300.0]
+    )
+    target: float = Field(
+        default=1.0, gt=0, description="Load to keep per replica, in the unit of the stage's signal.", examples=[1.0]
+    )
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> AutoscalingConfig:
+        low, high, start = self.min_replicas, self.max_replicas, self.initial_replicas
+        problems = []
+        if low > high:
+            problems.append(Problem("min_replicas", low, f"it must be at most max_replicas, for example {high}"))
+        elif start is not None and not low <= start <= high:
+            fix = f"it must lie between min_replicas and max_replicas, for example {low}"
+            problems.append(Problem("initial_replicas", start, fix))
+        refuse(problems)
+        return self
+
+
+class DiffusionConfig(_Strict):
+    """How a diffusion stage forms its batches."""
+
+    max_batch_size: int = Field(default=16, ge=1, description="Requests of one batch.", examples=[16])
+    max_wait_ms: float = Field(
+        default=5.0, ge=0, description="How long the first of a batch waits for others.", examples=[5.0]
+    )
+    max_batch_frames: int = Field(
+        default=16_384, ge=1, description="Requests x mel frames of one batch.", examples=[16_384]
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="What the model computes in.", examples=["float32"]
+    )
+
+
+class StageConfig(_Strict):
+    """One stage: what it runs, on which devices, how many times, and which stages feed it."""
+
+    stage_id: int = Field(ge=0, description="What engine_input_source refers to.", examples=[0])
+    model_stage: str = Field(
+        pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="The family's name of the stage.", examples=["thinker"]
+    )
+    engine_input_source: list[int] = Field(
+        default_factory=list, description="Ids of the stages that feed this one; none: the request.", examples=[[0]]
+    )
+    gpus: list[int] | None = Field(
+        default=None, min_length=1, description="Exact devices (one host), or else num_gpus.", examples=[[0]]
+    )
+    num_gpus: float | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs of one replica as a Ray resource; 0: CPU; a fraction shares a card.",
+        examples=[1],
+    )
+    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of one replica as a Ray resource.", examples=[1])
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="GPUs that one engine splits the model over.", examples=[1]
+    )
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM's engine arguments.", examples=[{"max_model_len": 32_768}]
+    )
+    default_sampling_params: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM's sampling parameters.", examples=[{"max_tokens": 1024}]
+    )
+    num_replicas: int | None = Field(
+        default=None, ge=1, description="A fixed number of replicas; 1 when autoscaling is absent too.", examples=[1]
+    )
+    autoscaling: AutoscalingConfig | None = Field(
+        default=None, description="Replicas that follow the load.", examples=[{"min_replicas": 1, "max_replicas": 4}]
+    )
+    diffusion: DiffusionConfig | None = Field(
+        default=None, description="Batching of a diffusion stage; null: an AR stage.", examples=[{"max_batch_size": 16}]
+    )
+    final_output_type: Literal["text", "audio"] | None = Field(
+        default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]
+    )
+
+    @property
+    def gpus_per_replica(self) -> float:
+        """GPUs that one replica holds; a fraction is a share of one card."""
+        return float(len(self.gpus)) if self.gpus is not None else float(self.num_gpus or 0)
+
+    @property
+    def min_replicas(self) -> int:
+        return self.autoscaling.min_replicas if self.autoscaling else self.num_replicas or 1
+
+    @property
+    def max_replicas(self) -> int:
+        return self.autoscaling.max_replicas if self.autoscaling else self.num_replicas or 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_replica_unless_told(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("num_replicas") is None and given.get("autoscaling") is None:
+            return {**given, "num_replicas": 1}
+        return given
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> StageConfig:
+        refuse([*_device_problems(self), *_replica_problems(self), *_engine_arg_problems(self)])
+        return self
+
+
+class PipelineConfig(_Strict):
+    """A whole deployment: a checkpoint, its family, and the stages that serve it."""
+
+    model: str = Field(min_length=1, description="A folder, a hub name, or preset:tiny.", examples=["preset:tiny"])
+    family: str = Field(min_length=1, description="The registered family of the model.", examples=["qwen2_5_omni"])
+    default_voice: str | None = Field(default=None, description="Null: the checkpoint's first.", examples=["Chelsie"])
+    voices: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Voices on offer; null: all that the checkpoint has.",
+        examples=[["Chelsie"]],
+    )
+    limits: Limits = Field(
+        default=Limits(), description="What one request may ask.", examples=[{"max_prompt_tokens": 28_000}]
+    )
+    handover: HandoverConfig = Field(
+        default=HandoverConfig(), description="How stages pass items on.", examples=[{"transport": "object"}]
+    )
+    stages: list[StageConfig] = Field(
+        min_length=1,
+        description="The stages, in any order.",
+        examples=[[{"stage_id": 0, "model_stage": "thinker", "num_gpus": 1, "final_output_type": "text"}]],
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _preset_exists(cls, model: str) -> str:
+        if model.startswith(PRESET_PREFIX) and model not in PRESETS:
+            refuse([Problem("", model, f"no such preset exists, use {' or '.join(PRESETS)}")])
+        return model
+
+    @field_validator("family")
+    @classmethod
+    def _family_known(cls, family: str, info: ValidationInfo) -> str:
+        known = (info.context or {}).get("known_families")
+        if known is not None and family not in known:
+            refuse([Problem("", family, f"no such family is registered, use one of {', '.join(sorted(known))}")])
+        return family
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> PipelineConfig:
+        refuse([*_voice_problems(self), *_graph_problems(self.stages)])
+        return self
+
+
+def _device_problems(stage: StageConfig) -> list[Problem]:
+    if stage.gpus is not None:
+        return _pinned_problems(stage.gpus, stage)
+    if stage.num_gpus is None:
+        return [Problem("num_gpus", MISSING, "say how many GPUs one replica takes, for example 1, or 0 for CPU")]
+    if stage.num_gpus > 1 and not stage.num_gpus.is_integer():
+        fix = f"a replica takes a part of one card or whole cards, for example {round(stage.num_gpus)}"
+        return [Problem("num_gpus", stage.num_gpus, fix)]
+    return _parallel_problems(stage, cards=max(1, int(stage.num_gpus)), source=f"num_gpus is {stage.num_gpus:g}")
+
+
+def _pinned_problems(gpus: list[int], stage: StageConfig) -> list[Problem]:
+    if stage.num_gpus is not None:
+        fix = f"num_gpus is {stage.num_gpus:g} too, keep one of the two, for example num_gpus: 1"
+        return [Problem("gpus", gpus, fix)]
+    if len(set(gpus)) < len(gpus):
+        return [Problem("gpus", gpus, f"a device stands there twice, use {sorted(set(gpus))}")]
+    if min(gpus) < 0:
+        return [Problem("gpus", gpus, "device numbers start at 0, for example [0]")]
+    return _parallel_problems(stage, cards=len(gpus), source=f"gpus names {len(gpus)}")
+
+
+def _parallel_problems(stage: StageConfig, cards: int, source: str) -> list[Problem]:
+    if stage.tensor_parallel_size == cards:
+        return []
+    return [Problem("tensor_parallel_size", stage.tensor_parallel_size, f"{source}, so it must be {cards}")]
+
+
+def _replica_problems(stage: StageConfig) -> list[Problem]:
+    if stage.num_replicas is None or stage.autoscaling is None:
+        return []
+    fix = "autoscaling is set too, keep one of the two, for example autoscaling"
+    return [Problem("num_replicas", stage.num_replicas, fix)]
+
+
+def _engine_arg_problems(stage: StageConfig) -> list[Problem]:
+    reserved = [
+        Problem(f"engine_args.{name}", stage.engine_args[name], fix)
+        for name, fix in RESERVED_ENGINE_ARGS.items()
+        if name in stage.engine_args
+    ]
+    return reserved + _memory_problems(stage.engine_args)
+
+
+def _memory_problems(engine_args: dict[str, Any]) -> list[Problem]:
+    problems = []
+    share = engine_args.get("gpu_memory_utilization")
+    if share is not None and not (_is_number(share) and 0 < share <= 1):
+        fix = "it must be a number above 0 and at most 1, for example 0.9"
+        problems.append(Problem("engine_args.gpu_memory_utilization", share, fix))
+    size_bytes = engine_args.get("kv_cache_memory_bytes")
+    if size_bytes is not None and not (_is_number(size_bytes) and isinstance(size_bytes, int) and size_bytes > 0):
+        fix = "it must be a whole number above 0, for example 67108864"
+        problems.append(Problem("engine_args.kv_cache_memory_bytes", size_bytes, fix))
+    return problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _voice_problems(config: PipelineConfig) -> list[Problem]:
+    if config.voices is None or config.default_voice is None or config.default_voice in config.voices:
+        return []
+    fix = f"it is not among voices, use one of {config.voices}"
+    return [Problem("default_voice", config.default_voice, fix)]
+
+
+def _graph_problems(stages: list[StageConfig]) -> list[Problem]:
+    # One kind at a time: an id given twice would show up again as a source that is missing.
+    return _id_problems(stages) or _source_problems(stages) or _cycle_problems(stages) or _output_problems(stages)
+
+
+def _id_problems(stages: list[StageConfig]) -> list[Problem]:
+    free = max(stage.stage_id for stage in stages) + 1
+    first_at: dict[int, int] = {}
+    problems = []
+    for index, stage in enumerate(stages):
+        first = first_at.setdefault(stage.stage_id, index)
+        if first != index:
+            fix = f"stages[{first}] has that id already, use another, for example {free}"
+            problems.append(Problem(f"stages[{index}].stage_id", stage.stage_id, fix))
+    return problems
+
+
+def _source_problems(stages: list[StageConfig]) -> list[Problem]:
+    ids = sorted({stage.stage_id for stage in stages})
+    return [
+        Problem(f"stages[{index}].engine_input_source", stage.engine_input_source, fix)
+        for index, stage in enumerate(stages)
+        if (fix := _source_fix(stage, ids)) is not None
+    ]
+
+
+def _source_fix(stage: StageConfig, ids: list[int]) -> str | None:
+    others = [stage_id for stage_id in ids if stage_id != stage.stage_id]
+    use = f"use ids among {', '.join(map(str, others))}" if others else "use [] for a single stage"
+    for source, count in Counter(stage.engine_input_source).items():
+        if source == stage.stage_id:
+            return f"stage {source} cannot feed itself, {use}"
+        if source not in ids:
+            return f"no stage has id {source}, {use}"
+        if count > 1:
+            return f"stage {source} stands there {count} times, use {sorted(set(stage.engine_input_source))}"
+    return None
+
+
+def _cycle_problems(stages: list[StageConfig]) -> list[Problem]:
+    try:
+        TopologicalSorter({stage.stage_id: stage.engine_input_source for stage in stages}).prepare()
+    except CycleError as error:
+        circle: list[int] = error.args[1]
+        index = next(index for index, stage in enumerate(stages) if stage.stage_id == circle[0])
+        path = " -> ".join(map(str, circle))
+        fix = f"stages {path} feed each other in a circle, use [] for the stage that comes first"
+        return [Problem(f"stages[{index}].engine_input_source", stages[index].engine_input_source, fix)]
+    return []
+
+
+def _output_problems(stages: list[StageConfig]) -> list[Problem]:
+    last = len(stages) - 1
+    if all(stage.final_output_type is None for stage in stages):
+        fix = "no stage gives the client anything, set it to text or audio on at least one stage"
+        return [Problem(f"stages[{last}].final_output_type", None, fix)]
+    consumed = {source for stage in stages for source in stage.engine_input_source}
+    return [
+        Problem(
+            f"stages[{index}].final_output_type",
+            None,
+            f"nothing consumes stage {stage.stage_id} ({stage.model_stage}), set it to text or audio "
+            f"or add {stage.stage_id} to another stage's engine_input_source",
+        )
+        for index, stage in enumerate(stages)
+        if stage.final_output_type is None and stage.stage_id not in consumed
+    ]

@@ -1,0 +1,22 @@
+"""What a family says about the engine of one of its autoregressive stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """How a stage's engine differs from a plain one.
+
+    `hf_overrides` turns the checkpoint's config into the stage's own; `has_tokenizer` is False for stages whose
+    tokens are no text; `shares_prefixes` is False where equal token ids do not mean equal inputs.
+    """
+
+    hf_overrides: Callable[[Any], Any] | None = None
+    emits_rows: bool = False
+    takes_rows: bool = False
+    has_tokenizer: bool = True
+    shares_prefixes: bool = True

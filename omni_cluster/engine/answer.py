@@ -1,0 +1,68 @@
+"""The answer to one request, put together from the chunks of its stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk, StageTimes, join_pcm
+
+
+class StageRecord:
+    """What one stage has said of a request so far."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.text: list[str] = []
+        self.pcm: list[Pcm] = []
+        self.prompt_token_ids: tuple[int, ...] = ()
+        self.finish_reason: str | None = None
+        self.first_s: float | None = None
+        self.last_s = 0.0
+
+    def add(self, chunk: StageChunk, now_s: float) -> None:
+        self.first_s = now_s if self.first_s is None else self.first_s
+        self.last_s = now_s
+        self.token_ids.extend(chunk.token_ids)
+        self.text.append(chunk.text)
+        self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        if chunk.pcm is not None:
+            self.pcm.append(chunk.pcm)
+
+    @property
+    def times(self) -> StageTimes:
+        return StageTimes(self.first_s or 0.0, self.last_s, len(self.token_ids))
+
+
+class Answer:
+    """Collects a request's chunks by stage name; `stages` names them in the order of the pipeline."""
+
+    def __init__(self, request_id: str, final_types: Mapping[str, str | None]) -> None:
+        self._request_id = request_id
+        self._final_types = final_types
+        self._started_s = time.perf_counter()
+        self._records = {name: StageRecord() for name in final_types}
+
+    def add(self, stage: str, chunk: StageChunk) -> None:
+        self._records[stage].add(chunk, time.perf_counter() - self._started_s)
+
+    def finish(self) -> OmniRequestOutput:
+        text = self._of_type("text")
+        sound = self._of_type("audio")
+        return OmniRequestOutput(
+            request_id=self._request_id,
+            text="".join(text.text),
+            token_ids=tuple(text.token_ids),
+            prompt_token_ids=text.prompt_token_ids,
+            finish_reason=text.finish_reason,
+            stage_token_ids={name: tuple(r.token_ids) for name, r in self._records.items() if r.token_ids},
+            audio=join_pcm(sound.pcm) if sound.pcm else None,
+            times={name: r.times for name, r in self._records.items() if r.first_s is not None},
+        )
+
+    def _of_type(self, final_type: str) -> StageRecord:
+        for name, kind in self._final_types.items():
+            if kind == final_type:
+                return self._records[name]
+        return StageRecord()

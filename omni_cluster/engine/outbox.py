@@ -1,0 +1,102 @@
+"""What a stage made of a request, kept until the request ends, for whoever consumes it: now, later, or once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from omni_cluster.errors import OmniError
+from omni_cluster.outputs import StageChunk
+
+
+class OutboxFull(OmniError):
+    """A request made more than its outbox may hold."""
+
+
+class OutboxUnknown(OmniError):
+    """No outbox of that request is open here: it has ended, or was made by another replica."""
+
+
+class Outbox:
+    """An append-only log of one request's chunks with any number of readers, each from any chunk on.
+
+    Bounded by `max_bytes` of tensors and arrays; text and token ids are bounded by the request's own token limits.
+    """
+
+    def __init__(self, request_id: str, max_bytes: int) -> None:
+        self._request_id = request_id
+        self._max_bytes = max_bytes
+        self._chunks: list[StageChunk] = []
+        self._bytes = 0
+        self._closed = False
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, chunk: StageChunk) -> None:
+        """Raises OutboxFull, and keeps what it had, when the chunk does not fit."""
+        num_bytes = chunk_bytes(chunk)
+        if self._bytes + num_bytes > self._max_bytes:
+            raise OutboxFull(
+                f"request {self._request_id}: its hand-over would hold {self._bytes + num_bytes} bytes, more than "
+                f"limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
+            )
+        self._bytes += num_bytes
+        self._chunks.append(chunk)
+        self._wake()
+
+    def close(self) -> None:
+        """No more chunks will come; readers end once they have read all."""
+        self._closed = True
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """The stage broke: readers get what there is, then the error."""
+        self._error = error
+        self.close()
+
+    async def read(self, first: int = 0) -> AsyncIterator[StageChunk]:
+        """Chunks from number `first` on, one item for all that were put since the last item."""
+        while True:
+            while first < len(self._chunks):
+                last = len(self._chunks)
+                yield StageChunk.joined(self._chunks[first:last])
+                first = last
+            if self._closed:
+                break
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def chunk_bytes(chunk: StageChunk) -> int:
+    """Bytes of the chunk's tensors and arrays."""
+    rows = 0 if chunk.rows is None else chunk.rows.rows.nbytes
+    return rows + (0 if chunk.pcm is None else chunk.pcm.samples.nbytes)
+
+
+class Outboxes:
+    """The open outboxes of one stage replica."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._open: dict[str, Outbox] = {}
+
+    def open(self, request_id: str) -> Outbox:
+        outbox = self._open[request_id] = Outbox(request_id, self._max_bytes)
+        return outbox
+
+    def get(self, request_id: str) -> Outbox:
+        """Raises OutboxUnknown when the request has ended or was never here."""
+        if request_id not in self._open:
+            raise OutboxUnknown(f"request {request_id}: no outbox is open here; it has ended, or never came.")
+        return self._open[request_id]
+
+    def remove(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+
+    def __len__(self) -> int:
+        return len(self._open)

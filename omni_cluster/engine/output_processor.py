@@ -1,0 +1,83 @@
+"""vLLM's output processor, with rows taken off the engine's outputs before it sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+
+from omni_cluster.payloads import RowsChunk
+
+
+class RowsSink:
+    """The rows of one request that its reader has not taken yet, without gap and without repetition.
+
+    A preempted request computes its positions again; what comes a second time is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[RowsChunk] = []
+        self._end = 0
+
+    def put(self, chunk: RowsChunk) -> None:
+        new = chunk.after(self._end)
+        if new is not None:
+            self._chunks.append(new)
+            self._end = new.end
+
+    def take(self) -> RowsChunk | None:
+        """All rows since the last call."""
+        if not self._chunks:
+            return None
+        chunks, self._chunks = self._chunks, []
+        return RowsChunk.joined(chunks)
+
+
+class OmniOutputProcessor(OutputProcessor):
+    """Puts each request's rows into its sink.
+
+    vLLM takes an output that has a tensor for a pooling result, and merges outputs that a slow reader leaves
+    waiting; so rows go beside them. A prefill chunk that made rows but no token yet is no output for vLLM.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_row_elements = 0
+        self._sinks: dict[str, RowsSink] = {}
+        self._prefill_stats: dict[str, Any] = {}
+
+    def open_sink(self, external_id: str) -> RowsSink:
+        sink = self._sinks[external_id] = RowsSink()
+        return sink
+
+    def close_sink(self, external_id: str) -> None:
+        self._sinks.pop(external_id, None)
+
+    def process_outputs(
+        self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+    ) -> OutputProcessorOutput:
+        passed = [output for output in engine_core_outputs if self._take_rows(output)]
+        return super().process_outputs(passed, *args, **kwargs)
+
+    def _take_rows(self, output: EngineCoreOutput) -> bool:
+        """Moves the output's rows to the sink; says whether anything is left of it for vLLM."""
+        packed, output.pooling_output = output.pooling_output, None
+        if packed is None:
+            return True
+        state = self.request_states.get(output.request_id)
+        sink = self._sinks.get(state.external_req_id) if state is not None else None
+        if sink is not None:
+            sink.put(RowsChunk.unpack(packed, max_elements=self.max_row_elements))
+        return self._hand_on_prefill_stats(output)
+
+    def _hand_on_prefill_stats(self, output: EngineCoreOutput) -> bool:
+        """A partial prefill's statistics ride the request's first output that vLLM sees."""
+        if not output.new_token_ids and output.finish_reason is None:
+            if output.prefill_stats is not None:
+                self._prefill_stats[output.request_id] = output.prefill_stats
+            return False
+        kept = self._prefill_stats.pop(output.request_id, None)
+        if kept is not None and output.prefill_stats is None:
+            output.prefill_stats = kept
+        return True

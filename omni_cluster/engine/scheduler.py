@@ -1,0 +1,156 @@
+"""Holds a decoding request whose next row has not come, while the rest of the batch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
+from vllm.v1.engine.core import EngineCore
+
+from omni_cluster.config.engine_args import OmniModelConfig
+from omni_cluster.inputs import RowsPush, StageExtra
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+    from vllm.v1.request import Request
+else:
+    _Scheduler = object
+
+NEVER = 1 << 62
+"""A step that is not reached: vLLM's loop passes over a running request until `next_decode_eligible_step`."""
+
+
+@dataclass(slots=True)
+class RowCount:
+    """How many rows of a request have come, and whether these are all."""
+
+    rows: int
+    complete: bool
+
+    def lacks(self, position: int) -> bool:
+        return not self.complete and position >= self.rows
+
+
+class OmniSchedulerMixin(_Scheduler):
+    """A vLLM scheduler that knows how many rows each request has.
+
+    Position p of a request can be computed once its row p is there, or once all its rows have come (positions past
+    the last row take the pad row). A request is held, never fed a padding row in place of one that is late.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_elements = OmniModelConfig.of(self.vllm_config).max_payload_elements
+        self._request_ids: dict[str, str] = {}
+        self._keys: dict[str, str] = {}
+        self._counts: dict[str, RowCount] = {}
+        self._to_workers: list[tuple[str, torch.Tensor]] = []
+        self._num_preemptions = 0
+
+    def add_request(self, request: Request) -> None:
+        extra = StageExtra.of(request.sampling_params.extra_args if request.sampling_params else None)
+        if extra is not None and extra.prompt_embeds is not None:
+            self._request_ids[extra.key] = request.request_id
+            self._keys[request.request_id] = extra.key
+            self._counts[request.request_id] = RowCount(extra.prompt_embeds.shape[0], extra.rows_complete)
+        super().add_request(request)
+
+    def push_rows(self, pushes: Sequence[RowsPush]) -> None:
+        """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped."""
+        for push in pushes:
+            request_id = self._request_ids.get(push.key)
+            if request_id is not None:
+                self._append(request_id, push)
+
+    def _append(self, request_id: str, push: RowsPush) -> None:
+        count = self._counts[request_id]
+        rows = push.rows.to_tensor(max_elements=self._max_elements)
+        if rows.shape[0]:
+            self._to_workers.append((request_id, rows))
+            count.rows += rows.shape[0]
+        count.complete = count.complete or push.complete
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        for request in self.running:
+            request.next_decode_eligible_step = NEVER if self._is_held(request) else 0
+        blocked = self._take_out_blocked()
+        output = super().schedule(*args, **kwargs)
+        for request in reversed(blocked):
+            self.waiting.prepend_request(request)
+        self._num_preemptions += len(output.preempted_req_ids or ())
+        output.omni_rows, self._to_workers = self._to_workers, []  # rides the pickled output to every rank
+        return output
+
+    def _is_held(self, request: Request) -> bool:
+        count = self._counts.get(request.request_id)
+        return count is not None and count.lacks(request.num_computed_tokens)
+
+    def _is_blocked(self, request: Request) -> bool:
+        """A preempted request computes all its tokens again at once, the last one included: is that row missing?"""
+        count = self._counts.get(request.request_id)
+        return count is not None and request.num_preemptions > 0 and count.lacks(request.num_tokens - 1)
+
+    def _take_out_blocked(self) -> list[Request]:
+        # vLLM's waiting loop, unlike its running loop, has no check of eligibility.
+        blocked = [r for r in self.waiting if self._is_blocked(r)]
+        if blocked:
+            self.waiting.remove_requests(blocked)
+        return blocked
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that could run now: with all of them held, the engine sleeps until rows come."""
+        total = super().get_num_unfinished_requests()
+        return total if self._to_workers else total - self.num_held()
+
+    def num_held(self) -> int:
+        """Requests that wait for a row, none of their steps in flight."""
+        if not self._counts:
+            return 0
+        running = sum(self._is_held(r) and r.num_output_placeholders == 0 for r in self.running)
+        return running + sum(self._is_blocked(r) for r in self.waiting)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._counts.pop(request.request_id, None)
+        key = self._keys.pop(request.request_id, None)
+        if key is not None:
+            self._request_ids.pop(key, None)
+        return super()._free_request(request, *args, **kwargs)
+
+    def omni_counts(self) -> dict[str, int]:
+        """What a test or a metric asks: requests, held ones, preemptions so far, KV blocks in use."""
+        pool = self.kv_cache_manager.block_pool
+        return {
+            "running": len(self.running),
+            "waiting": len(self.waiting) + len(self.skipped_waiting),
+            "held": self.num_held(),
+            "preemptions": self._num_preemptions,
+            "kv_blocks_used": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,  # one block is vLLM's null block
+            "row_counts": len(self._counts),
+        }
+
+
+class OmniScheduler(OmniSchedulerMixin, StockScheduler):
+    """For engines that wait for a step's tokens before they schedule the next one."""
+
+
+class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
+    """For engines that schedule a step while the one before it still runs."""
+
+
+def omni_push_rows(core: EngineCore, pushes: Any) -> None:
+    core.scheduler.push_rows(msgspec.convert(pushes, list[RowsPush]))  # type: ignore[attr-defined]
+
+
+def omni_counts(core: EngineCore) -> dict[str, int]:
+    return core.scheduler.omni_counts()  # type: ignore[attr-defined, no-any-return]
+
+
+# EngineCore answers utility calls by the name of its method; these two are ours, beside its own.
+EngineCore.omni_push_rows = omni_push_rows  # type: ignore[attr-defined]
+EngineCore.omni_counts = omni_counts  # type: ignore[attr-defined]

@@ -1,0 +1,181 @@
+"""One autoregressive stage on vLLM's AsyncLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_cluster.config.engine_args import OmniEngineArgs
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
+from omni_cluster.engine.rows_pusher import RowsPusher
+from omni_cluster.engine.version_check import check_vllm
+from omni_cluster.errors import RequestError
+from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
+from omni_cluster.models.family import ARSession, EngineInput, Family
+from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import PromptEmbedsPayload
+
+
+class OmniAsyncLLM(AsyncLLM):
+    """AsyncLLM with our output processor, which has no hook: its name is ours while the engine is built."""
+
+    output_processor: OmniOutputProcessor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with patch.object(async_llm, "OutputProcessor", OmniOutputProcessor):
+            super().__init__(*args, **kwargs)
+
+
+class StageLLM:
+    """An autoregressive `Stage`."""
+
+    def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
+        check_vllm()
+        self._stage = stage
+        self._pipeline = pipeline
+        self._family = family
+        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, family.traits(stage.model_stage))
+        self._llm: OmniAsyncLLM | None = None
+        self._pusher = RowsPusher(self._send_rows)
+
+    async def start(self) -> None:
+        llm = await asyncio.to_thread(OmniAsyncLLM.from_engine_args, self._args)
+        llm.output_processor.max_row_elements = self._pipeline.limits.max_payload_elements
+        self._llm = llm
+
+    @property
+    def llm(self) -> OmniAsyncLLM:
+        if self._llm is None:
+            raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
+        return self._llm
+
+    async def generate(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None
+    ) -> AsyncGenerator[StageChunk, None]:
+        """See `Stage.generate`. Raises RequestError for what the engine cannot take."""
+        session = self._family.ar_session(self._stage.model_stage, request, upstream)
+        engine_input = await session.prompt()
+        if engine_input is None:
+            yield StageChunk(finish_reason="stop")
+            return
+        sink = self.llm.output_processor.open_sink(request.request_id)
+        async with contextlib.AsyncExitStack() as cleanup:
+            cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
+            feeder = None
+            outputs = self._start(request, engine_input)
+            cleanup.push_async_callback(outputs.aclose)
+            chunks = ChunkMaker(sink)
+            async for output in outputs:
+                if feeder is None and not engine_input.rows_complete:
+                    feeder = asyncio.create_task(self._feed(request.request_id, session))
+                    cleanup.push_async_callback(_cancelled, feeder)
+                if output.outputs[0].finish_reason == "abort" and feeder is not None:
+                    await feeder  # it broke and ended the request: raises why
+                yield chunks.make(output)
+
+    def _start(self, request: OmniRequest, engine_input: EngineInput) -> Any:
+        prompt = dict(engine_input.prompt)
+        extra = StageExtra(
+            key=request.request_id,
+            emit_rows=engine_input.emit_rows,
+            rows_complete=engine_input.rows_complete,
+            prompt_embeds=prompt.pop("prompt_embeds", None),
+            additional_information=prompt.pop("additional_information", None),
+        )
+        params = self._sampling_params(request, engine_input.sampling)
+        params.extra_args = extra.to_extra_args()
+        return _refusals_as_request_errors(self.llm.generate(prompt, params, request.request_id))
+
+    def _sampling_params(self, request: OmniRequest, forced: Mapping[str, Any]) -> SamplingParams:
+        """Defaults of the configuration, then the client's, then what the family insists on."""
+        chosen = {**self._stage.default_sampling_params, **request.sampling.get(self._stage.model_stage, {}), **forced}
+        unknown = sorted(set(chosen) - set(SamplingParams.__struct_fields__))
+        if unknown:
+            raise RequestError(
+                f"sampling parameter {unknown[0]!r} of stage {self._stage.model_stage} is unknown; "
+                f"use vLLM's, for example temperature."
+            )
+        try:
+            return SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
+        except (ValueError, TypeError) as error:
+            raise RequestError(f"sampling parameters of stage {self._stage.model_stage}: {error}") from error
+
+    async def _feed(self, request_id: str, session: ARSession) -> None:
+        """Pushes rows as they come; when their source breaks, the request ends, for it could never go on."""
+        try:
+            async for later in session.later_rows():
+                payload = PromptEmbedsPayload.from_tensor(later.rows)
+                await self._pusher.push(RowsPush(request_id, payload, later.complete))
+        except Exception:
+            await self.llm.abort(request_id)
+            raise
+
+    async def _send_rows(self, pushes: list[RowsPush]) -> None:
+        await self.llm.engine_core.call_utility_async(
+            "omni_push_rows", msgspec.to_builtins(pushes, builtin_types=(bytes,))
+        )
+
+    async def check_health(self) -> None:
+        await self.llm.check_health()
+
+    async def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = await self.llm.engine_core.call_utility_async("omni_counts")
+        return counts
+
+    async def shutdown(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        if llm.output_handler is not None:
+            await _cancelled(llm.output_handler)  # or it would report the engine's end as its death
+        await asyncio.to_thread(llm.shutdown)
+
+
+class ChunkMaker:
+    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions."""
+
+    def __init__(self, sink: RowsSink) -> None:
+        self._sink = sink
+        self._position = 0
+
+    def make(self, output: RequestOutput) -> StageChunk:
+        completion = output.outputs[0]
+        first = self._position == 0
+        chunk = StageChunk(
+            token_start=self._position,
+            token_ids=tuple(completion.token_ids),
+            text=completion.text or "",
+            rows=self._sink.take(),
+            prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
+            finish_reason=completion.finish_reason,
+        )
+        self._position = chunk.token_end
+        return chunk
+
+
+async def _refusals_as_request_errors(outputs: Any) -> AsyncIterator[RequestOutput]:
+    """vLLM refuses a prompt that it cannot take (too long, say) with a ValueError before it is scheduled."""
+    try:
+        async for output in outputs:
+            yield output
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    finally:
+        await outputs.aclose()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,21 @@
+"""What goes wrong, by kind: every error that a user can cause is an `OmniError` of its own type with one sentence."""
+
+
+class OmniError(Exception):
+    """Base of all errors that `omni_cluster` raises on purpose."""
+
+
+class ConfigError(OmniError):
+    """A stage configuration that cannot run: names the file, the key, the value and a value that would do."""
+
+
+class PayloadError(OmniError):
+    """Embedding or information payload that does not match its own header, or exceeds a limit."""
+
+
+class RequestError(OmniError):
+    """A request that no stage was asked to run: names the field, the value and what is accepted."""
+
+
+class VersionError(OmniError):
+    """A library whose private parts we rely on is not the version that was checked."""

@@ -1,0 +1,90 @@
+"""What enters the pipeline, and what one stage's engine is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from PIL.Image import Image
+from typing_extensions import NotRequired, TypedDict
+
+from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+
+EXTRA_KEY = "omni"
+"""The key of vLLM's `SamplingParams.extra_args` under which a `StageExtra` travels to the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """Decoded media of one request, in the order of their places in the prompt.
+
+    `audios`: float32 mono at 16 kHz, each `[samples]`; `images`: RGB.
+    """
+
+    audios: tuple[np.ndarray, ...] = ()
+    images: tuple[Image, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OmniRequest:
+    """One request to the whole pipeline.
+
+    `prompt` is the text after the chat template, media placeholders included. `sampling` holds, by stage name, what
+    differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the diffusion
+    noise included; two requests of one seed and one prompt give one waveform.
+    """
+
+    request_id: str
+    prompt: str
+    media: Media = field(default_factory=Media)
+    wants_audio: bool = True
+    voice: str | None = None
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seed: int = 0
+
+
+class OmniTokensPrompt(TypedDict):
+    """An AR stage's prompt by token ids, with rows that are added to their embeddings.
+
+    `prompt_embeds`: rows `[n, H]` for the prompt's positions and, as far as they are known, for decode positions.
+    `additional_information`: `positions` int64 `[3, P]` (M-RoPE) and `pad_row` `[H]` (the row of every position
+    after the last one given).
+    """
+
+    prompt_token_ids: list[int]
+    prompt_embeds: NotRequired[PromptEmbedsPayload]
+    additional_information: NotRequired[AdditionalInformationPayload]
+
+
+class StageExtra(msgspec.Struct, frozen=True):
+    """What travels with a request to scheduler and runner, beside vLLM's own fields.
+
+    `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
+    """
+
+    key: str
+    emit_rows: bool = False
+    rows_complete: bool = False
+    prompt_embeds: PromptEmbedsPayload | None = None
+    additional_information: AdditionalInformationPayload | None = None
+
+    @classmethod
+    def of(cls, extra_args: Mapping[str, Any] | None) -> StageExtra | None:
+        """The extra of a request, None for a request without one; `msgspec.ValidationError` for a malformed one."""
+        wire = (extra_args or {}).get(EXTRA_KEY)
+        return None if wire is None else msgspec.convert(wire, cls)
+
+    def to_extra_args(self) -> dict[str, Any]:
+        """As vLLM carries it: plain containers and bytes, which survive msgpack."""
+        return {EXTRA_KEY: msgspec.to_builtins(self, builtin_types=(bytes,))}
+
+
+class RowsPush(msgspec.Struct, frozen=True):
+    """Rows that come after a request was admitted: appended to the rows of request `key`."""
+
+    key: str
+    rows: PromptEmbedsPayload
+    complete: bool

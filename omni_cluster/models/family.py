@@ -1,0 +1,137 @@
+"""What a model family tells the rest of the project: its stages, their engines, and the hand-over between them.
+
+Engines, workers and the cluster know stages only through these types; ids, tensors and stage names of a family stay
+in its own folder.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from omni_cluster.config.traits import EngineTraits
+from omni_cluster.errors import RequestError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import StageChunk
+
+
+class StageKind(Enum):
+    AR = "autoregressive"
+    DIFFUSION = "diffusion"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInput:
+    """What an AR engine is given for a request.
+
+    `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
+    insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
+    `rows_complete`: no later rows will come.
+    """
+
+    prompt: Mapping[str, Any]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    emit_rows: bool = False
+    rows_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRows:
+    """Rows `[n, H]` for positions that follow those given so far. `complete`: there will be no more."""
+
+    rows: torch.Tensor
+    complete: bool
+
+
+class ARSession(Protocol):
+    """One request in one AR stage: turns what comes from upstream into the engine's input."""
+
+    async def prompt(self) -> EngineInput | None:
+        """Waits until the stage can start; None when there is nothing for it to do."""
+
+    def later_rows(self) -> AsyncIterator[LaterRows]:
+        """Rows that come while the stage decodes; called once, after `prompt` gave `rows_complete=False`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionJob:
+    """One piece of sound to make: `codes` of one request in `voice`, noise from `seed`.
+
+    `frames` is the length that batching goes by (mel frames).
+    """
+
+    codes: tuple[int, ...]
+    voice: str
+    seed: int
+    frames: int
+
+
+class DiffusionSession(Protocol):
+    """One request in one diffusion stage: turns what comes from upstream into jobs."""
+
+    def jobs(self) -> AsyncIterator[DiffusionJob]: ...
+
+
+class DiffusionModel(Protocol):
+    """A loaded diffusion model: many jobs in one pass."""
+
+    sample_rate_hz: int
+
+    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+        """Float32 mono waveforms in [-1, 1], one a job."""
+
+
+class Family(ABC):
+    """A model family bound to one checkpoint folder."""
+
+    name: ClassVar[str]
+    stages: ClassVar[Mapping[str, StageKind]]
+
+    def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
+        """Reads configuration and voices, no weights; ConfigError for a voice that the checkpoint lacks."""
+
+    @classmethod
+    @abstractmethod
+    def embedded_checkpoint(cls, preset: str) -> Path:
+        """The folder of a checkpoint that the family makes by itself, on first use."""
+
+    @property
+    @abstractmethod
+    def voices(self) -> tuple[str, ...]:
+        """Voices that a request may name, the default one first."""
+
+    @abstractmethod
+    def traits(self, model_stage: str) -> EngineTraits: ...
+
+    @abstractmethod
+    def ar_session(
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> ARSession: ...
+
+    @abstractmethod
+    def diffusion_session(
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk]
+    ) -> DiffusionSession: ...
+
+    @abstractmethod
+    def diffusion_model(self, model_stage: str, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
+        """Loads the weights of a diffusion stage."""
+
+    @abstractmethod
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of a conversation, by the checkpoint's own chat template."""
+
+    def check_voice(self, voice: str | None) -> str:
+        """The voice to speak in; RequestError for one that the checkpoint lacks."""
+        if voice is None:
+            return self.voices[0]
+        if voice not in self.voices:
+            raise RequestError(f"voice is {voice!r}; use one of {', '.join(self.voices)}.")
+        return voice

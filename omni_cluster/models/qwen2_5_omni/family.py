@@ -1,0 +1,91 @@
+"""Qwen2.5-Omni: thinker, talker, code2wav."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from omni_cluster.config.traits import EngineTraits
+from omni_cluster.errors import ConfigError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.checkpoint_files import read_config
+from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind
+from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession
+from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings
+from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
+from omni_cluster.models.qwen2_5_omni.voices import choose_voices, load_voices
+from omni_cluster.outputs import StageChunk
+
+
+class Qwen2_5Omni(Family):
+    """One checkpoint of the family, 7B, 3B or a toy: they differ in sizes only."""
+
+    name = "qwen2_5_omni"
+    stages: ClassVar[Mapping[str, StageKind]] = {
+        "thinker": StageKind.AR,
+        "talker": StageKind.AR,
+        "code2wav": StageKind.DIFFUSION,
+    }
+
+    def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
+        self._folder = model
+        config = read_config(model)
+        if "talker_config" not in config:
+            raise ConfigError(f"model {model} has no talker_config; use a Qwen2.5-Omni checkpoint.")
+        self._ids = SpecialIds.from_config(config)
+        self._frames_per_code = config["token2wav_config"]["dit_config"]["repeats"]
+        self._voices = choose_voices(load_voices(model), voices, default_voice)
+
+    @classmethod
+    def embedded_checkpoint(cls, preset: str) -> Path:
+        from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+
+        return embedded_checkpoint(preset)
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._voices)
+
+    def traits(self, model_stage: str) -> EngineTraits:
+        if model_stage == "thinker":
+            return EngineTraits(emits_rows=True)
+        from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
+
+        # All talker prompts are the same codec ids; what differs is their rows, which the prefix cache cannot see.
+        return EngineTraits(talker_config, takes_rows=True, has_tokenizer=False, shares_prefixes=False)
+
+    def ar_session(
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> ARSession:
+        if upstream is None:
+            return ThinkerSession(request)
+        return TalkerSession(request, upstream, self._ids, self._text_embeddings, self.check_voice(request.voice))
+
+    def diffusion_session(
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk]
+    ) -> DiffusionSession:
+        return Code2WavSession(request, upstream, self._ids, self._frames_per_code, self.check_voice(request.voice))
+
+    def diffusion_model(self, model_stage: str, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
+        from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+
+        return Code2WavModel(self._folder, self._voices, device, dtype)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        text: str = self._processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return text
+
+    @cached_property
+    def _text_embeddings(self) -> TextEmbeddings:
+        return TextEmbeddings.load(self._folder, self._ids, self._voices)
+
+    @cached_property
+    def _processor(self) -> Any:
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(self._folder)

@@ -1,0 +1,520 @@
+"""`POST /v1/chat/completions`: the request as it is accepted, and the answers as they are sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.media import AudioFormat, decode_audio, decode_base64, decode_image
+
+AnswerFormat = Literal["wav", "pcm16"]
+FinishReason = Literal["stop", "length"]
+TemplateMessage = dict[str, Any]
+
+_MAX_STOPS = 4
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class ApiLimits:
+    """What one request may ask for; bytes, seconds and pixels are those of one media part."""
+
+    max_body_bytes: int
+    max_audio_parts: int
+    max_image_parts: int
+    max_media_bytes: int
+    max_audio_s: float
+    max_image_pixels: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True)
+class ThinkerSampling:
+    """How the client wants text to be sampled; None leaves a value to the stage configuration."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ChatRequest:
+    """A checked request with its media decoded.
+
+    `messages` are ready for a chat template: {"role", "content": [{"type": "text", "text"} | {"type": "image"} |
+    {"type": "audio"}]}; the n-th audio part is `audios[n]` (float32 `[samples]`, mono, 16 kHz), the n-th image part
+    `images[n]` (RGB). `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
+    """
+
+    model: str
+    messages: tuple[TemplateMessage, ...]
+    audios: tuple[npt.NDArray[np.float32], ...]
+    images: tuple[Image.Image, ...]
+    wants_audio: bool
+    voice: str | None
+    audio_format: AnswerFormat | None
+    stream: bool
+    include_usage: bool
+    sampling: ThinkerSampling
+    seed: int | None
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def _left_out(value: object) -> object:
+    if value in (None, False, [], {}, 0, "none", "auto"):
+        return None
+    raise PydanticCustomError("unsupported", "is not supported; leave it out")
+
+
+def _only_one(value: int | None) -> int | None:
+    if value in (None, 1):
+        return value
+    raise PydanticCustomError("only_one", "should be 1: a request gets one answer")
+
+
+def _plain_text(value: object) -> object:
+    if value is None or (isinstance(value, dict) and value.get("type") == "text"):
+        return value
+    raise PydanticCustomError("plain_text", "should be {'type': 'text'}: structured output is not supported")
+
+
+def _not_blank(value: Any) -> Any:
+    if not value:
+        raise PydanticCustomError("blank", "should not be empty")
+    return value
+
+
+def _few(stops: list[str]) -> list[str]:
+    if len(stops) > _MAX_STOPS:
+        raise PydanticCustomError("few", f"should have at most {_MAX_STOPS} strings")
+    return stops
+
+
+_Unsupported = Annotated[Any, AfterValidator(_left_out)]
+_Text = Annotated[str, AfterValidator(_not_blank)]
+
+
+class _TextPart(_Wire):
+    type: Literal["text"]
+    text: str
+
+
+class _ImageUrl(_Wire):
+    url: _Text
+
+
+class _ImagePart(_Wire):
+    type: Literal["image_url"]
+    image_url: _ImageUrl
+
+
+class _InputAudio(_Wire):
+    data: _Text
+    format: AudioFormat
+
+
+class _AudioPart(_Wire):
+    type: Literal["input_audio"]
+    input_audio: _InputAudio
+
+
+def _part_type(part: object) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return f"#{kind}" if isinstance(kind, str) else None
+
+
+def _string_or_list(value: object) -> str | None:
+    if isinstance(value, str):
+        return "#string"
+    return "#list" if isinstance(value, list) else None
+
+
+# A tag is part of pydantic's error path; the "#" tells it from the client's own keys, so that it can be taken out.
+_Part = Annotated[
+    Annotated[_TextPart, Tag("#text")]
+    | Annotated[_ImagePart, Tag("#image_url")]
+    | Annotated[_AudioPart, Tag("#input_audio")],
+    Discriminator(
+        _part_type,
+        custom_error_type="part_type",
+        custom_error_message="should be 'text', 'image_url' or 'input_audio'",
+    ),
+]
+_Content = Annotated[
+    Annotated[str, Tag("#string")] | Annotated[list[_Part], AfterValidator(_not_blank), Tag("#list")],
+    Discriminator(
+        _string_or_list,
+        custom_error_type="string_or_list",
+        custom_error_message="should be a string or a list of content parts",
+    ),
+]
+_Stop = Annotated[
+    Annotated[_Text, Tag("#string")] | Annotated[list[_Text], AfterValidator(_few), Tag("#list")],
+    Discriminator(
+        _string_or_list,
+        custom_error_type="string_or_list",
+        custom_error_message="should be a string or a list of strings",
+    ),
+]
+
+
+class _Message(_Wire):
+    role: Literal["system", "user", "assistant"]
+    # OpenAI's clients may name an earlier spoken answer by its id instead of giving content; no answer is kept here.
+    audio: _Unsupported = None
+    content: _Content
+    tool_calls: _Unsupported = None
+    function_call: _Unsupported = None
+
+
+class _AnswerAudio(_Wire):
+    voice: str | None = None
+    format: AnswerFormat | None = None
+
+
+class _StreamOptions(_Wire):
+    include_usage: bool | None = None
+
+
+class _Body(_Wire):
+    model: str
+    messages: Annotated[list[_Message], AfterValidator(_not_blank)]
+    modalities: Annotated[list[Literal["text", "audio"]], AfterValidator(_not_blank)] | None = None
+    audio: _AnswerAudio | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    stop: _Stop | None = None
+    n: Annotated[int | None, AfterValidator(_only_one)] = None
+    response_format: Annotated[Any, AfterValidator(_plain_text)] = None
+    tools: _Unsupported = None
+    tool_choice: _Unsupported = None
+    functions: _Unsupported = None
+    function_call: _Unsupported = None
+    logprobs: _Unsupported = None
+    top_logprobs: _Unsupported = None
+    logit_bias: _Unsupported = None
+    prediction: _Unsupported = None
+    web_search_options: _Unsupported = None
+    chat_template: _Unsupported = None
+    chat_template_kwargs: _Unsupported = None
+
+
+def parse_chat_request(
+    body: bytes, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
+) -> ChatRequest:
+    """Check a request body and decode its media; takes as long as the media take, so call it off the event loop.
+
+    `audio` without `modalities` asks for text and audio. Raises BadRequest with one sentence and the field's path.
+    """
+    if len(body) > limits.max_body_bytes:
+        raise BadRequest(
+            f"The request body has {len(body)} bytes, but at most {limits.max_body_bytes} are accepted.",
+            code="request_too_large",
+            status=413,
+        )
+    wire = _validated(body)
+    _check_model(wire.model, models)
+    modalities = _modalities(wire)
+    reader = _MessageReader(limits)
+    messages = tuple(reader.read(index, message) for index, message in enumerate(wire.messages))
+    return ChatRequest(
+        model=wire.model,
+        messages=messages,
+        audios=tuple(reader.audios),
+        images=tuple(reader.images),
+        wants_audio="audio" in modalities,
+        voice=_voice(wire, voices),
+        audio_format=wire.audio.format if wire.audio else None,
+        stream=bool(wire.stream),
+        include_usage=_include_usage(wire),
+        sampling=_sampling(wire, limits),
+        seed=wire.seed,
+    )
+
+
+def _validated(body: bytes) -> _Body:
+    try:
+        return _Body.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0]) from None
+
+
+def _refusal(fault: ErrorDetails) -> BadRequest:
+    kind, message, value = fault["type"], fault["msg"], fault["input"]
+    if kind == "json_invalid":
+        return BadRequest("The request body is not valid JSON in UTF-8; send one JSON object.", code="invalid_json")
+    param = _path(fault["loc"])
+    if kind == "part_type":
+        param, value = f"{param}.type", value.get("type") if isinstance(value, dict) else None
+    name = param or "The request body"
+    if kind == "missing":
+        return BadRequest(f"{name} is required.", param=param, code="missing_required_parameter")
+    if kind == "unsupported":
+        return BadRequest(f"{name} {message}.", param=param, code="unsupported_parameter")
+    wish = message.removeprefix("Input ")
+    return BadRequest(f"{name} is {_shown(value)}, but it {wish}.", param=param, code="invalid_value")
+
+
+def _path(loc: Sequence[int | str]) -> str | None:
+    keys = [key for key in loc if not (isinstance(key, str) and key.startswith("#"))]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return path.removeprefix(".") or None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=lambda _: "...")
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def _check_model(model: str, models: Collection[str]) -> None:
+    if model not in models:
+        raise BadRequest(
+            f"The model {_shown(model)} does not exist; use one of {', '.join(sorted(models))}.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def _modalities(wire: _Body) -> Sequence[str]:
+    if wire.modalities is None:
+        return ("text", "audio") if wire.audio else ("text",)
+    if "text" not in wire.modalities:
+        raise BadRequest(
+            "modalities asks for audio without text, which is not supported; use ['text'] or ['text', 'audio'].",
+            param="modalities",
+            code="invalid_value",
+        )
+    return wire.modalities
+
+
+def _voice(wire: _Body, voices: Collection[str]) -> str | None:
+    voice = wire.audio.voice if wire.audio else None
+    if voice is not None and voice not in voices:
+        raise BadRequest(
+            f"audio.voice is {_shown(voice)}, but the voices are {', '.join(sorted(voices))}.",
+            param="audio.voice",
+            code="invalid_value",
+        )
+    return voice
+
+
+def _include_usage(wire: _Body) -> bool:
+    if wire.stream_options and not wire.stream:
+        raise BadRequest(
+            "stream_options is only for streams; leave it out or set stream to true.",
+            param="stream_options",
+            code="invalid_value",
+        )
+    return bool(wire.stream_options and wire.stream_options.include_usage)
+
+
+def _sampling(wire: _Body, limits: ApiLimits) -> ThinkerSampling:
+    return ThinkerSampling(
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        max_tokens=_max_tokens(wire, limits),
+        frequency_penalty=wire.frequency_penalty,
+        presence_penalty=wire.presence_penalty,
+        stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+    )
+
+
+def _max_tokens(wire: _Body, limits: ApiLimits) -> int | None:
+    """The newer name wins, as in OpenAI's API, where `max_tokens` is the deprecated one."""
+    newer = wire.max_completion_tokens is not None
+    param = "max_completion_tokens" if newer else "max_tokens"
+    tokens = wire.max_completion_tokens if newer else wire.max_tokens
+    if tokens is not None and tokens > limits.max_output_tokens:
+        raise BadRequest(
+            f"{param} is {tokens}, but at most {limits.max_output_tokens} are accepted.",
+            param=param,
+            code="invalid_value",
+        )
+    return tokens
+
+
+class _MessageReader:
+    """Turns messages into template form and gathers their media, counted over the whole request."""
+
+    def __init__(self, limits: ApiLimits) -> None:
+        self._limits = limits
+        self.audios: list[npt.NDArray[np.float32]] = []
+        self.images: list[Image.Image] = []
+
+    def read(self, index: int, message: _Message) -> TemplateMessage:
+        content = message.content
+        if isinstance(content, str):
+            return {"role": message.role, "content": [{"type": "text", "text": content}]}
+        param = f"messages[{index}].content"
+        parts = [self._read_part(f"{param}[{i}]", message.role, part) for i, part in enumerate(content)]
+        return {"role": message.role, "content": parts}
+
+    def _read_part(self, param: str, role: str, part: _TextPart | _ImagePart | _AudioPart) -> dict[str, str]:
+        if isinstance(part, _TextPart):
+            return {"type": "text", "text": part.text}
+        if role != "user":
+            raise BadRequest(
+                f"{param} is {part.type} in a message of the {role}, but only user messages may hold media.",
+                param=param,
+                code="invalid_value",
+            )
+        if isinstance(part, _ImagePart):
+            return self._read_image(f"{param}.image_url.url", part.image_url)
+        return self._read_audio(f"{param}.input_audio.data", part.input_audio)
+
+    def _read_image(self, param: str, image_url: _ImageUrl) -> dict[str, str]:
+        _check_room("images", len(self.images), self._limits.max_image_parts, param)
+        if not image_url.url[:8].lower().startswith(("data:", "http://", "https://")):
+            raise BadRequest(
+                f"{param} is {_shown(image_url.url)}, but it should be a URL of the form 'data:<type>;base64,<data>'.",
+                param=param,
+                code="invalid_value",
+            )
+        data = decode_base64(image_url.url, self._limits.max_media_bytes, param)
+        self.images.append(decode_image(data, max_pixels=self._limits.max_image_pixels, param=param))
+        return {"type": "image"}
+
+    def _read_audio(self, param: str, audio: _InputAudio) -> dict[str, str]:
+        _check_room("audio inputs", len(self.audios), self._limits.max_audio_parts, param)
+        data = decode_base64(audio.data, self._limits.max_media_bytes, param)
+        samples = decode_audio(data, format=audio.format, max_s=self._limits.max_audio_s, param=param)
+        self.audios.append(samples)
+        return {"type": "audio"}
+
+
+def _check_room(what: str, count: int, most: int, param: str) -> None:
+    if count >= most:
+        raise BadRequest(
+            f"The request has more than {most} {what}, which is the most that is accepted.",
+            param=param,
+            code="too_many_media",
+            status=413,
+        )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request; `completion_tokens` are those of the text, `audio_tokens` the codec tokens spoken."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    audio_tokens: int = 0
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens_details": {"audio_tokens": self.audio_tokens},
+        }
+
+
+def new_answer_id() -> str:
+    """A fresh id of one answer."""
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+class ChatStream:
+    """The chunks of one streamed answer, in the order: start, text and audio, finish, usage.
+
+    Text is in `delta.content` and, when audio is wanted, also in `delta.audio.transcript`. Nothing of an answer is kept
+    after it was sent, so its audio expires at the moment it was created.
+    """
+
+    def __init__(self, request: ChatRequest, *, answer_id: str | None = None, created: int | None = None) -> None:
+        self.id = answer_id or new_answer_id()
+        self.created = int(time.time()) if created is None else created
+        self._request = request
+
+    def start(self) -> dict[str, Any]:
+        """The first chunk, which names the role."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, text: str) -> dict[str, Any]:
+        """A piece of the text."""
+        delta: dict[str, Any] = {"content": text}
+        if self._request.wants_audio:
+            delta["audio"] = {"id": _audio_id(self.id), "transcript": text}
+        return self._chunk(delta)
+
+    def audio(self, data: bytes) -> dict[str, Any]:
+        """A piece of audio in the encoding of the request; cut raw PCM with `Base64Pieces` first."""
+        return self._chunk({"audio": {"id": _audio_id(self.id), "data": base64.b64encode(data).decode("ascii")}})
+
+    def finish(self, reason: FinishReason) -> dict[str, Any]:
+        """The chunk that says why the answer ends."""
+        delta: dict[str, Any] = {}
+        if self._request.wants_audio:
+            delta["audio"] = {"id": _audio_id(self.id), "expires_at": self.created}
+        return self._chunk(delta, reason)
+
+    def usage(self, usage: Usage) -> dict[str, Any] | None:
+        """The last chunk, without choices; None when the client did not ask for it."""
+        return self._head() | {"choices": [], "usage": usage.body()} if self._request.include_usage else None
+
+    def _chunk(self, delta: dict[str, Any], reason: FinishReason | None = None) -> dict[str, Any]:
+        chunk = self._head() | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
+        return chunk | {"usage": None} if self._request.include_usage else chunk
+
+    def _head(self) -> dict[str, Any]:
+        return _head(self.id, "chat.completion.chunk", self.created, self._request.model)
+
+
+def completion(
+    request: ChatRequest,
+    *,
+    text: str,
+    audio: bytes | None,
+    finish_reason: FinishReason,
+    usage: Usage,
+    answer_id: str | None = None,
+    created: int | None = None,
+) -> dict[str, Any]:
+    """The body of an answer that is not streamed; `audio` is encoded as the request asked, None without audio.
+
+    Unlike OpenAI's, `message.content` holds the text beside audio too, because clients of vLLM and DashScope read it
+    there; the same text is the audio's transcript.
+    """
+    answer_id = answer_id or new_answer_id()
+    created = int(time.time()) if created is None else created
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if audio is not None:
+        data = base64.b64encode(audio).decode("ascii")
+        message["audio"] = {"id": _audio_id(answer_id), "data": data, "expires_at": created, "transcript": text}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    return _head(answer_id, "chat.completion", created, request.model) | {"choices": [choice], "usage": usage.body()}
+
+
+def _head(answer_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
+    return {"id": answer_id, "object": kind, "created": created, "model": model}
+
+
+def _audio_id(answer_id: str) -> str:
+    return f"audio-{answer_id.removeprefix('chatcmpl-')}"

@@ -1,0 +1,262 @@
+"""Media that came inside a request, decoded under limits: base64 to bytes, audio to 16 kHz mono, images to RGB.
+
+Sentences never quote what the libraries below say: their messages name addresses, paths and objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+from PIL import Image, ImageOps
+
+from omni_cluster.openai_api.errors import BadRequest
+
+AudioFormat = Literal["wav", "mp3", "flac"]
+
+SAMPLE_RATE_HZ: Final = 16_000
+MAX_CHANNELS: Final = 8
+MIN_RATE_HZ: Final = 4_000
+MAX_RATE_HZ: Final = 192_000
+
+# The demuxer is forced and the decoders are listed: detection would reach playlists and every codec that is built in.
+_CODECS: Final[dict[AudioFormat, tuple[str, ...]]] = {
+    "wav": (
+        "pcm_s16le",
+        "pcm_s24le",
+        "pcm_s32le",
+        "pcm_u8",
+        "pcm_f32le",
+        "pcm_f64le",
+        "pcm_mulaw",
+        "pcm_alaw",
+    ),
+    "mp3": ("mp3float", "mp3"),
+    "flac": ("flac",),
+}
+_IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+# What PIL raises for files that break its readers.
+_IMAGE_FAULTS: Final = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def decode_base64(value: str, max_bytes: int, param: str) -> bytes:
+    """Bytes of a base64 text or of a `data:...;base64,` URL; the length is checked before anything is decoded.
+
+    Raises BadRequest (413 above `max_bytes`) that names `param`.
+    """
+    text = _base64_part(value, param)
+    size_bytes = len(text) * 3 // 4 - text[-2:].count("=")
+    if size_bytes > max_bytes:
+        raise BadRequest(
+            f"{param} has {size_bytes} bytes, but at most {max_bytes} are accepted.",
+            param=param,
+            code="media_too_large",
+            status=413,
+        )
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise BadRequest(
+            f"{param} is not valid base64; send the file as padded standard base64 without line breaks.",
+            param=param,
+            code="invalid_base64",
+        ) from None
+
+
+def _base64_part(value: str, param: str) -> str:
+    if value[:8].lower().startswith(("http://", "https://")):
+        raise BadRequest(
+            f"{param} is an http(s) URL, which is not fetched; send the file itself as a base64 data URL.",
+            param=param,
+            code="url_not_supported",
+        )
+    if value[:5].lower() != "data:":
+        return _not_empty(value, param)
+    head, comma, text = value.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise BadRequest(
+            f"{param} is a data URL without base64; send it as 'data:<type>;base64,<data>'.",
+            param=param,
+            code="invalid_base64",
+        )
+    return _not_empty(text, param)
+
+
+def _not_empty(text: str, param: str) -> str:
+    if not text:
+        raise BadRequest(f"{param} is empty; send the file as base64.", param=param, code="invalid_base64")
+    return text
+
+
+def decode_audio(data: bytes, *, format: AudioFormat, max_s: float, param: str) -> npt.NDArray[np.float32]:
+    """Samples `[n]` of a wav, mp3 or flac file: float32, mono, 16 kHz.
+
+    Channels are averaged with equal weight, so that none of them can hide from whoever hears the mix. 16-bit samples
+    are s / 32768; a 16 kHz mono 16-bit WAV comes out exactly so. A WAV that ends before its header says yields what it
+    holds, because recorders that stream write no length.
+
+    Raises BadRequest that names `param`: the file cannot be read, has more than `MAX_CHANNELS` channels, a rate outside
+    `MIN_RATE_HZ`..`MAX_RATE_HZ`, no samples, or (413, found while decoding) more than `max_s` seconds.
+    """
+    try:
+        samples = _resampled(_mono_blocks(data, format, max_s, param))
+    except (av.FFmpegError, ValueError):
+        raise _unreadable_audio(format, param) from None
+    if not samples.size or not np.isfinite(samples).all():
+        raise _unreadable_audio(format, param)
+    return samples
+
+
+_Block = tuple[int, npt.NDArray[np.float32]]
+
+
+def _mono_blocks(data: bytes, format: AudioFormat, max_s: float, param: str) -> Iterator[_Block]:
+    """Sample rate and mono samples of each decoded frame, while they last at most `max_s` together."""
+    decoded_samples = 0
+    # Interleaved, because PyAV 18 reads past the planes of a planar frame of eight channels, and crashes.
+    interleaved = AudioResampler(format="flt")
+    options = {"codec_whitelist": ",".join(_CODECS[format])}
+    with av.open(io.BytesIO(data), mode="r", format=format, options=options, metadata_errors="ignore") as container:
+        for frame in container.decode(_only_audio(container.streams.audio, format, param)):
+            _check_frame(frame, param)
+            decoded_samples += frame.samples
+            if decoded_samples > max_s * frame.sample_rate:
+                raise _too_long(max_s, param)
+            for converted in interleaved.resample(frame):
+                channels = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
+                # Infinities of opposite sign average to NaN; they are refused with the other non-numbers at the end.
+                with np.errstate(invalid="ignore", over="ignore"):
+                    mono = channels.mean(axis=1, dtype=np.float32)
+                yield frame.sample_rate, mono
+
+
+def _only_audio(streams: tuple[AudioStream, ...], format: AudioFormat, param: str) -> AudioStream:
+    # A stream whose codec is unknown or not whitelisted has no context, though PyAV's types say that it has.
+    names = [stream.codec_context.name if stream.codec_context else None for stream in streams]
+    if len(names) != 1 or names[0] not in _CODECS[format]:
+        raise _unreadable_audio(format, param)
+    return streams[0]
+
+
+def _check_frame(frame: AudioFrame, param: str) -> None:
+    channels = frame.layout.nb_channels
+    if channels > MAX_CHANNELS:
+        raise BadRequest(
+            f"{param} has {channels} channels, but at most {MAX_CHANNELS} are accepted.", param=param, code="bad_audio"
+        )
+    if not MIN_RATE_HZ <= frame.sample_rate <= MAX_RATE_HZ:
+        raise BadRequest(
+            f"{param} has {frame.sample_rate} samples a second, but {MIN_RATE_HZ} to {MAX_RATE_HZ} are accepted.",
+            param=param,
+            code="bad_audio",
+        )
+
+
+def _resampled(blocks: Iterator[_Block]) -> npt.NDArray[np.float32]:
+    """All blocks at 16 kHz. Raises ValueError for a rate that changes, which the resampler would not notice."""
+    resampler = AudioResampler(format="fltp", layout="mono", rate=SAMPLE_RATE_HZ)
+    pieces: list[npt.NDArray[np.float32]] = []
+    first_rate: int | None = None
+    for rate, block in blocks:
+        first_rate = first_rate or rate
+        if rate != first_rate:
+            raise ValueError("the sample rate changes")
+        pieces += [out.to_ndarray()[0] for out in resampler.resample(_mono_frame(rate, block))]
+    if first_rate is not None:
+        pieces += [out.to_ndarray()[0] for out in resampler.resample(None)]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+
+def _mono_frame(rate: int, block: npt.NDArray[np.float32]) -> AudioFrame:
+    frame = AudioFrame.from_ndarray(block[None], format="fltp", layout="mono")
+    frame.sample_rate = rate
+    return frame
+
+
+def _too_long(max_s: float, param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} lasts longer than {max_s:g} s, which is the most that is accepted.",
+        param=param,
+        code="audio_too_long",
+        status=413,
+    )
+
+
+def _unreadable_audio(format: AudioFormat, param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} cannot be read as a {format} file; send a whole file of the format that is named.",
+        param=param,
+        code="bad_audio",
+    )
+
+
+def decode_image(data: bytes, *, max_pixels: int, param: str) -> Image.Image:
+    """The image as RGB, turned as its EXIF orientation says, transparent parts on white; a GIF's first frame.
+
+    Raises BadRequest that names `param`: 415 when it is none of PNG, JPEG, WEBP, GIF and BMP, 413 when its header says
+    more than `max_pixels` (found before decoding), 400 when it cannot be decoded.
+    """
+    image = _opened(data, max_pixels, param)
+    width, height = image.size
+    if width * height > max_pixels:
+        raise _too_many_pixels(max_pixels, param)
+    try:
+        return _on_white(ImageOps.exif_transpose(image))
+    except _IMAGE_FAULTS:
+        raise BadRequest(
+            f"{param} is a damaged {image.format} image; send a whole file.", param=param, code="bad_image"
+        ) from None
+
+
+def _opened(data: bytes, max_pixels: int, param: str) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_many_pixels(max_pixels, param) from None
+    except _IMAGE_FAULTS:
+        raise BadRequest(
+            f"{param} is not a readable image; send a {', '.join(_IMAGE_FORMATS[:-1])} or {_IMAGE_FORMATS[-1]}.",
+            param=param,
+            code="unsupported_image",
+            status=415,
+        ) from None
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    ground = Image.new("RGB", layer.size, "white")
+    ground.paste(layer, mask=layer.getchannel("A"))
+    return ground
+
+
+def _too_many_pixels(max_pixels: int, param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} has more pixels than the {max_pixels} that are accepted.",
+        param=param,
+        code="image_too_large",
+        status=413,
+    )

@@ -1,0 +1,96 @@
+"""What a stage emits, chunk by chunk, and what the pipeline answers as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from omni_cluster.payloads import RowsChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Pcm:
+    """Sound: float32 mono `samples` in [-1, 1], the first at absolute position `start`."""
+
+    start: int
+    samples: np.ndarray
+    sample_rate_hz: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class StageChunk:
+    """What a stage made of one request since its last chunk.
+
+    All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
+    `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `pcm` carry their own start.
+    `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length".
+    """
+
+    token_start: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    rows: RowsChunk | None = None
+    pcm: Pcm | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def token_end(self) -> int:
+        return self.token_start + len(self.token_ids)
+
+    def without_rows(self) -> StageChunk:
+        return replace(self, rows=None)
+
+    @staticmethod
+    def joined(chunks: Sequence[StageChunk]) -> StageChunk:
+        """One chunk that says what the given ones, contiguous and in order, said."""
+        if len(chunks) == 1:
+            return chunks[0]
+        rows = [c.rows for c in chunks if c.rows is not None]
+        pcm = [c.pcm for c in chunks if c.pcm is not None]
+        return StageChunk(
+            token_start=chunks[0].token_start,
+            token_ids=tuple(t for c in chunks for t in c.token_ids),
+            text="".join(c.text for c in chunks),
+            rows=RowsChunk.joined(rows) if rows else None,
+            pcm=join_pcm(pcm) if pcm else None,
+            prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids is not None), None),
+            finish_reason=chunks[-1].finish_reason,
+        )
+
+
+def join_pcm(pieces: Sequence[Pcm]) -> Pcm:
+    return replace(pieces[0], samples=np.concatenate([p.samples for p in pieces]))
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """When a stage worked on a request, seconds since the request entered: first and last chunk."""
+
+    first_s: float
+    last_s: float
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OmniRequestOutput:
+    """The whole answer to one request.
+
+    `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
+    them, stop codes included. `audio`: None without sound.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stage_token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    audio: Pcm | None = None
+    times: dict[str, StageTimes] = field(default_factory=dict)

@@ -1,0 +1,432 @@
+"""What stages hand to each other as bytes: tensors, small named facts, and the rows of a request.
+
+Every header is checked before memory is taken, and nothing here is ever unpickled or given to `torch.load`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import torch
+
+from omni_cluster.errors import PayloadError
+
+ALLOWED_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "float32": torch.float32,
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "int64": torch.int64,
+        "int32": torch.int32,
+        "uint8": torch.uint8,
+    }
+)
+
+_DTYPE_NAMES = {dtype: name for name, dtype in ALLOWED_DTYPES.items()}
+# Rows carry their dtype as a number: the place in this tuple is part of the wire format, so only append.
+_DTYPE_CODES = tuple(ALLOWED_DTYPES.values())
+_MAX_DIMS = 4
+# A zero among the dims hides the others from the element count, but torch still multiplies them into strides.
+_MAX_EXTENT = 2**40
+# msgspec reserves an array by its announced length, so the length is bounded before it does.
+_MAX_INTS = 2**20
+_MAX_ENTRIES = 1024
+_INT64 = range(-(2**63), 2**63)
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor as bytes, in the form that passes through vLLM's untyped `extra_args`.
+
+    `data` holds the elements in row-major order, little-endian as the host keeps them; `dtype` is a key of
+    `ALLOWED_DTYPES`; `shape` has one to four dimensions.
+    """
+
+    data: bytes
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_DIMS)]
+    dtype: str
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor) -> PromptEmbedsPayload:
+        """Copy a dense tensor of any device. Raises PayloadError for a dtype or a rank that is not carried."""
+        name = _name_of(tensor.dtype)
+        _check_carried(tensor)
+        # numpy knows no bfloat16, so every dtype leaves torch as bytes.
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        return cls(data=raw.numpy().tobytes(), shape=tuple(tensor.shape), dtype=name)
+
+    def to_tensor(self, *, max_elements: int) -> torch.Tensor:
+        """The tensor on the CPU, in writable memory of its own.
+
+        Raises PayloadError when the header is not allowed, exceeds `max_elements` or does not match the bytes.
+        """
+        elements = self.count(max_elements=max_elements)
+        dtype = ALLOWED_DTYPES[self.dtype]
+        if elements == 0:
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(bytearray(self.data), dtype=dtype).view(self.shape)
+
+    def count(self, *, max_elements: int) -> int:
+        """Number of elements, after every check of the header; takes no memory. Raises PayloadError."""
+        dtype = _dtype_named(self.dtype)
+        elements = _count_elements(self.shape, max_elements)
+        if len(self.data) != elements * dtype.itemsize:
+            raise PayloadError(
+                f"The payload has {len(self.data)} bytes, but shape {list(self.shape)} of {self.dtype} "
+                f"takes {elements * dtype.itemsize}."
+            )
+        return elements
+
+    def to_wire(self) -> dict[str, Any]:
+        """The dict to put into `extra_args`: {"data": bytes, "shape": list, "dtype": str}."""
+        return {"data": self.data, "shape": list(self.shape), "dtype": self.dtype}
+
+    @classmethod
+    def from_wire(cls, obj: object) -> PromptEmbedsPayload:
+        """Rebuild from what arrives in `extra_args`. Raises PayloadError unless every field has its exact type."""
+        return _converted(obj, cls)
+
+    def encode(self) -> bytes:
+        """The payload as msgpack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, encoded: bytes, max_bytes: int) -> PromptEmbedsPayload:
+        """Rebuild from msgpack. Raises PayloadError above `max_bytes` or when a field has a wrong type."""
+        return _decoded(encoded, cls, max_bytes)
+
+
+class AdditionalInformationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One named fact: exactly one of a tensor, a tuple of int64 numbers or a text. Raises PayloadError otherwise."""
+
+    tensor: PromptEmbedsPayload | None = None
+    ints: Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_INTS)] | None = None
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        given = sum(value is not None for value in (self.tensor, self.ints, self.text))
+        if given != 1:
+            raise PayloadError(f"An entry has {given} of tensor, ints and text, but it must have exactly one.")
+        if self.ints is not None and not all(number in _INT64 for number in self.ints):
+            raise PayloadError("An entry's ints hold a number outside int64; send numbers from -2**63 to 2**63 - 1.")
+
+    @classmethod
+    def of(cls, value: torch.Tensor | Sequence[int] | str) -> AdditionalInformationEntry:
+        """Wrap a tensor, a text or a sequence of integers. Raises PayloadError for anything else."""
+        if isinstance(value, torch.Tensor):
+            return cls(tensor=PromptEmbedsPayload.from_tensor(value))
+        if isinstance(value, str):
+            return cls(text=value)
+        return cls(ints=_as_ints(value))
+
+    def count(self, *, max_elements: int) -> int:
+        """What the entry counts towards a limit: elements, numbers or characters. Raises PayloadError."""
+        if self.tensor is not None:
+            return self.tensor.count(max_elements=max_elements)
+        return len(self.ints if self.ints is not None else self.text or "")
+
+    def value(self, *, max_elements: int) -> torch.Tensor | tuple[int, ...] | str:
+        """The fact itself. Raises PayloadError when a tensor does not match its header."""
+        if self.tensor is not None:
+            return self.tensor.to_tensor(max_elements=max_elements)
+        return self.ints if self.ints is not None else self.text or ""
+
+
+class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Named facts that travel with a request from one stage to the next."""
+
+    entries: Annotated[dict[str, AdditionalInformationEntry], msgspec.Meta(max_length=_MAX_ENTRIES)]
+
+    @classmethod
+    def from_mapping(cls, facts: Mapping[str, torch.Tensor | Sequence[int] | str]) -> AdditionalInformationPayload:
+        """Wrap each value by its type. Raises PayloadError for a value that is none of tensor, integers and text."""
+        return cls(entries={name: AdditionalInformationEntry.of(value) for name, value in facts.items()})
+
+    def to_mapping(self, *, max_elements: int) -> dict[str, torch.Tensor | tuple[int, ...] | str]:
+        """The facts by name; elements, numbers and characters of all entries together are at most `max_elements`.
+
+        Raises PayloadError, before any tensor is made, when they are more or when a header is wrong.
+        """
+        total = sum(entry.count(max_elements=max_elements) for entry in self.entries.values())
+        if total > max_elements:
+            raise PayloadError(f"The entries hold {total} elements together, but at most {max_elements} are taken.")
+        return {name: entry.value(max_elements=max_elements) for name, entry in self.entries.items()}
+
+    def to_wire(self) -> dict[str, Any]:
+        """The dict to put into `extra_args`; tensors keep their bytes."""
+        wire: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(bytes,))
+        return wire
+
+    @classmethod
+    def from_wire(cls, obj: object) -> AdditionalInformationPayload:
+        """Rebuild from what arrives in `extra_args`. Raises PayloadError unless every field has its exact type."""
+        return _converted(obj, cls)
+
+    def encode(self) -> bytes:
+        """The payload as msgpack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, encoded: bytes, max_bytes: int) -> AdditionalInformationPayload:
+        """Rebuild from msgpack. Raises PayloadError above `max_bytes` or when a field has a wrong type."""
+        return _decoded(encoded, cls, max_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsChunk:
+    """Rows of one request on their way from stage to stage.
+
+    `start` is the absolute position of the first row; `rows` is `[n, H]` of an allowed dtype; `positions` is int64
+    `[3, P]`, the prompt's M-RoPE positions, and only comes with a request's first chunk.
+    Raises PayloadError when made with anything else.
+    """
+
+    start: int
+    rows: torch.Tensor
+    positions: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _name_of(self.rows.dtype)
+        if not 0 <= self.start <= _MAX_EXTENT:
+            raise PayloadError(f"A chunk's start must be from 0 to {_MAX_EXTENT}.")
+        if self.rows.dim() != 2:
+            raise PayloadError(f"A chunk's rows have shape {list(self.rows.shape)}, but they must be [n, H].")
+        if self.positions is not None:
+            _check_positions(self.positions)
+
+    @property
+    def end(self) -> int:
+        """Absolute position after the last row."""
+        return self.start + self.rows.shape[0]
+
+    def after(self, position: int) -> RowsChunk | None:
+        """The part from an absolute position on, as a view; None when nothing is left, as for a chunk that came twice.
+
+        A chunk that loses rows also loses its M-RoPE positions: who has those rows got them with the positions.
+        """
+        if self.end <= position:
+            return None
+        if position <= self.start:
+            return self
+        return RowsChunk(position, self.rows[position - self.start :])
+
+    @staticmethod
+    def joined(chunks: Sequence[RowsChunk]) -> RowsChunk:
+        """One chunk of several that follow each other. Raises PayloadError that names a gap or an overlap."""
+        if not chunks:
+            raise PayloadError("There are no chunks to join; at least one is needed.")
+        for before, chunk in pairwise(chunks):
+            _check_follows(before, chunk)
+        if len(chunks) == 1:
+            return chunks[0]
+        return RowsChunk(chunks[0].start, torch.cat([chunk.rows for chunk in chunks]), chunks[0].positions)
+
+    def pack(self) -> torch.Tensor:
+        """Everything as one CPU uint8 tensor `[bytes]`: rows, padding to 8 bytes, positions, six int64 of trailer."""
+        trailer = _Trailer.describing(self)
+        packed = torch.zeros(trailer.total_bytes, dtype=torch.uint8)
+        trailer.rows_in(packed).copy_(self.rows.detach())
+        if self.positions is not None:
+            trailer.positions_in(packed).copy_(self.positions)
+        trailer.write(packed)
+        return packed
+
+    @staticmethod
+    def unpack(packed: torch.Tensor, *, max_elements: int) -> RowsChunk:
+        """The chunk in a packed tensor; rows and positions are views of it (it is copied only if not 8-byte aligned).
+
+        Raises PayloadError when a field of the trailer is not allowed, when rows and positions together have more
+        than `max_elements` elements, or when the length is not what the trailer says.
+        """
+        trailer = _Trailer.read(packed)
+        trailer.check(packed.numel(), max_elements)
+        aligned = _aligned(packed)
+        positions = trailer.positions_in(aligned) if trailer.has_positions else None
+        return RowsChunk(trailer.start, trailer.rows_in(aligned), positions)
+
+
+@dataclass(frozen=True)
+class _Trailer:
+    """The last six int64 of a packed chunk, and where they say the rows and the positions lie."""
+
+    magic: int
+    dtype_code: int
+    start: int
+    row_count: int
+    width: int
+    position_count: int
+
+    # "OmniRow" and the version of the layout; read with the other byte order it does not match.
+    MAGIC = int.from_bytes(b"\x01woRinmO", "big")
+    BYTES = 6 * 8
+
+    @classmethod
+    def describing(cls, chunk: RowsChunk) -> _Trailer:
+        code = _DTYPE_CODES.index(chunk.rows.dtype)
+        row_count, width = chunk.rows.shape
+        position_count = -1 if chunk.positions is None else chunk.positions.shape[1]
+        return cls(cls.MAGIC, code, chunk.start, row_count, width, position_count)
+
+    @classmethod
+    def read(cls, packed: torch.Tensor) -> _Trailer:
+        if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.device.type != "cpu":
+            raise PayloadError(
+                f"Packed rows are {_described(packed)}, but they must be one dimension of uint8 on the CPU."
+            )
+        if packed.numel() < cls.BYTES:
+            raise PayloadError(f"Packed rows have {packed.numel()} bytes, but the trailer alone takes {cls.BYTES}.")
+        return cls(*packed[-cls.BYTES :].clone().view(torch.int64).tolist())
+
+    def write(self, packed: torch.Tensor) -> None:
+        fields = (self.magic, self.dtype_code, self.start, self.row_count, self.width, self.position_count)
+        packed[-self.BYTES :].view(torch.int64).copy_(torch.tensor(fields, dtype=torch.int64))
+
+    def check(self, packed_bytes: int, max_elements: int) -> None:
+        if self.magic != self.MAGIC:
+            raise PayloadError("Packed rows do not end in the mark of this version; both stages must run the same one.")
+        if not 0 <= self.dtype_code < len(_DTYPE_CODES):
+            raise PayloadError(f"Packed rows have dtype code {self.dtype_code}, which is none of {_known_dtypes()}.")
+        if not 0 <= self.start <= _MAX_EXTENT:
+            raise PayloadError(f"Packed rows start at {self.start}, but it must be from 0 to {_MAX_EXTENT}.")
+        if self.position_count < -1:
+            raise PayloadError(f"Packed rows have {self.position_count} positions; -1 is the least, for none.")
+        self._check_size(packed_bytes, max_elements)
+
+    def _check_size(self, packed_bytes: int, max_elements: int) -> None:
+        elements = _count_elements((self.row_count, self.width), max_elements)
+        elements += _count_elements((3, max(self.position_count, 0)), max_elements)
+        if elements > max_elements:
+            raise PayloadError(f"Packed rows have {elements} elements, but at most {max_elements} are taken.")
+        if packed_bytes != self.total_bytes:
+            raise PayloadError(f"Packed rows have {packed_bytes} bytes, but their trailer says {self.total_bytes}.")
+
+    @property
+    def has_positions(self) -> bool:
+        return self.position_count >= 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPE_CODES[self.dtype_code]
+
+    @property
+    def rows_bytes(self) -> int:
+        return self.row_count * self.width * self.dtype.itemsize
+
+    @property
+    def positions_start(self) -> int:
+        return -(-self.rows_bytes // 8) * 8
+
+    @property
+    def positions_end(self) -> int:
+        return self.positions_start + 3 * max(self.position_count, 0) * 8
+
+    @property
+    def total_bytes(self) -> int:
+        return self.positions_end + self.BYTES
+
+    def rows_in(self, packed: torch.Tensor) -> torch.Tensor:
+        return packed[: self.rows_bytes].view(self.dtype).view(self.row_count, self.width)
+
+    def positions_in(self, packed: torch.Tensor) -> torch.Tensor:
+        raw = packed[self.positions_start : self.positions_end]
+        return raw.view(torch.int64).view(3, self.position_count)
+
+
+def _aligned(packed: torch.Tensor) -> torch.Tensor:
+    whole = packed.contiguous()
+    misaligned = whole.data_ptr() % 8 or whole.storage_offset() % 8
+    return whole.clone() if misaligned else whole
+
+
+def _check_follows(before: RowsChunk, chunk: RowsChunk) -> None:
+    if chunk.start != before.end:
+        fault = "a gap" if chunk.start > before.end else "an overlap"
+        raise PayloadError(
+            f"There is {fault} between rows that end at {before.end} and rows that start at {chunk.start}."
+        )
+    if (chunk.rows.dtype, chunk.rows.shape[1]) != (before.rows.dtype, before.rows.shape[1]):
+        raise PayloadError(f"Rows of {_described(chunk.rows)} cannot follow rows of {_described(before.rows)}.")
+    if chunk.positions is not None:
+        raise PayloadError(f"The chunk at {chunk.start} brings positions, but only a request's first chunk may.")
+
+
+def _check_positions(positions: torch.Tensor) -> None:
+    if positions.dtype != torch.int64 or positions.dim() != 2 or positions.shape[0] != 3:
+        raise PayloadError(f"M-RoPE positions are {_described(positions)}, but they must be [3, P] of int64.")
+
+
+def _check_carried(tensor: torch.Tensor) -> None:
+    if not 1 <= tensor.dim() <= _MAX_DIMS:
+        raise PayloadError(f"The tensor has {tensor.dim()} dimensions, but a payload carries 1 to {_MAX_DIMS}.")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise PayloadError("The tensor has no dense elements of its own; a payload carries dense tensors with data.")
+
+
+def _count_elements(shape: Sequence[int], max_elements: int) -> int:
+    if not 1 <= len(shape) <= _MAX_DIMS:
+        raise PayloadError(f"The shape has {len(shape)} dimensions, but 1 to {_MAX_DIMS} are taken.")
+    # The values themselves stay out of the sentences: an integer of Python may be too long to print.
+    if any(not 0 <= size <= _MAX_EXTENT for size in shape):
+        raise PayloadError(f"The shape has a dimension that is negative or above {_MAX_EXTENT}.")
+    if math.prod(max(size, 1) for size in shape) > _MAX_EXTENT:
+        raise PayloadError(f"The shape {list(shape)} spans more than {_MAX_EXTENT} places.")
+    elements = math.prod(shape)
+    if elements > max_elements:
+        raise PayloadError(f"The shape {list(shape)} has {elements} elements, but at most {max_elements} are taken.")
+    return elements
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    dtype = ALLOWED_DTYPES.get(name)
+    if dtype is None:
+        raise PayloadError(f"The dtype {name[:32]!r} is not carried; use one of {_known_dtypes()}.")
+    return dtype
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        raise PayloadError(f"The dtype {dtype} is not carried; use one of {_known_dtypes()}.")
+    return name
+
+
+def _known_dtypes() -> str:
+    return ", ".join(ALLOWED_DTYPES)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} of {tensor.dtype} on {tensor.device.type}"
+
+
+def _as_ints(value: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(value, (bytes, bytearray)) or not isinstance(value, Sequence):
+        raise PayloadError(f"An entry cannot hold a {type(value).__name__}; give a tensor, integers or a text.")
+    if len(value) > _MAX_INTS:
+        raise PayloadError(f"An entry has {len(value)} integers, but at most {_MAX_INTS} are taken; send a tensor.")
+    for number in value:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise PayloadError(f"An entry's ints hold a {type(number).__name__}; every one must be an int.")
+    return tuple(value)
+
+
+def _converted(obj: object, kind: type[_Struct]) -> _Struct:
+    try:
+        return msgspec.convert(obj, kind, builtin_types=(bytes,), strict=True)
+    except msgspec.ValidationError as error:
+        raise PayloadError(f"The wire form of a {kind.__name__} is not valid: {error}.") from None
+
+
+def _decoded(encoded: bytes, kind: type[_Struct], max_bytes: int) -> _Struct:
+    if len(encoded) > max_bytes:
+        raise PayloadError(f"A {kind.__name__} of {len(encoded)} bytes came, but at most {max_bytes} are taken.")
+    try:
+        return msgspec.msgpack.decode(encoded, type=kind)
+    except msgspec.DecodeError as error:
+        raise PayloadError(f"The bytes are not a {kind.__name__}: {error}.") from None

@@ -1,0 +1,33 @@
+"""vLLM's worker for this platform, with our model runner in place of the stock one."""
+
+from __future__ import annotations
+
+import importlib
+from unittest.mock import patch
+
+from vllm.platforms import current_platform
+
+from omni_cluster.worker.ar_model_runner import GPUARModelRunner
+
+__all__ = ["RUNNER_NAME", "GPUARWorker", "PlatformWorker"]
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+
+    RUNNER_NAME = ("vllm.v1.worker.cpu_worker", "CPUModelRunner")
+else:
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+    RUNNER_NAME = ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
+
+
+class GPUARWorker(PlatformWorker):
+    """An autoregressive stage's worker.
+
+    vLLM has no hook for the runner's class: `init_device` looks it up by name, so the name is ours while it runs.
+    """
+
+    def init_device(self) -> None:
+        module, name = RUNNER_NAME
+        with patch.object(importlib.import_module(module), name, GPUARModelRunner):
+            super().init_device()

@@ -1,0 +1,43 @@
+"""The diffusion runner: a family's model, fed with batches of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+
+from omni_cluster.config.engine_args import OmniModelConfig
+from omni_cluster.models.family import DiffusionJob, DiffusionModel
+from omni_cluster.models.registry import family_class
+
+
+class GPUDiffusionModelRunner:
+    """Loads a diffusion stage's model on the worker's device and runs it."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        self.vllm_config = vllm_config
+        self.device = device
+        self._omni_config = OmniModelConfig.of(vllm_config)
+        self._model: DiffusionModel | None = None
+
+    @property
+    def model(self) -> DiffusionModel:
+        if self._model is None:
+            raise RuntimeError(f"stage {self._omni_config.model_stage} has no model; call load_model first.")
+        return self._model
+
+    def load_model(self) -> None:
+        config = self._omni_config
+        family = family_class(config.family)(Path(self.vllm_config.model_config.model))
+        self._model = family.diffusion_model(config.model_stage, self.device, getattr(torch, config.diffusion_dtype))
+
+    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+        """One waveform a job, float32 in [-1, 1], from one pass over all of them."""
+        return self.model.generate(jobs)
+
+    def shutdown(self) -> None:
+        """Called by vLLM's worker; the model's memory is free once nothing refers to it."""
+        self._model = None

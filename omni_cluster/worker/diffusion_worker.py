@@ -1,0 +1,34 @@
+"""vLLM's worker for this platform around a diffusion model: device, memory and distributed set-up are vLLM's."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from omni_cluster.models.family import DiffusionJob
+from omni_cluster.worker.ar_worker import RUNNER_NAME, PlatformWorker
+from omni_cluster.worker.diffusion_model_runner import GPUDiffusionModelRunner
+
+
+class GPUDiffusionWorker(PlatformWorker):
+    """A diffusion stage's worker: no KV cache, no token scheduler; batches come from `DiffusionEngine`."""
+
+    model_runner: GPUDiffusionModelRunner
+
+    def init_device(self) -> None:
+        module, name = RUNNER_NAME
+        with patch.object(importlib.import_module(module), name, GPUDiffusionModelRunner):
+            super().init_device()
+
+    def load_model(self, **kwargs: Any) -> None:
+        self.model_runner.load_model()
+
+    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+        return self.model_runner.generate(jobs)
+
+    def sample_rate_hz(self) -> int:
+        return self.model_runner.model.sample_rate_hz

@@ -1,0 +1,107 @@
+"""The rows that one step adds to its token embeddings, gathered from what each request was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omni_cluster.inputs import StageExtra
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """The positions of one request that one step computes: `[start, start + length)`."""
+
+    request_id: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModelInputForGPU:
+    """What a step feeds beside vLLM's own inputs. `rows`: `[num_tokens, H]` on the host, in the batch's order."""
+
+    rows: torch.Tensor
+
+
+class RequestRows:
+    """The rows of one request, growing while it decodes; positions past the last row take the pad row."""
+
+    def __init__(self, rows: torch.Tensor, pad_row: torch.Tensor, positions: torch.Tensor | None) -> None:
+        self._rows = rows
+        self._length = rows.shape[0]
+        self._pad_row = pad_row
+        self.positions = positions
+
+    def append(self, rows: torch.Tensor) -> None:
+        end = self._length + rows.shape[0]
+        if end > self._rows.shape[0]:
+            grown = self._rows.new_empty(max(end, 2 * self._rows.shape[0]), self._rows.shape[1])
+            grown[: self._length] = self._rows[: self._length]
+            self._rows = grown
+        self._rows[self._length : end] = rows
+        self._length = end
+
+    def copy_span(self, span: TokenSpan, out: torch.Tensor) -> None:
+        known = max(0, min(self._length - span.start, span.length))
+        out[:known] = self._rows[span.start : span.start + known]
+        out[known:] = self._pad_row
+
+
+class OmniModelInputBuilder:
+    """Keeps the rows of all requests of a runner and lays out those that a step needs.
+
+    `staging` `[max_num_batched_tokens, H]` is reused by every step: the runner must have finished the copy of the
+    step before, which vLLM's `synchronize_input_prep` gives.
+    """
+
+    def __init__(self, staging: torch.Tensor, max_elements: int) -> None:
+        self._staging = staging
+        self._max_elements = max_elements
+        self._requests: dict[str, RequestRows] = {}
+
+    def admit(self, request_id: str, extra: StageExtra) -> None:
+        """Takes a new request's first rows; a request that comes again after a preemption keeps those it has."""
+        if extra.prompt_embeds is None or request_id in self._requests:
+            return
+        rows = extra.prompt_embeds.to_tensor(max_elements=self._max_elements).to(self._staging.dtype)
+        information = extra.additional_information
+        tensors = information.to_mapping(max_elements=self._max_elements) if information else {}
+        pad_row, positions = tensors.get("pad_row"), tensors.get("positions")
+        self._requests[request_id] = RequestRows(
+            rows,
+            pad_row.to(rows.dtype) if isinstance(pad_row, torch.Tensor) else rows.new_zeros(rows.shape[1]),
+            positions if isinstance(positions, torch.Tensor) else None,
+        )
+
+    def push(self, request_id: str, rows: torch.Tensor) -> None:
+        """Appends rows to a request; those of a request that ended meanwhile are dropped."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.append(rows)
+
+    def remove(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def positions(self, request_id: str) -> torch.Tensor | None:
+        """The M-RoPE positions `[3, P]` that came with the request, None where vLLM's own serve."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.positions
+
+    def build(self, spans: Sequence[TokenSpan]) -> OmniModelInputForGPU:
+        """Rows of every position of the step; zero for requests that brought none."""
+        offset = 0
+        for span in spans:
+            out = self._staging[offset : offset + span.length]
+            request = self._requests.get(span.request_id)
+            if request is None:
+                out.zero_()
+            else:
+                request.copy_span(span, out)
+            offset += span.length
+        return OmniModelInputForGPU(self._staging[:offset])
+
+    def __len__(self) -> int:
+        return len(self._requests)

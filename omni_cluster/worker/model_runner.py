@@ -1,0 +1,121 @@
+"""Rows out of and into every step of vLLM's V1 model runner, on CUDA and CPU alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+
+from omni_cluster.config.engine_args import OmniModelConfig
+from omni_cluster.inputs import StageExtra
+from omni_cluster.worker.model_input import OmniModelInputBuilder, TokenSpan
+from omni_cluster.worker.rows_out import RowsOfStep
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Runner
+else:
+    _Runner = object
+
+HIDDEN_STATES = "hidden_states"
+
+
+class OmniGPUModelRunner(_Runner):
+    """Mixin over vLLM's `GPUModelRunner` (V1) or its CPU twin.
+
+    Rows in: before a step, the model's static buffer `extra_rows` `[max_num_batched_tokens, H]` is filled for the
+    step's positions; the model adds it to its token embeddings, inside CUDA graphs too. Rows out: `take_rows` gives,
+    for the requests that want them, the sum of last hidden state and token embedding of each computed position.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.omni_config = OmniModelConfig.of(self.vllm_config)
+        self._emitting: set[str] = set()
+        self._multimodal_mask: torch.Tensor | None = None
+        self._inputs: OmniModelInputBuilder | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self.omni_config.takes_rows:
+            buffer = self.get_model().extra_rows
+            staging = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=self.device.type == "cuda")
+            self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        for request_id in scheduler_output.finished_req_ids:
+            self._forget(request_id)
+        for new in scheduler_output.scheduled_new_reqs:
+            params = new.sampling_params
+            extra = StageExtra.of(params.extra_args if params else None)
+            if extra is not None:
+                self._admit(new.req_id, extra)
+        for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
+            if self._inputs is not None:
+                self._inputs.push(request_id, rows)
+        return super()._update_states(scheduler_output)
+
+    def _admit(self, request_id: str, extra: StageExtra) -> None:
+        if extra.emit_rows:
+            self._emitting.add(request_id)
+        if self._inputs is not None:
+            self._inputs.admit(request_id, extra)
+
+    def _forget(self, request_id: str) -> None:
+        self._emitting.discard(request_id)
+        if self._inputs is not None:
+            self._inputs.remove(request_id)
+
+    def _init_mrope_positions(self, req_state: Any) -> None:
+        positions = self._inputs.positions(req_state.req_id) if self._inputs is not None else None
+        if positions is None:
+            super()._init_mrope_positions(req_state)
+            return
+        req_state.mrope_positions = positions
+        req_state.mrope_position_delta = int(positions.max()) + 1 - positions.shape[1]
+
+    def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        embeddings, mask = super()._gather_mm_embeddings(*args, **kwargs)
+        self._multimodal_mask = mask
+        return embeddings, mask
+
+    def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if self._inputs is not None:
+            step = self._inputs.build(self._spans(scheduler_output))
+            self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
+        return super()._preprocess(scheduler_output, *args, **kwargs)
+
+    def _spans(self, scheduler_output: SchedulerOutput) -> list[TokenSpan]:
+        """The positions of each request in this step, in the batch's order."""
+        computed = self.input_batch.num_computed_tokens_cpu
+        scheduled = scheduler_output.num_scheduled_tokens
+        return [TokenSpan(r, int(computed[i]), scheduled[r]) for i, r in enumerate(self.input_batch.req_ids)]
+
+    def take_rows(self) -> RowsOfStep | None:
+        """The rows of the step that was just executed, on the device; None when no request of it wants rows.
+
+        Only the tensor-parallel rank whose output the executor reads makes them.
+        """
+        state = self.execute_model_state
+        if state is None or not self._emitting or get_tp_group().rank_in_group != 0:
+            return None
+        spans = self._spans(state.scheduler_output)
+        if not any(span.request_id in self._emitting for span in spans):
+            return None
+        num_tokens = state.scheduler_output.total_num_scheduled_tokens
+        rows = state.hidden_states[:num_tokens] + self._text_embeddings(num_tokens)
+        return RowsOfStep.of(rows, spans, self._emitting, self._prompt_positions)
+
+    def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
+        """Token embeddings of the step, zero at audio, image and video positions."""
+        embeddings = self.inputs_embeds.gpu[:num_tokens]
+        mask = self._multimodal_mask
+        if mask is None or not bool(mask.any()):
+            return embeddings
+        return embeddings.masked_fill(mask[:num_tokens].to(embeddings.device, non_blocking=True).unsqueeze(-1), 0)
+
+    def _prompt_positions(self, request_id: str) -> torch.Tensor | None:
+        request = self.requests[request_id]
+        positions = request.mrope_positions
+        return None if positions is None else positions[:, : request.num_prompt_tokens].long()

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from omni_cluster.openai_api.chat import (
+    ApiLimits,
+    ChatRequest,
+    ChatStream,
+    ThinkerSampling,
+    Usage,
+    completion,
+    parse_chat_request,
+)
+from omni_cluster.openai_api.errors import BadRequest
+
+LIMITS = ApiLimits(
+    max_body_bytes=200_000,
+    max_audio_parts=2,
+    max_image_parts=2,
+    max_media_bytes=50_000,
+    max_audio_s=1.0,
+    max_image_pixels=400,
+    max_output_tokens=256,
+)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def wav_of(values: Any) -> str:
+    file = io.BytesIO()
+    soundfile.write(file, np.asarray(values, np.int16), 16_000, format="WAV")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def png_of(color: str, size: tuple[int, int] = (4, 3)) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def parse(body: Any, limits: ApiLimits = LIMITS) -> ChatRequest:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse_chat_request(raw, models=["omni"], voices=["Chelsie", "Ethan"], limits=limits)
+
+
+def with_fields(**fields: Any) -> dict[str, Any]:
+    return {"model": "omni", "messages": HELLO, **fields}
+
+
+def with_part(part: Any, role: str = "user") -> dict[str, Any]:
+    return with_fields(messages=[{"role": "system", "content": "s"}, {"role": role, "content": [part]}])
+
+
+def audio_part(data: Any, format: Any = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
+
+
+def image_part(url: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+PART = "messages[1].content[0]"
+LONG = wav_of(np.zeros(16_001))
+
+BAD = [
+    (b"", None, "not valid JSON"),
+    (b"{", None, "not valid JSON"),
+    (b"\xff\xfe", None, "not valid JSON"),
+    (b"[" * 100_000, None, "not valid JSON"),
+    (b'{"model": "\\ud800"}', None, "not valid JSON"),
+    (b"[]", None, "The request body is [], but it should be an object"),
+    ({}, "model", "model is required"),
+    ({"model": "omni"}, "messages", "messages is required"),
+    (with_fields(model=5), "model", "model is 5, but it should be a valid string"),
+    (with_fields(model="gpt"), "model", 'The model "gpt" does not exist; use one of omni'),
+    (with_fields(messages=[]), "messages", "messages is [], but it should not be empty"),
+    (with_fields(messages="hi"), "messages", 'messages is "hi", but it should be a valid array'),
+    (with_fields(messages=["hi"]), "messages[0]", 'messages[0] is "hi", but it should be an object'),
+    (with_fields(messages=[{"content": "x"}]), "messages[0].role", "messages[0].role is required"),
+    (
+        with_fields(messages=[{"role": "tool", "content": "x"}]),
+        "messages[0].role",
+        "messages[0].role is \"tool\", but it should be 'system', 'user' or 'assistant'",
+    ),
+    (with_fields(messages=[{"role": "user"}]), "messages[0].content", "messages[0].content is required"),
+    (
+        with_fields(messages=[{"role": "user", "content": None}]),
+        "messages[0].content",
+        "is null, but it should be a string or a list of content parts",
+    ),
+    (with_fields(messages=[{"role": "user", "content": []}]), "messages[0].content", "should not be empty"),
+    (
+        with_fields(messages=[*HELLO, {"role": "assistant", "content": None, "audio": {"id": "audio-1"}}]),
+        "messages[1].audio",
+        "messages[1].audio is not supported; leave it out",
+    ),
+    (with_part("hi"), f"{PART}.type", "is null, but it should be 'text', 'image_url' or 'input_audio'"),
+    (with_part({}), f"{PART}.type", "is null, but it should be 'text'"),
+    (with_part({"type": 5}), f"{PART}.type", "is 5, but it should be 'text'"),
+    (with_part({"type": "video_url"}), f"{PART}.type", "is \"video_url\", but it should be 'text'"),
+    (with_part({"type": "text"}), f"{PART}.text", f"{PART}.text is required"),
+    (with_part({"type": "text", "text": 5}), f"{PART}.text", "is 5, but it should be a valid string"),
+    (with_part({"type": "image_url"}), f"{PART}.image_url", "is required"),
+    (with_part({"type": "image_url", "image_url": "x"}), f"{PART}.image_url", "should be an object"),
+    (with_part(image_part("https://example.com/a.png")), f"{PART}.image_url.url", "http(s) URL, which is not fetched"),
+    (with_part(image_part("/etc/passwd")), f"{PART}.image_url.url", "should be a URL of the form"),
+    (with_part(image_part("file:///etc/passwd")), f"{PART}.image_url.url", "should be a URL of the form"),
+    (with_part(image_part("data:image/png,abc")), f"{PART}.image_url.url", "data URL without base64"),
+    (with_part(image_part("data:image/png;base64,AAAA")), f"{PART}.image_url.url", "not a readable image"),
+    (with_part(image_part(png_of("red", (21, 20)))), f"{PART}.image_url.url", "more pixels than the 400"),
+    (with_part(image_part(png_of("red")), role="assistant"), PART, "only user messages may hold media"),
+    (with_part(audio_part("")), f"{PART}.input_audio.data", "should not be empty"),
+    (with_part(audio_part(5)), f"{PART}.input_audio.data", "should be a valid string"),
+    (with_part(audio_part("AAAA", "ogg")), f"{PART}.input_audio.format", "should be 'wav', 'mp3' or 'flac'"),
+    (
+        with_part({"type": "input_audio", "input_audio": {"data": "AAAA"}}),
+        f"{PART}.input_audio.format",
+        "is required",
+    ),
+    (with_part(audio_part("AAA")), f"{PART}.input_audio.data", "not valid base64"),
+    (with_part(audio_part("AAAA")), f"{PART}.input_audio.data", "cannot be read as a wav file"),
+    (with_part(audio_part("A" * 80_000)), f"{PART}.input_audio.data", "has 60000 bytes, but at most 50000"),
+    (with_part(audio_part(LONG)), f"{PART}.input_audio.data", "lasts longer than 1 s"),
+    (with_fields(modalities=[]), "modalities", "should not be empty"),
+    (with_fields(modalities=["video"]), "modalities[0]", "should be 'text' or 'audio'"),
+    (with_fields(modalities=["audio"]), "modalities", "audio without text, which is not supported"),
+    (with_fields(audio={"voice": "alloy"}), "audio.voice", 'is "alloy", but the voices are Chelsie, Ethan'),
+    (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", "should be a valid string"),
+    (with_fields(audio={"format": "opus"}), "audio.format", "should be 'wav' or 'pcm16'"),
+    (with_fields(audio="Chelsie"), "audio", "should be an object"),
+    (with_fields(stream="yes"), "stream", 'stream is "yes", but it should be a valid boolean'),
+    (with_fields(stream_options={"include_usage": True}), "stream_options", "only for streams"),
+    (with_fields(temperature=2.5), "temperature", "temperature is 2.5, but it should be less than or equal to 2"),
+    (with_fields(temperature="1"), "temperature", "should be a valid number"),
+    (with_fields(temperature=float("nan")), "temperature", "should be a finite number"),
+    (with_fields(top_p=0), "top_p", "should be greater than 0"),
+    (with_fields(top_p=1.1), "top_p", "should be less than or equal to 1"),
+    (with_fields(frequency_penalty=-3), "frequency_penalty", "should be greater than or equal to -2"),
+    (with_fields(presence_penalty=3), "presence_penalty", "should be less than or equal to 2"),
+    (with_fields(max_tokens=0), "max_tokens", "should be greater than or equal to 1"),
+    (with_fields(max_tokens=257), "max_tokens", "max_tokens is 257, but at most 256 are accepted"),
+    (with_fields(max_completion_tokens=257), "max_completion_tokens", "is 257, but at most 256 are accepted"),
+    (with_fields(seed=1.5), "seed", "should be a valid integer"),
+    (with_fields(seed=2**63), "seed", "should be less than or equal to 9223372036854775807"),
+    (with_fields(n=2), "n", "n is 2, but it should be 1"),
+    (with_fields(stop=5), "stop", "should be a string or a list of strings"),
+    (with_fields(stop=""), "stop", "should not be empty"),
+    (with_fields(stop=["a", ""]), "stop[1]", "should not be empty"),
+    (with_fields(stop=list("abcde")), "stop", "should have at most 4 strings"),
+    (with_fields(tools=[{"type": "function"}]), "tools", "tools is not supported; leave it out"),
+    (with_fields(functions=[{}]), "functions", "functions is not supported"),
+    (with_fields(logprobs=True), "logprobs", "logprobs is not supported"),
+    (with_fields(logit_bias={"1": 5}), "logit_bias", "logit_bias is not supported"),
+    (with_fields(chat_template="{{x}}"), "chat_template", "chat_template is not supported"),
+    (
+        with_fields(response_format={"type": "json_object"}),
+        "response_format",
+        "should be {'type': 'text'}: structured output is not supported",
+    ),
+]
+STATUS = {
+    "does not exist": 404,
+    "but at most 50000": 413,
+    "lasts longer": 413,
+    "more pixels": 413,
+    "readable image": 415,
+}
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD)
+def test_a_bad_request_is_told_in_one_sentence(body: Any, param: str | None, words: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(body)
+    error = caught.value
+    assert error.param == param
+    assert words in error.message
+    assert error.message.endswith(".") and "\n" not in error.message and "pydantic" not in error.message
+    assert error.code
+    assert error.status == next((status for text, status in STATUS.items() if text in words), 400)
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(BadRequest, match="has 200001 bytes, but at most 200000") as caught:
+        parse(b"{" * 200_001)
+    assert caught.value.status == 413
+
+
+def test_a_long_value_is_cut_in_the_sentence() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(with_fields(stream="y" * 10_000))
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [(audio_part(wav_of([1])), "audio inputs"), (image_part(png_of("red")), "images")]
+)
+def test_media_are_counted_over_the_whole_request(part: dict[str, Any], name: str) -> None:
+    messages = [{"role": "user", "content": [part]}] * 2
+    parse(with_fields(messages=messages))
+    with pytest.raises(BadRequest, match=f"more than 2 {name}") as caught:
+        parse(with_fields(messages=[*messages, messages[0]]))
+    assert str(caught.value.param).startswith("messages[2].content[0].")
+    assert caught.value.status == 413
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just(10**4000),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = [
+    *("model", "messages", "modalities", "audio", "stream", "stream_options", "temperature", "top_p", "max_tokens"),
+    *("seed", "stop", "n", "response_format", "tools", "logprobs", "user"),
+]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3), json_values)
+def test_no_json_brings_anything_but_a_refusal(fields: dict[str, Any], part: Any) -> None:
+    for body in (with_fields(**fields), with_part(part) | fields, part):
+        try:
+            parse(json.dumps(body).encode())
+        except BadRequest as error:
+            assert "\n" not in error.message
+
+
+def test_the_smallest_request() -> None:
+    request = parse(with_fields())
+    assert request.messages == ({"role": "user", "content": [{"type": "text", "text": "hello"}]},)
+    assert (request.model, request.audios, request.images, request.seed) == ("omni", (), (), None)
+    assert not (request.wants_audio or request.stream or request.include_usage)
+    assert (request.voice, request.audio_format) == (None, None)
+    assert request.sampling == ThinkerSampling()
+
+
+def test_a_full_request() -> None:
+    request = parse(
+        with_fields(
+            modalities=["text", "audio"],
+            audio={"voice": "Ethan", "format": "pcm16"},
+            stream=True,
+            stream_options={"include_usage": True},
+            temperature=0,
+            top_p=0.9,
+            max_completion_tokens=7,
+            max_tokens=100_000,
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            seed=-3,
+            stop=["a", "b"],
+            n=1,
+        )
+    )
+    assert request.wants_audio and request.stream and request.include_usage
+    assert (request.voice, request.audio_format, request.seed) == ("Ethan", "pcm16", -3)
+    assert request.sampling == ThinkerSampling(
+        temperature=0.0, top_p=0.9, max_tokens=7, frequency_penalty=0.5, presence_penalty=-0.5, stop=("a", "b")
+    )
+
+
+def test_media_come_decoded_and_in_order() -> None:
+    red, blue = image_part(png_of("red")), image_part(png_of("blue"))
+    loud, soft = audio_part(wav_of([16384] * 5)), audio_part("data:;base64," + wav_of([-8192] * 3))
+    request = parse(
+        with_fields(
+            messages=[
+                {"role": "system", "content": [{"type": "text", "text": "s"}]},
+                {"role": "user", "content": [loud, red, {"type": "text", "text": "what?"}]},
+                {"role": "assistant", "content": "that", "refusal": None, "tool_calls": []},
+                {"role": "user", "content": [blue, soft]},
+            ]
+        )
+    )
+    assert request.messages == (
+        {"role": "system", "content": [{"type": "text", "text": "s"}]},
+        {"role": "user", "content": [{"type": "audio"}, {"type": "image"}, {"type": "text", "text": "what?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "that"}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "audio"}]},
+    )
+    assert [audio.tolist() for audio in request.audios] == [[0.5] * 5, [-0.25] * 3]
+    assert [image.getpixel((0, 0)) for image in request.images] == [(255, 0, 0), (0, 0, 255)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "wants_audio"),
+    [
+        ({"audio": {"voice": "Ethan"}}, True),
+        ({"audio": {}}, True),
+        ({"modalities": ["text", "audio"]}, True),
+        ({"modalities": ["text"], "audio": {"voice": "Ethan"}}, False),
+        ({"modalities": None, "audio": None}, False),
+    ],
+)
+def test_when_audio_is_wanted(fields: dict[str, Any], wants_audio: bool) -> None:
+    assert parse(with_fields(**fields)).wants_audio is wants_audio
+
+
+def test_what_means_nothing_here_is_ignored() -> None:
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
+    neutral = {"tools": [], "tool_choice": "none", "logprobs": False, "logit_bias": {}, "functions": None}
+    unset = {"stop": None, "n": None, "stream": None, "stream_options": None, "response_format": {"type": "text"}}
+    assert parse(with_fields(**ignored, **neutral, **unset)).sampling == ThinkerSampling()
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert parse(with_fields(stop="END")).sampling.stop == ("END",)
+
+
+USAGE = Usage(prompt_tokens=5, completion_tokens=2, audio_tokens=30)
+USAGE_BODY = {
+    "prompt_tokens": 5,
+    "completion_tokens": 2,
+    "total_tokens": 7,
+    "completion_tokens_details": {"audio_tokens": 30},
+}
+
+
+def spoken(**changes: Any) -> ChatRequest:
+    return replace(parse(with_fields(audio={"voice": "Ethan"})), **changes)
+
+
+def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [chunk["choices"][0]["delta"] for chunk in chunks]
+
+
+def test_a_spoken_stream() -> None:
+    stream = ChatStream(spoken(include_usage=True), answer_id="chatcmpl-7", created=100)
+    chunks = [stream.start(), stream.text("Hi"), stream.audio(b"abcdef"), stream.text(" you"), stream.finish("stop")]
+    usage = stream.usage(USAGE)
+    head = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 100, "model": "omni"}
+    assert all(chunk.items() >= (head | {"usage": None}).items() for chunk in chunks)
+    assert deltas(chunks) == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hi", "audio": {"id": "audio-7", "transcript": "Hi"}},
+        {"audio": {"id": "audio-7", "data": base64.b64encode(b"abcdef").decode()}},
+        {"content": " you", "audio": {"id": "audio-7", "transcript": " you"}},
+        {"audio": {"id": "audio-7", "expires_at": 100}},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, None, "stop"]
+    assert usage == head | {"choices": [], "usage": USAGE_BODY}
+
+
+def test_a_stream_of_text_alone_says_nothing_of_audio_or_usage() -> None:
+    stream = ChatStream(parse(with_fields()))
+    chunks = [stream.start(), stream.text("Hi"), stream.finish("length")]
+    assert deltas(chunks) == [{"role": "assistant", "content": ""}, {"content": "Hi"}, {}]
+    assert all("usage" not in chunk and "system_fingerprint" not in chunk for chunk in chunks)
+    assert stream.usage(USAGE) is None
+
+
+def test_ids_are_fresh_and_the_same_in_all_chunks() -> None:
+    one, other = ChatStream(spoken()), ChatStream(spoken())
+    assert one.start()["id"] == one.finish("stop")["id"] != other.start()["id"]
+    assert one.id.startswith("chatcmpl-")
+
+
+def test_a_spoken_completion_keeps_the_text_as_content() -> None:
+    body = completion(
+        spoken(), text="Hi", audio=b"RIFF", finish_reason="stop", usage=USAGE, answer_id="chatcmpl-7", created=100
+    )
+    assert body == {
+        "id": "chatcmpl-7",
+        "object": "chat.completion",
+        "created": 100,
+        "model": "omni",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Hi",
+                    "refusal": None,
+                    "audio": {"id": "audio-7", "data": "UklGRg==", "expires_at": 100, "transcript": "Hi"},
+                },
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE_BODY,
+    }
+
+
+def test_a_completion_of_text_alone_has_no_audio() -> None:
+    body = completion(parse(with_fields()), text="Hi", audio=None, finish_reason="length", usage=USAGE)
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
