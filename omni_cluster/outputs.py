@@ -45,7 +45,10 @@ class StageChunk:
         return self.token_start + len(self.token_ids)
 
     def without_rows(self) -> StageChunk:
-        return replace(self, rows=None)
+        return self.with_rows(None)
+
+    def with_rows(self, rows: RowsChunk | None) -> StageChunk:
+        return replace(self, rows=rows)
 
     @staticmethod
     def joined(chunks: Sequence[StageChunk]) -> StageChunk:

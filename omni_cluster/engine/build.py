@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.stage import Stage
-from omni_cluster.errors import ConfigError
+from omni_cluster.errors import ConfigError, RequestError
+from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family, StageKind
 from omni_cluster.models.registry import family_class
@@ -21,6 +24,24 @@ class BoundPipeline:
     folder: Path
     family: Family
 
+    def check(self, request: OmniRequest) -> None:
+        """Raises RequestError for a voice or a stage name that does not exist."""
+        self.family.check_voice(request.voice)
+        unknown = sorted(set(request.sampling) - set(self.family.stages))
+        if unknown:
+            raise RequestError(f"sampling names stage {unknown[0]!r}; use {', '.join(self.family.stages)}.")
+
+    def stages_for(self, request: OmniRequest) -> list[StageConfig]:
+        """The stages that a request needs, sources before consumers: all, or those that lead to text."""
+        ordered = in_data_order(self.config.stages)
+        if request.wants_audio:
+            return ordered
+        needed = {s.stage_id for s in ordered if s.final_output_type == "text"}
+        for stage in reversed(ordered):
+            if stage.stage_id in needed:
+                needed.update(stage.engine_input_source)
+        return [s for s in ordered if s.stage_id in needed]
+
     def source(self, stage: StageConfig) -> StageConfig | None:
         """The stage that feeds this one."""
         sources = stage.engine_input_source
@@ -30,25 +51,40 @@ class BoundPipeline:
         return [s for s in self.config.stages if stage.stage_id in s.engine_input_source]
 
 
+def in_data_order(stages: Sequence[StageConfig]) -> list[StageConfig]:
+    """Sources before their consumers."""
+    by_id = {s.stage_id: s for s in stages}
+    return [by_id[i] for i in TopologicalSorter({s.stage_id: s.engine_input_source for s in stages}).static_order()]
+
+
 def bind(config: PipelineConfig) -> BoundPipeline:
     """Finds or makes the checkpoint; ConfigError for a stage that the family does not have."""
+    check_stages(config)
     cls = family_class(config.family)
-    for stage in config.stages:
-        _check_stage(stage, cls)
     folder = checkpoint_folder(config.model, cls.embedded_checkpoint)
     return BoundPipeline(config, folder, cls(folder, config.default_voice, config.voices))
 
 
-def _check_stage(stage: StageConfig, family: type[Family]) -> None:
-    if stage.model_stage not in family.stages:
+def check_stages(config: PipelineConfig) -> None:
+    """Raises ConfigError for stages that the family does not have, or feeds otherwise."""
+    family = family_class(config.family)
+    for stage in config.stages:
+        if stage.model_stage not in family.stages:
+            raise ConfigError(
+                f"stage {stage.stage_id}: model_stage is {stage.model_stage!r}; "
+                f"{family.name} has {', '.join(family.stages)}."
+            )
+        _check_source(stage, config, family)
+
+
+def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Family]) -> None:
+    given = [s.model_stage for s in config.stages if s.stage_id in stage.engine_input_source]
+    wanted = family.sources.get(stage.model_stage)
+    if given != ([wanted] if wanted else []):
+        fed_by = next((f"[{s.stage_id}]" for s in config.stages if s.model_stage == wanted), f"the id of {wanted}")
         raise ConfigError(
-            f"stage {stage.stage_id}: model_stage is {stage.model_stage!r}; "
-            f"{family.name} has {', '.join(family.stages)}."
-        )
-    if len(stage.engine_input_source) > 1:
-        raise ConfigError(
-            f"stage {stage.stage_id}: engine_input_source is {stage.engine_input_source}; "
-            f"a stage of {family.name} takes one source, for example [{stage.engine_input_source[0]}]."
+            f"stage {stage.stage_id} ({stage.model_stage}): engine_input_source is {stage.engine_input_source}; "
+            f"{family.name} needs {fed_by if wanted else '[]'} there."
         )
 
 

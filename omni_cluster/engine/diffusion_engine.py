@@ -82,7 +82,8 @@ class DiffusionEngine:
         self._stage = stage
         self._family = family
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
-        self._queue = JobQueue(stage.diffusion or DiffusionConfig())
+        self._config = stage.diffusion or DiffusionConfig()
+        self._queue = JobQueue(self._config)
         self._arrived = asyncio.Event()
         self._running = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
@@ -99,6 +100,9 @@ class DiffusionEngine:
         vllm_config = self._args.create_engine_config()
         with set_current_vllm_config(vllm_config):
             return Executor.get_class(vllm_config)(vllm_config)
+
+    def check(self, request: OmniRequest) -> None:
+        """See `Stage.check`: voice and codes are the family's to check."""
 
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
@@ -123,11 +127,17 @@ class DiffusionEngine:
     async def _run_batches(self) -> None:
         while True:
             await self._arrived.wait()
+            await self._let_others_join()
             self._arrived.clear()
             while batch := self._queue.take_batch():
                 self._running = len(batch)
                 await self._run(batch)
                 self._running = 0
+
+    async def _let_others_join(self) -> None:
+        """An idle engine waits a moment: jobs that come together run together."""
+        if len(self._queue) < self._config.max_batch_size:
+            await asyncio.sleep(self._config.max_wait_ms / 1000)
 
     async def _run(self, batch: list[PendingJob]) -> None:
         try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,22 +19,15 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
+from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.outbox import Outbox
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
-from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.outputs import OmniRequestOutput
 
 MODALITIES = ("text", "audio")
-
-
-@dataclass(frozen=True, slots=True)
-class StageEvent:
-    """A chunk, and the stage that made it."""
-
-    stage: str
-    chunk: StageChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +62,9 @@ class AsyncOmniLLM:
     async def start(self) -> None:
         """Starts the engines, one after another; when one fails, those that run are shut down."""
         try:
-            for stage in self.config.stages:
-                engine = make_stage(stage, self.bound)
-                self._stages[stage.model_stage] = engine
-                await engine.start()
+            self._stages = {s.model_stage: make_stage(s, self.bound) for s in self.config.stages}
+            for stage in self._stages.values():
+                await stage.start()
         except BaseException:
             await self.shutdown()
             raise
@@ -79,24 +73,51 @@ class AsyncOmniLLM:
         """The prompt text of a conversation, by the checkpoint's chat template."""
         return self.bound.family.render(messages)
 
-    async def stream(self, request: OmniRequest) -> AsyncIterator[StageEvent]:
+    def check(self, request: OmniRequest) -> None:
+        """Raises RequestError for what any stage that the request needs would refuse."""
+        self.bound.check(request)
+        for stage in self.bound.stages_for(request):
+            self._stages[stage.model_stage].check(request)
+
+    async def stream(self, request: OmniRequest) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made. Raises RequestError.
 
         Closing the iterator ends the request in every stage.
         """
-        self.bound.family.check_voice(request.voice)
-        run = _Run(request, self.bound, self._stages)
-        try:
-            async for event in run.events():
+        self.check(request)
+        run = FanIn(self.config.limits.request_timeout_s)
+        outboxes: dict[int, Outbox] = {}
+        for stage in self.bound.stages_for(request):
+            outboxes[stage.stage_id] = Outbox(request.request_id, self.config.limits.outbox_max_bytes)
+            run.add(functools.partial(self._drive, stage, request, outboxes))
+        async with contextlib.aclosing(run.events()) as events:
+            async for event in events:
                 yield event
-        finally:
-            await run.close()
+
+    async def _drive(
+        self, stage: StageConfig, request: OmniRequest, outboxes: Mapping[int, Outbox], emit: Emit
+    ) -> None:
+        """Runs one stage for a request: from its source's outbox to its own."""
+        outbox = outboxes[stage.stage_id]
+        source = self.bound.source(stage)
+        upstream = outboxes[source.stage_id].read() if source else None
+        try:
+            async with contextlib.aclosing(self._stages[stage.model_stage].generate(request, upstream)) as chunks:
+                async for chunk in chunks:
+                    if self.bound.consumers(stage):
+                        outbox.put(chunk)
+                    await emit(StageEvent(stage.model_stage, chunk.without_rows()))
+            outbox.close()
+        except Exception as error:
+            outbox.fail(error)
+            raise
 
     async def generate(self, request: OmniRequest) -> OmniRequestOutput:
         """The whole answer to one request."""
         answer = Answer(request.request_id, {s.model_stage: s.final_output_type for s in self.config.stages})
-        async for event in self.stream(request):
-            answer.add(event.stage, event.chunk)
+        async with contextlib.aclosing(self.stream(request)) as events:
+            async for event in events:
+                answer.add(event.stage, event.chunk)
         return answer.finish()
 
     async def counts(self) -> dict[str, dict[str, int]]:
@@ -107,60 +128,6 @@ class AsyncOmniLLM:
         stages, self._stages = self._stages, {}
         for stage in reversed(stages.values()):
             await stage.shutdown()
-
-
-class _Run:
-    """One request on its way through the stages of this process: a task a stage, an outbox between two."""
-
-    def __init__(self, request: OmniRequest, bound: BoundPipeline, stages: Mapping[str, Stage]) -> None:
-        self._request = request
-        self._bound = bound
-        self._stages = stages
-        self._outboxes: dict[int, Outbox] = {}
-        self._events: asyncio.Queue[StageEvent | None] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def events(self) -> AsyncIterator[StageEvent]:
-        needed = [s for s in self._bound.config.stages if self._is_needed(s)]
-        for stage in needed:
-            self._outboxes[stage.stage_id] = Outbox(
-                self._request.request_id, self._bound.config.limits.outbox_max_bytes
-            )
-        for stage in needed:
-            task = asyncio.create_task(self._drive(stage))
-            task.add_done_callback(lambda _: self._events.put_nowait(None))
-            self._tasks.append(task)
-        for _ in range(len(needed)):
-            while (event := await self._events.get()) is not None:
-                yield event
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-
-    def _is_needed(self, stage: StageConfig) -> bool:
-        return self._request.wants_audio or stage.final_output_type == "text" or not stage.engine_input_source
-
-    async def _drive(self, stage: StageConfig) -> None:
-        outbox = self._outboxes[stage.stage_id]
-        source = self._bound.source(stage)
-        upstream = self._outboxes[source.stage_id].read() if source else None
-        chunks = self._stages[stage.model_stage].generate(self._request, upstream)
-        try:
-            async for chunk in chunks:
-                if self._bound.consumers(stage):
-                    outbox.put(chunk)
-                self._events.put_nowait(StageEvent(stage.model_stage, chunk.without_rows()))
-            outbox.close()
-        except Exception as error:
-            outbox.fail(error)
-            raise
-        finally:
-            await chunks.aclose()
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class OmniLLM:
@@ -219,13 +186,14 @@ class OmniLLM:
             "voice", voice if not isinstance(voice, str) and voice is not None else [voice], len(prompts)
         )
         seeds = _one_each("seed", [seed] if isinstance(seed, int) else seed, len(prompts))
-        for name in voices:
-            self._async.bound.family.check_voice(name)
         full = [p if isinstance(p, OmniPrompt) else OmniPrompt(p) for p in prompts]
-        return [
+        requests = [
             OmniRequest(uuid.uuid4().hex, p.text, p.media, wants_audio, v, sampling, s)
             for p, v, s in zip(full, voices, seeds, strict=True)
         ]
+        for request in requests:
+            self._async.check(request)
+        return requests
 
     def _sampling(self, given: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
         names = [s.model_stage for s in self._async.config.stages]
@@ -241,9 +209,13 @@ class OmniLLM:
                 bar.update()
                 return output
 
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(request)) for request in requests]
-        return [task.result() for task in tasks]
+            tasks = [asyncio.create_task(one(request)) for request in requests]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:  # one that failed ends the others
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _run(self, work: Any) -> Any:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from omni_cluster.errors import OmniError
 from omni_cluster.outputs import StageChunk
@@ -32,6 +32,10 @@ class Outbox:
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def put(self, chunk: StageChunk) -> None:
         """Raises OutboxFull, and keeps what it had, when the chunk does not fit."""
         num_bytes = chunk_bytes(chunk)
@@ -54,18 +58,41 @@ class Outbox:
         self._error = error
         self.close()
 
-    async def read(self, first: int = 0) -> AsyncIterator[StageChunk]:
-        """Chunks from number `first` on, one item for all that were put since the last item."""
-        while True:
-            while first < len(self._chunks):
-                last = len(self._chunks)
-                yield StageChunk.joined(self._chunks[first:last])
-                first = last
-            if self._closed:
-                break
+    async def first(self) -> StageChunk | None:
+        """The first chunk, once it is there; None when the stage made none."""
+        await self._wait_for(0)
+        return self._chunks[0] if self._chunks else None
+
+    async def read(self, first: int = 0, max_item_bytes: int | None = None) -> AsyncGenerator[StageChunk, None]:
+        """Chunks from number `first` on, one item for all that were put since the last item.
+
+        An item of several chunks is cut at `max_item_bytes`; a single chunk is never cut.
+        """
+        while await self._wait_for(first):
+            last = self._item_end(first, max_item_bytes)
+            yield StageChunk.joined(self._chunks[first:last])
+            first = last
+
+    async def _wait_for(self, number: int) -> bool:
+        """Whether chunk `number` came; raises the stage's error when it will not."""
+        while number >= len(self._chunks) and not self._closed:
             await self._changed.wait()
+        if number < len(self._chunks):
+            return True
         if self._error is not None:
             raise self._error
+        return False
+
+    def _item_end(self, first: int, max_item_bytes: int | None) -> int:
+        if max_item_bytes is None:
+            return len(self._chunks)
+        last, num_bytes = first + 1, chunk_bytes(self._chunks[first])
+        while last < len(self._chunks):
+            num_bytes += chunk_bytes(self._chunks[last])
+            if num_bytes > max_item_bytes:
+                break
+            last += 1
+        return last
 
     def _wake(self) -> None:
         self._changed.set()
@@ -74,8 +101,11 @@ class Outbox:
 
 def chunk_bytes(chunk: StageChunk) -> int:
     """Bytes of the chunk's tensors and arrays."""
-    rows = 0 if chunk.rows is None else chunk.rows.rows.nbytes
-    return rows + (0 if chunk.pcm is None else chunk.pcm.samples.nbytes)
+    num_bytes = 0 if chunk.pcm is None else chunk.pcm.samples.nbytes
+    if chunk.rows is not None:
+        positions = chunk.rows.positions
+        num_bytes += chunk.rows.rows.nbytes + (0 if positions is None else positions.nbytes)
+    return num_bytes
 
 
 class Outboxes:
@@ -96,7 +126,10 @@ class Outboxes:
         return self._open[request_id]
 
     def remove(self, request_id: str) -> None:
-        self._open.pop(request_id, None)
+        """Ends the request here; whoever still reads gets OutboxUnknown, unless all was said."""
+        outbox = self._open.pop(request_id, None)
+        if outbox is not None and not outbox.closed:
+            outbox.fail(OutboxUnknown(f"request {request_id} ended before all of it was made."))
 
     def __len__(self) -> int:
         return len(self._open)

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
+from omni_cluster.errors import PayloadError
 from omni_cluster.payloads import RowsChunk
 
 
@@ -18,20 +19,26 @@ class RowsSink:
 
     def __init__(self) -> None:
         self._chunks: list[RowsChunk] = []
+        self._taken = 0
         self._end = 0
 
     def put(self, chunk: RowsChunk) -> None:
+        """Never raises: it runs in the loop that serves all requests of the engine."""
         new = chunk.after(self._end)
         if new is not None:
             self._chunks.append(new)
             self._end = new.end
 
     def take(self) -> RowsChunk | None:
-        """All rows since the last call."""
+        """All rows since the last call; PayloadError when the engine left rows out."""
         if not self._chunks:
             return None
         chunks, self._chunks = self._chunks, []
-        return RowsChunk.joined(chunks)
+        if chunks[0].start != self._taken:
+            raise PayloadError(f"gap between rows that end at {self._taken} and rows that start at {chunks[0].start}.")
+        joined = RowsChunk.joined(chunks)
+        self._taken = joined.end
+        return joined
 
 
 class OmniOutputProcessor(OutputProcessor):

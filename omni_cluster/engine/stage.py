@@ -15,6 +15,9 @@ class Stage(Protocol):
     async def start(self) -> None:
         """Brings the engine up; when it raises, nothing is left running."""
 
+    def check(self, request: OmniRequest) -> None:
+        """Raises RequestError for what this stage would refuse, before any stage has begun."""
+
     def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:

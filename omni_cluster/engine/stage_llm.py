@@ -10,7 +10,9 @@ from unittest.mock import patch
 
 import msgspec
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -60,6 +62,10 @@ class StageLLM:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
         return self._llm
 
+    def check(self, request: OmniRequest) -> None:
+        """See `Stage.check`."""
+        self._sampling_params(request, {})
+
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None
     ) -> AsyncGenerator[StageChunk, None]:
@@ -73,7 +79,7 @@ class StageLLM:
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
             feeder = None
-            outputs = self._start(request, engine_input)
+            outputs = await self._start(request, engine_input)
             cleanup.push_async_callback(outputs.aclose)
             chunks = ChunkMaker(sink)
             async for output in outputs:
@@ -84,7 +90,7 @@ class StageLLM:
                     await feeder  # it broke and ended the request: raises why
                 yield chunks.make(output)
 
-    def _start(self, request: OmniRequest, engine_input: EngineInput) -> Any:
+    async def _start(self, request: OmniRequest, engine_input: EngineInput) -> Any:
         prompt = dict(engine_input.prompt)
         extra = StageExtra(
             key=request.request_id,
@@ -95,7 +101,26 @@ class StageLLM:
         )
         params = self._sampling_params(request, engine_input.sampling)
         params.extra_args = extra.to_extra_args()
-        return _refusals_as_request_errors(self.llm.generate(prompt, params, request.request_id))
+        return self.llm.generate(await self._rendered(prompt), params, request.request_id)
+
+    async def _rendered(self, prompt: Mapping[str, Any]) -> Any:
+        """The prompt as token ids, its media processed. RequestError for one that the engine cannot take."""
+        try:
+            parsed = parse_model_prompt(self.llm.model_config, prompt)
+            (rendered,) = await self.llm.renderer.render_cmpl_async([parsed])
+        except (ValueError, VLLMClientError) as error:
+            raise RequestError(f"prompt of stage {self._stage.model_stage}: {error}") from error
+        length, limit = len(rendered["prompt_token_ids"]), self._max_prompt_tokens
+        if length > limit:
+            raise RequestError(f"the prompt has {length} tokens, media included; at most {limit} fit.")
+        return rendered
+
+    @property
+    def _max_prompt_tokens(self) -> int:
+        """What leaves room for one new token; the configured limit is on what enters the pipeline."""
+        fitting = int(self.llm.model_config.max_model_len) - 1
+        is_entry = not self._stage.engine_input_source
+        return min(fitting, self._pipeline.limits.max_prompt_tokens) if is_entry else fitting
 
     def _sampling_params(self, request: OmniRequest, forced: Mapping[str, Any]) -> SamplingParams:
         """Defaults of the configuration, then the client's, then what the family insists on."""
@@ -106,10 +131,18 @@ class StageLLM:
                 f"sampling parameter {unknown[0]!r} of stage {self._stage.model_stage} is unknown; "
                 f"use vLLM's, for example temperature."
             )
+        chosen.setdefault("max_tokens", None)
         try:
-            return SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
-        except (ValueError, TypeError) as error:
+            params = SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
+        except (ValueError, TypeError, VLLMClientError) as error:
             raise RequestError(f"sampling parameters of stage {self._stage.model_stage}: {error}") from error
+        params.max_tokens = min(params.max_tokens or self._max_new_tokens, self._max_new_tokens)
+        return params
+
+    @property
+    def _max_new_tokens(self) -> int:
+        limits = self._pipeline.limits
+        return limits.max_output_tokens if self._stage.final_output_type == "text" else limits.max_codec_tokens
 
     async def _feed(self, request_id: str, session: ARSession) -> None:
         """Pushes rows as they come; when their source breaks, the request ends, for it could never go on."""
@@ -162,17 +195,6 @@ class ChunkMaker:
         )
         self._position = chunk.token_end
         return chunk
-
-
-async def _refusals_as_request_errors(outputs: Any) -> AsyncIterator[RequestOutput]:
-    """vLLM refuses a prompt that it cannot take (too long, say) with a ValueError before it is scheduled."""
-    try:
-        async for output in outputs:
-            yield output
-    except ValueError as error:
-        raise RequestError(str(error)) from error
-    finally:
-        await outputs.aclose()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -7,7 +7,7 @@ in its own folder.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -93,7 +93,10 @@ class Family(ABC):
 
     name: ClassVar[str]
     stages: ClassVar[Mapping[str, StageKind]]
+    sources: ClassVar[Mapping[str, str]]
+    """Which stage feeds which, by name; a stage that is not here is fed by the request."""
 
+    @abstractmethod
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         """Reads configuration and voices, no weights; ConfigError for a voice that the checkpoint lacks."""
 
@@ -101,6 +104,13 @@ class Family(ABC):
     @abstractmethod
     def embedded_checkpoint(cls, preset: str) -> Path:
         """The folder of a checkpoint that the family makes by itself, on first use."""
+
+    @classmethod
+    @abstractmethod
+    def make_checkpoint(
+        cls, preset: str, out: Path, *, device: str | None = None, progress: Callable[[str], None] = print
+    ) -> object:
+        """Writes a checkpoint of random weights in the hub's layout to `out`; its summary can be printed."""
 
     @property
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from omni_cluster.config.traits import EngineTraits
-from omni_cluster.errors import ConfigError
+from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind
@@ -31,6 +31,7 @@ class Qwen2_5Omni(Family):
         "talker": StageKind.AR,
         "code2wav": StageKind.DIFFUSION,
     }
+    sources: ClassVar[Mapping[str, str]] = {"talker": "thinker", "code2wav": "talker"}
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         self._folder = model
@@ -46,6 +47,14 @@ class Qwen2_5Omni(Family):
         from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 
         return embedded_checkpoint(preset)
+
+    @classmethod
+    def make_checkpoint(
+        cls, preset: str, out: Path, *, device: str | None = None, progress: Callable[[str], None] = print
+    ) -> object:
+        from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
+
+        return make_checkpoint(preset, out, device=device, progress=progress)
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -77,7 +86,9 @@ class Qwen2_5Omni(Family):
         return Code2WavModel(self._folder, self._voices, device, dtype)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        text: str = self._processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        processor = self._processor
+        refuse_placeholders(messages, (processor.audio_token, processor.image_token, processor.video_token))
+        text: str = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return text
 
     @cached_property
@@ -89,3 +100,13 @@ class Qwen2_5Omni(Family):
         from transformers import AutoProcessor
 
         return AutoProcessor.from_pretrained(self._folder)
+
+
+def refuse_placeholders(messages: Sequence[Mapping[str, Any]], placeholders: Sequence[str]) -> None:
+    """RequestError for text that has a media placeholder in it: it would take the place of the media."""
+    for message in messages:
+        content = message["content"]
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+        for placeholder in placeholders:
+            if any(placeholder in text for text in texts):
+                raise RequestError(f"a message has {placeholder} in its text; send media as parts, and other text.")

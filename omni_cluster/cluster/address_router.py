@@ -1,0 +1,53 @@
+"""Routes a call to one exact replica of a deployment, or to whichever has room."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
+
+ADDRESS_PREFIX = "@"
+
+
+class AddressRouter(LocalityMixin, RequestRouter):
+    """A session id "@<replica id>" names the replica; a call without one goes to the less busy of two random ones.
+
+    A call whose replica is gone fails with ReplicaUnavailableError. Serve's own matching goes by the id of the parent
+    request, which all calls of one HTTP request share: two calls of one request to one deployment could take each
+    other's replica, or hang. Here a call is known by its own metadata object.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pending_by_metadata: dict[int, PendingRequest] = {}
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is None:
+            return [candidate_replicas]
+        self._pending_by_metadata[id(pending_request.metadata)] = pending_request
+        pending_request.routing_context.should_backoff = True
+        address = pending_request.metadata.session_id
+        if not address.startswith(ADDRESS_PREFIX):
+            return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+        wanted = [r for r in candidate_replicas if r.replica_id.unique_id == address.removeprefix(ADDRESS_PREFIX)]
+        if wanted:
+            return [wanted]
+        self._refuse(pending_request, address)
+        return [candidate_replicas]  # lets the routing task see that the request is done, and stop
+
+    def _refuse(self, pending_request: PendingRequest, address: str) -> None:
+        if not pending_request.future.done():
+            pending_request.future.set_exception(ReplicaUnavailableError(address.removeprefix(ADDRESS_PREFIX)))
+        self._pending_by_metadata.pop(id(pending_request.metadata), None)
+
+    def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
+        pending = self._pending_by_metadata.pop(id(request_metadata), None)
+        if pending is None or pending.future.done():
+            return
+        self._record_queue_wait_time(pending)
+        pending.future.set_result(replica)
+        self._remove_pending_request_from_indices(pending)

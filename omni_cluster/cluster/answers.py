@@ -1,0 +1,94 @@
+"""From a request of the chat API to one of the pipeline, and from its answer back to the API's shapes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any, cast
+
+from ray.exceptions import RayActorError
+
+from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.engine.fan_in import DeadlineExceeded
+from omni_cluster.errors import OmniError, RequestError
+from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes
+from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, FinishReason
+from omni_cluster.openai_api.errors import BadRequest, error_body
+from omni_cluster.outputs import OmniRequestOutput, Pcm
+
+logger = logging.getLogger("ray.serve")
+
+
+def api_limits(config: PipelineConfig) -> ApiLimits:
+    limits = config.limits
+    return ApiLimits(
+        max_body_bytes=limits.max_body_bytes,
+        max_audio_parts=limits.max_audio_parts,
+        max_image_parts=limits.max_image_parts,
+        max_media_bytes=limits.max_media_bytes,
+        max_audio_s=limits.max_audio_input_s,
+        max_image_pixels=limits.max_image_pixels,
+        max_output_tokens=limits.max_output_tokens,
+    )
+
+
+def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[str, Any]]:
+    """The client's sampling goes to the stage that makes the text; a seed goes to every stage that samples."""
+    asked = {name: value for name, value in asdict(chat.sampling).items() if value not in (None, ())}
+    if "stop" in asked:
+        asked["stop"] = list(asked["stop"])
+    seeded = {} if chat.seed is None else {"seed": chat.seed}
+    return {
+        s.model_stage: seeded | (asked if s.final_output_type == "text" else {})
+        for s in config.stages
+        if s.diffusion is None
+    }
+
+
+class StreamedSound:
+    """Sound as a streaming client reads it.
+
+    No format asked for: each chunk a whole WAV file. "pcm16", and "wav" in DashScope's way: raw 24 kHz mono samples,
+    in pieces whose base64 forms can be joined and decoded at once.
+    """
+
+    def __init__(self, audio_format: str | None) -> None:
+        self._pieces = Base64Pieces() if audio_format is not None else None
+
+    def push(self, pcm: Pcm) -> bytes:
+        if self._pieces is None:
+            return wav_bytes(pcm.samples, pcm.sample_rate_hz)
+        return self._pieces.push(pcm16(pcm.samples))
+
+    def flush(self) -> bytes:
+        return b"" if self._pieces is None else self._pieces.flush()
+
+
+def whole_audio(chat: ChatRequest, pcm: Pcm | None) -> bytes:
+    """The answer's sound in the format asked for; WAV when none was. Nothing to say is an empty file of its format."""
+    if pcm is None:
+        return b""
+    return pcm16(pcm.samples) if chat.audio_format == "pcm16" else wav_bytes(pcm.samples, pcm.sample_rate_hz)
+
+
+def finish_reason(output: OmniRequestOutput) -> FinishReason:
+    return cast(FinishReason, output.finish_reason or "stop")
+
+
+def timings(output: OmniRequestOutput) -> dict[str, Any]:
+    return {"stages": {name: asdict(times) for name, times in output.times.items()}}
+
+
+def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body for an error; what is not the client's doing is logged."""
+    if isinstance(error, BadRequest):
+        return error.status, error.body()
+    if isinstance(error, RequestError):
+        return 400, error_body(str(error))
+    logger.exception("a request failed")
+    if isinstance(error, DeadlineExceeded):
+        return 504, error_body(str(error), status=504, code="deadline_exceeded")
+    if isinstance(error, RayActorError):
+        return 503, error_body("a stage's replica died; send the request again.", status=503, code="stage_died")
+    message = str(error) if isinstance(error, OmniError) else "the server failed; its log has the cause."
+    return 500, error_body(message, status=500, code="server_error")

@@ -1,0 +1,111 @@
+"""From a configuration to a Ray Serve application: one deployment a stage, and the ingress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
+from ray.serve.config import BackpressureConfig
+
+from omni_cluster.cluster.ingress import Ingress
+from omni_cluster.cluster.stage_deployment import StageReplica
+from omni_cluster.cluster.transport import ROUTER
+from omni_cluster.config.loader import load_config
+from omni_cluster.config.plan import resolve_plan
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.build import check_stages, in_data_order
+from omni_cluster.errors import ConfigError
+from omni_cluster.models.registry import known_families
+
+CALLS_PER_REQUEST = 3
+"""What one request has open at a replica at most: `generate`, and its consumer's `first_chunk` or `chunks`."""
+
+INGRESS_NAME = "ingress"
+RETRY_AFTER_S = 2
+SHUTDOWN_MARGIN_S = 30.0
+
+CPU_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    # Several engines share the cores: no pinning to the first one, one thread each.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def build_app(args: Mapping[str, Any] | None = None) -> Application:
+    """The application that `config=PATH` describes; without it, the embedded default. Raises ConfigError."""
+    unknown = sorted(set(args or {}) - {"config"})
+    if unknown:
+        raise ConfigError(f"argument {unknown[0]!r} is unknown; use config=PATH.")
+    path = (args or {}).get("config")
+    return bind_app(load_config(Path(path) if path else None, known_families=known_families()))
+
+
+def bind_app(config: PipelineConfig) -> Application:
+    """One deployment a stage, bound to its source, and the ingress, bound to all. Raises ConfigError."""
+    resolve_plan(config)
+    check_stages(config)
+    stages: dict[int, Application] = {}
+    for stage in in_data_order(config.stages):
+        source = stages[stage.engine_input_source[0]] if stage.engine_input_source else None
+        stages[stage.stage_id] = stage_deployment(stage, config).bind(stage.stage_id, config, source)
+    names = {s.stage_id: s.model_stage for s in config.stages}
+    return ingress_deployment(config).bind(config, {names[i]: app for i, app in stages.items()})
+
+
+def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
+    limits = config.limits
+    return serve.deployment(
+        StageReplica,
+        name=stage.model_stage,
+        # Admission is the ingress's; what it lets in must never wait at a stage's door.
+        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + 1,
+        ray_actor_options=actor_options(stage),
+        request_router_config=ROUTER,
+        graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
+        **scaling(stage),
+    )
+
+
+def ingress_deployment(config: PipelineConfig) -> Any:
+    limits = config.limits
+    return serve.deployment(
+        Ingress,
+        name=INGRESS_NAME,
+        max_ongoing_requests=limits.max_ongoing_requests,
+        max_queued_requests=limits.max_queued_requests,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
+        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}},
+        graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
+    )
+
+
+def actor_options(stage: StageConfig) -> dict[str, Any]:
+    """Ray's resources of one replica; a stage without GPUs sees none."""
+    options: dict[str, Any] = {"num_cpus": stage.num_cpus, "num_gpus": stage.gpus_per_replica}
+    environment = {} if stage.gpus_per_replica else dict(CPU_ENVIRONMENT)
+    if stage.gpus is not None:
+        # Exact cards: Ray counts none, or it would choose others.
+        options["num_gpus"] = 0
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, stage.gpus))
+    return options | {"runtime_env": {"env_vars": environment}}
+
+
+def scaling(stage: StageConfig) -> dict[str, Any]:
+    if stage.autoscaling is None:
+        return {"num_replicas": stage.num_replicas}
+    scale = stage.autoscaling
+    return {
+        "autoscaling_config": ServeAutoscalingConfig(
+            min_replicas=scale.min_replicas,
+            max_replicas=scale.max_replicas,
+            initial_replicas=scale.initial_replicas,
+            upscale_delay_s=scale.upscale_delay_s,
+            downscale_delay_s=scale.downscale_delay_s,
+            target_ongoing_requests=scale.target,
+        )
+    }

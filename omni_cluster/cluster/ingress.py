@@ -1,0 +1,153 @@
+"""The HTTP face of the cluster: OpenAI's chat API over the orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from omni_cluster.cluster.answers import (
+    StreamedSound,
+    api_limits,
+    error_answer,
+    finish_reason,
+    stage_sampling,
+    timings,
+    whole_audio,
+)
+from omni_cluster.cluster.body import read_body
+from omni_cluster.cluster.orchestrator import Orchestrator
+from omni_cluster.cluster.transport import RemoteStage
+from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.build import bind
+from omni_cluster.engine.fan_in import StageEvent, chain
+from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.openai_api import sse
+from omni_cluster.openai_api.chat import (
+    ChatRequest,
+    ChatStream,
+    Usage,
+    completion,
+    parse_chat_request,
+)
+from omni_cluster.outputs import OmniRequestOutput
+
+api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)
+
+
+@serve.ingress(api)
+class Ingress:
+    """Checks requests, renders prompts, and turns stage chunks into OpenAI's shapes."""
+
+    def __init__(self, config: PipelineConfig, handles: Mapping[str, DeploymentHandle]) -> None:
+        self._config = config
+        self._bound = bind(config)
+        stages = {name: RemoteStage(handle, config.handover.transport) for name, handle in handles.items()}
+        self._orchestrator = Orchestrator(self._bound, stages)
+        self._limits = api_limits(config)
+        self._created = int(time.time())
+
+    @api.get("/health")
+    async def health(self) -> Response:
+        return Response(status_code=200)
+
+    @api.get("/v1/models")
+    async def models(self) -> dict[str, Any]:
+        model = {"id": self._config.model, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
+        return {"object": "list", "data": [model | {"voices": list(self._bound.family.voices)}]}
+
+    @api.post("/v1/chat/completions")
+    async def chat_completions(self, http_request: Request) -> Response:
+        try:
+            body = await read_body(http_request, self._limits.max_body_bytes)
+            chat = await asyncio.to_thread(self._parse, body)
+            request = await asyncio.to_thread(self._omni_request, chat)
+            return await (self._streamed(chat, request) if chat.stream else self._whole(chat, request))
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            status, answer = error_answer(error)
+            return JSONResponse(answer, status)
+
+    async def answer(self, request: OmniRequest) -> OmniRequestOutput:
+        """The whole answer to a request, for callers inside the cluster: tokens and samples as they are."""
+        answer = self._answer(request)
+        async with contextlib.aclosing(self._orchestrator.stream(request)) as events:
+            async for event in events:
+                answer.add(event.stage, event.chunk)
+        return answer.finish()
+
+    def _parse(self, body: bytes) -> ChatRequest:
+        voices = self._bound.family.voices
+        return parse_chat_request(body, models=[self._config.model], voices=voices, limits=self._limits)
+
+    def _omni_request(self, chat: ChatRequest) -> OmniRequest:
+        return OmniRequest(
+            request_id=uuid.uuid4().hex,
+            prompt=self._bound.family.render(chat.messages),
+            media=Media(chat.audios, chat.images),
+            wants_audio=chat.wants_audio,
+            voice=chat.voice,
+            sampling=stage_sampling(chat, self._config),
+            seed=chat.seed if chat.seed is not None else random.getrandbits(31),
+        )
+
+    def _answer(self, request: OmniRequest) -> Answer:
+        return Answer(request.request_id, {s.model_stage: s.final_output_type for s in self._config.stages})
+
+    async def _whole(self, chat: ChatRequest, request: OmniRequest) -> Response:
+        output = await self.answer(request)
+        body = completion(
+            chat,
+            text=output.text,
+            audio=whole_audio(chat, output.audio) if chat.wants_audio else None,
+            finish_reason=finish_reason(output),
+            usage=self._usage(output),
+        )
+        return JSONResponse(body | {"omni": timings(output)})
+
+    async def _streamed(self, chat: ChatRequest, request: OmniRequest) -> Response:
+        """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
+        answer = self._answer(request)
+        events = self._orchestrator.stream(request)
+        first = await anext(events)
+        body = self._sse(chat, answer, first, events)
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _sse(
+        self, chat: ChatRequest, answer: Answer, first: StageEvent, events: AsyncGenerator[StageEvent, None]
+    ) -> AsyncIterator[bytes]:
+        stream, sound = ChatStream(chat), StreamedSound(chat.audio_format)
+        try:
+            async with contextlib.aclosing(events):
+                yield sse.event(stream.start())
+                async for event in chain(first, events):
+                    answer.add(event.stage, event.chunk)
+                    if event.chunk.text:
+                        yield sse.event(stream.text(event.chunk.text))
+                    if event.chunk.pcm is not None and (piece := sound.push(event.chunk.pcm)):
+                        yield sse.event(stream.audio(piece))
+            if rest := sound.flush():
+                yield sse.event(stream.audio(rest))
+            output = answer.finish()
+            yield sse.event(stream.finish(finish_reason(output)) | {"omni": timings(output)})
+            if (usage := stream.usage(self._usage(output))) is not None:
+                yield sse.event(usage)
+            yield sse.DONE
+        except Exception as error:  # the boundary to the client, after the first byte
+            status, body = error_answer(error)
+            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+
+    def _usage(self, output: OmniRequestOutput) -> Usage:
+        spoken = sum(
+            len(output.stage_token_ids.get(s.model_stage, ())) for s in self._config.stages if s.engine_input_source
+        )
+        return Usage(len(output.prompt_token_ids), len(output.token_ids), spoken)

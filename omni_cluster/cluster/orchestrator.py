@@ -1,0 +1,75 @@
+"""One request through the cluster: the ingress asks each stage, the stages pull from each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Mapping
+
+from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.config.schema import StageConfig
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
+from omni_cluster.inputs import OmniRequest
+
+
+class Orchestrator:
+    """Holds a request's state and never touches an embedding."""
+
+    def __init__(self, bound: BoundPipeline, stages: Mapping[str, RemoteStage]) -> None:
+        self._bound = bound
+        self._stages = stages
+
+    async def stream(self, request: OmniRequest) -> AsyncGenerator[StageEvent, None]:
+        """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
+
+        Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
+        """
+        self._bound.check(request)
+        tickets: dict[int, asyncio.Future[Ticket]] = {}
+        run = FanIn(self._bound.config.limits.request_timeout_s)
+        for stage in self._bound.stages_for(request):
+            tickets[stage.stage_id] = asyncio.get_running_loop().create_future()
+        all_read = AllRead(len(tickets))
+        for stage in self._bound.stages_for(request):
+            run.add(functools.partial(self._follow, stage, request, tickets, all_read))
+        async with contextlib.aclosing(run.events()) as events:
+            async for event in events:
+                yield event
+
+    async def _follow(
+        self,
+        stage: StageConfig,
+        request: OmniRequest,
+        tickets: Mapping[int, asyncio.Future[Ticket]],
+        all_read: AllRead,
+        emit: Emit,
+    ) -> None:
+        """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
+        source = self._bound.source(stage)
+        ticket = await asyncio.shield(tickets[source.stage_id]) if source else None
+        items = self._stages[stage.model_stage].stream("generate", request, ticket)
+        async with contextlib.aclosing(items):
+            async for item in items:
+                if isinstance(item, Ticket):
+                    tickets[stage.stage_id].set_result(item)
+                    continue
+                await emit(StageEvent(stage.model_stage, item))
+                if item.finish_reason is not None:
+                    break
+            await all_read.wait()
+
+
+class AllRead:
+    """Lets the stages of a request end together: while one works, the others keep what it may need again."""
+
+    def __init__(self, stages: int) -> None:
+        self._left = stages
+        self._none_left = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._none_left.set()
+        await self._none_left.wait()

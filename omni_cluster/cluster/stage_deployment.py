@@ -1,0 +1,112 @@
+"""One replica of one stage: its engine, and the outboxes that its consumers pull from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from omni_cluster.cluster.transport import RemoteStage, Ticket, WireChunk, own_replica_id
+from omni_cluster.cluster.upstream import pull
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.build import bind, make_stage
+from omni_cluster.engine.outbox import Outbox, Outboxes
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import StageChunk
+
+MAX_ITEM_BYTES = 1 << 20
+"""What a streamed item may hold: Serve's gRPC takes 4 MB."""
+
+
+class StageReplica:
+    """Runs a stage's engine in this Serve replica.
+
+    For each request `generate` gives the ingress first a ticket, then the stage's chunks without rows, and then stays
+    open until the ingress ends it: as long as it is open, the request's outbox can be read, from the start if need be.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
+    ) -> None:
+        """Serve awaits this: a replica takes requests once its engine is up."""
+        self._bound = bind(config)
+        self._stage: StageConfig = next(s for s in config.stages if s.stage_id == stage_id)
+        self._engine = make_stage(self._stage, self._bound)
+        self._outboxes = Outboxes(config.limits.outbox_max_bytes)
+        self._requests = 0
+        self._source = RemoteStage(source, config.handover.transport) if source is not None else None
+        await self._engine.start()
+
+    async def generate(
+        self, request: OmniRequest, ticket: Ticket | None = None
+    ) -> AsyncGenerator[Ticket | StageChunk, None]:
+        """See the class. `ticket`: where the stage's source keeps this request."""
+        self._requests += 1
+        outbox = self._outboxes.open(request.request_id) if self._has_consumer(request) else None
+        try:
+            yield Ticket(request.request_id, own_replica_id())
+            async with contextlib.aclosing(self._fill(request, ticket, outbox)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            if outbox is not None:
+                await asyncio.sleep(self._bound.config.limits.request_timeout_s)  # until cancelled: the request's end
+        finally:
+            self._outboxes.remove(request.request_id)
+
+    def _has_consumer(self, request: OmniRequest) -> bool:
+        return request.wants_audio and bool(self._bound.consumers(self._stage))
+
+    async def _fill(
+        self, request: OmniRequest, ticket: Ticket | None, outbox: Outbox | None
+    ) -> AsyncGenerator[StageChunk, None]:
+        try:
+            async with contextlib.aclosing(self._engine.generate(request, self._upstream(ticket))) as chunks:
+                async for chunk in chunks:
+                    if outbox is not None:
+                        outbox.put(chunk)
+                    yield chunk.without_rows()
+            if outbox is not None:
+                outbox.close()
+        except Exception as error:
+            if outbox is not None:
+                outbox.fail(error)
+            raise
+
+    def _upstream(self, ticket: Ticket | None) -> AsyncGenerator[StageChunk, None] | None:
+        source = self._bound.source(self._stage)
+        if source is None or ticket is None or self._source is None:
+            return None
+        limits = self._bound.config.limits
+        emits_rows = self._bound.family.traits(source.model_stage).emits_rows
+        return pull(self._source, ticket, limits.max_payload_elements, bulk_first=emits_rows)
+
+    async def first_chunk(self, request_id: str) -> WireChunk:
+        """The request's first chunk, which has all rows of its prompt. OutboxUnknown after the request's end."""
+        chunk = await self._outboxes.get(request_id).first()
+        return WireChunk.of(chunk if chunk is not None else StageChunk())
+
+    async def chunks(self, request_id: str, first: int) -> AsyncGenerator[WireChunk, None]:
+        """The request's chunks from number `first` on, those that are there together as one item."""
+        async with contextlib.aclosing(self._outboxes.get(request_id).read(first, MAX_ITEM_BYTES)) as chunks:
+            async for chunk in chunks:
+                yield WireChunk.of(chunk)
+
+    async def check_health(self) -> None:
+        await self._engine.check_health()
+
+    async def status(self) -> dict[str, Any]:
+        """For tests and operators: process id, requests so far, open outboxes, what the engine holds."""
+        return {
+            "pid": os.getpid(),
+            "replica_id": own_replica_id(),
+            "requests": self._requests,
+            "open_outboxes": len(self._outboxes),
+            "engine": await self._engine.counts(),
+        }
+
+    async def __del__(self) -> None:
+        await self._engine.shutdown()

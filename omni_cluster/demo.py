@@ -1,0 +1,344 @@
+"""`omni-cluster demo`: a cluster on this machine, asked over HTTP as any client would ask it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+import wave
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from omni_cluster.config.loader import load_config
+from omni_cluster.errors import OmniError
+from omni_cluster.models.registry import known_families
+from omni_cluster.openai_api.audio import wav_bytes
+from omni_cluster.outputs import StageTimes
+
+if TYPE_CHECKING:
+    from omni_cluster.cluster.local import LocalCluster
+
+READY_TIMEOUT_S = 900.0
+CONNECT_TIMEOUT_S = 10.0
+QUESTION_RATE_HZ = 16_000
+ANSWER_RATE_HZ = 24_000
+TEXT_QUESTION = "Hello world, please answer in text."
+SPOKEN_QUESTION = "What do you hear, and what is in the picture?"
+HEALTHY = "HEALTHY"
+
+Body = dict[str, Any]
+
+
+class DemoError(OmniError):
+    """The demo did not get what it asked for."""
+
+
+def run_demo(config: Path | None, port: int, out: Path) -> None:
+    """Starts the cluster of `config` (None: the embedded default), asks it twice, stops it.
+
+    The sound goes to `out`/answer.wav. Raises OmniError, after everything was shut down, when the cluster does not
+    come up, refuses, or answers without text or sound.
+    """
+    console = Console(highlight=False)
+    settings = load_config(config, known_families=known_families())
+    folder = made_folder(out)
+    # Ray is needed here alone: bad input is refused without it.
+    from omni_cluster.cluster.local import LocalCluster
+
+    with LocalCluster(config=config, port=port) as cluster:
+        console.print(f"Ray dashboard: {cluster.dashboard_url or 'none'}", soft_wrap=True)
+        wait_until_ready(cluster, console)
+        console.print(f"serving at {cluster.base_url}", soft_wrap=True)
+        timeout = httpx.Timeout(settings.limits.request_timeout_s, connect=CONNECT_TIMEOUT_S)
+        # A proxy that the environment names must not come between this process and its own machine.
+        with httpx.Client(base_url=cluster.base_url, timeout=timeout, trust_env=False) as http:
+            converse(http, settings.default_voice, folder, console)
+
+
+def made_folder(out: Path) -> Path:
+    """`out`, made where it is not there. Raises DemoError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DemoError(f"the folder {out} cannot be made ({error.strerror}); name one that can be written.") from None
+    return out
+
+
+# ------------------------------------------------------- while engines start
+
+
+@dataclass(slots=True)
+class StageProgress:
+    """The state of one stage; `healthy_s` is when it came up, seconds since the start."""
+
+    state: str
+    healthy_s: float | None = None
+
+
+class StageBoard:
+    """The stages of a cluster that starts, with their state and how long they have taken; `say` gets each change."""
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self._say = say
+        self._started_s = time.monotonic()
+        self._stages: dict[str, StageProgress] = {}
+
+    def update(self, states: Mapping[str, str]) -> None:
+        """Takes the states of all stages, by name."""
+        for name, state in states.items():
+            if name not in self._stages or self._stages[name].state != state:
+                self._change(name, state)
+
+    def _change(self, name: str, state: str) -> None:
+        self._stages[name] = StageProgress(state, self.elapsed_s if state == HEALTHY else None)
+        if self._say is not None:
+            self._say(f"{self.elapsed_s:6.1f} s  {name}: {state}")
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def __rich__(self) -> Table:
+        table = Table("stage", "state", "seconds")
+        for name, stage in self._stages.items():
+            seconds = self.elapsed_s if stage.healthy_s is None else stage.healthy_s
+            table.add_row(name, stage.state, f"{seconds:.1f}")
+        return table
+
+
+def wait_until_ready(cluster: LocalCluster, console: Console) -> None:
+    """Shows the stages until all of them serve: a live table on a terminal, a line a change elsewhere."""
+    if console.is_terminal:
+        board = StageBoard()
+        with Live(board, console=console, refresh_per_second=4):
+            cluster.wait_ready(READY_TIMEOUT_S, board.update)
+        return
+    cluster.wait_ready(READY_TIMEOUT_S, StageBoard(lambda line: console.print(line, soft_wrap=True)).update)
+
+
+# ------------------------------------------------------------ the questions
+
+
+def question_sound(duration_s: float = 1.5) -> npt.NDArray[np.float32]:
+    """Mono samples at 16 kHz with the outline of speech: a gliding pitch, its harmonics, four syllables a second."""
+    times_s = np.arange(round(duration_s * QUESTION_RATE_HZ)) / QUESTION_RATE_HZ
+    pitch_hz = 150 + 50 * np.sin(2 * np.pi * 1.3 * times_s)
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / QUESTION_RATE_HZ
+    voice = sum(np.sin(n * phase) / n for n in range(1, 9))
+    syllables = np.sin(np.pi * 4 * times_s) ** 2
+    return np.asarray(0.3 * voice * syllables, np.float32)
+
+
+def question_image() -> Image.Image:
+    """A sun over a hill, RGB, 224 x 224."""
+    image = Image.new("RGB", (224, 224), "skyblue")
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((140, 24, 196, 80), fill="gold")
+    draw.ellipse((-40, 130, 264, 360), fill="seagreen")
+    return image
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def text_body(model: str) -> Body:
+    """A text question whose answer is streamed text."""
+    messages = [{"role": "user", "content": TEXT_QUESTION}]
+    return {"model": model, "messages": messages, "modalities": ["text"], "stream": True}
+
+
+def spoken_body(model: str, voice: str | None, sound: bytes, picture: bytes) -> Body:
+    """A question with a WAV and a PNG whose answer is streamed text and sound; `voice` None: the server's default."""
+    wav, png = (base64.b64encode(data).decode("ascii") for data in (sound, picture))
+    content = [
+        {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}},
+        {"type": "text", "text": SPOKEN_QUESTION},
+    ]
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": voice, "format": "wav"},
+        "stream": True,
+    }
+
+
+# -------------------------------------------------------------- the answers
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """What came of one streamed answer. `pcm`: 16-bit mono at 24 kHz; times are seconds since the request was sent."""
+
+    text: str = ""
+    pcm: bytes = b""
+    first_text_s: float | None = None
+    first_audio_s: float | None = None
+    total_s: float = 0.0
+    stages: dict[str, StageTimes] = field(default_factory=dict)
+
+    def add(self, event: Mapping[str, Any], now_s: float) -> str:
+        """Takes one event of the stream; returns the text that came with it."""
+        for name, times in event.get("omni", {}).get("stages", {}).items():
+            self.stages[name] = StageTimes(times["first_s"], times["last_s"], times["tokens"])
+        delta = event["choices"][0]["delta"] if event.get("choices") else {}
+        text, sound = delta.get("content") or "", (delta.get("audio") or {}).get("data") or ""
+        if text:
+            self.text += text
+            self.first_text_s = now_s if self.first_text_s is None else self.first_text_s
+        if sound:
+            self.pcm += base64.b64decode(sound)
+            self.first_audio_s = now_s if self.first_audio_s is None else self.first_audio_s
+        return text
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Body]:
+    """The JSON of each `data:` line until [DONE].
+
+    Raises DemoError with the sentence of an error event, and for a stream that is no JSON or ends before [DONE].
+    """
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        yield checked_body(data)
+    raise DemoError("the stream ended without [DONE]; the server's log says why.")
+
+
+def checked_body(text: str | bytes) -> Body:
+    """A JSON object of the server; DemoError with its own sentence when it is an error."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        raise DemoError(f"the server sent {text[:60]!r}, which is no JSON; its log says why.") from None
+    if not isinstance(body, dict):
+        raise DemoError(f"the server sent {text[:60]!r}, which is no JSON object; its log says why.")
+    if "error" in body:
+        raise DemoError(f"the server says: {body['error']['message']}")
+    return body
+
+
+def first_model(http: httpx.Client) -> str:
+    """The id of the model that is served. Raises DemoError."""
+    try:
+        response = http.get("/v1/models")
+    except httpx.HTTPError as error:
+        raise _unreachable(http, error) from None
+    return str(_accepted(response)["data"][0]["id"])
+
+
+def ask(http: httpx.Client, body: Body, on_text: Callable[[str], None]) -> StreamedAnswer:
+    """Streams one answer, its text to `on_text` as it comes. Raises DemoError."""
+    answer, started_s = StreamedAnswer(), time.perf_counter()
+    try:
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+                _accepted(response)
+            for event in read_events(response.iter_lines()):
+                on_text(answer.add(event, time.perf_counter() - started_s))
+    except httpx.HTTPError as error:
+        raise _unreachable(http, error) from None
+    answer.total_s = time.perf_counter() - started_s
+    return answer
+
+
+def _accepted(response: httpx.Response) -> Body:
+    body = checked_body(response.content)
+    if response.status_code != httpx.codes.OK:
+        raise DemoError(f"the server answered {response.status_code} without an error; its log says why.")
+    return body
+
+
+def _unreachable(http: httpx.Client, error: httpx.HTTPError) -> DemoError:
+    return DemoError(f"the server at {http.base_url} broke off ({type(error).__name__}); its log says why.")
+
+
+def write_wav(path: Path, pcm: bytes) -> None:
+    """`pcm`, 16-bit little-endian mono at 24 kHz, as a WAV file."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(ANSWER_RATE_HZ)
+        file.writeframes(pcm)
+
+
+# --------------------------------------------------------- the conversation
+
+
+def converse(http: httpx.Client, voice: str | None, folder: Path, console: Console) -> None:
+    """Asks by text, then by sound and image. Raises DemoError when text or sound stays out."""
+    model = first_model(http)
+    console.print(f"model: {model}\n", markup=False, soft_wrap=True)
+    ask_by_text(http, model, console)
+    answer = ask_by_sound(http, model, voice, folder, console)
+    path = folder / "answer.wav"
+    write_wav(path, answer.pcm)
+    seconds = len(answer.pcm) / 2 / ANSWER_RATE_HZ
+    console.print(f"sound: {path}, {seconds:.2f} s at {ANSWER_RATE_HZ} Hz\n", markup=False, soft_wrap=True)
+    console.print(client_table(answer))
+    console.print(stage_table(answer))
+
+
+def ask_by_text(http: httpx.Client, model: str, console: Console) -> None:
+    console.print(f"> {TEXT_QUESTION}", soft_wrap=True)
+    answer = ask(http, text_body(model), lambda text: show(text, console))
+    console.print("\n")
+    if not answer.text:
+        raise DemoError("the answer to the text question has no text; the server's log says why.")
+
+
+def ask_by_sound(http: httpx.Client, model: str, voice: str | None, folder: Path, console: Console) -> StreamedAnswer:
+    """The two files of the question are kept beside the answer."""
+    sound, picture = wav_bytes(question_sound(), QUESTION_RATE_HZ), png_bytes(question_image())
+    (folder / "question.wav").write_bytes(sound)
+    (folder / "question.png").write_bytes(picture)
+    console.print(f"> [question.wav] [question.png] {SPOKEN_QUESTION}", markup=False, soft_wrap=True)
+    answer = ask(http, spoken_body(model, voice, sound, picture), lambda text: show(text, console))
+    console.print("\n")
+    if not answer.text or not answer.pcm:
+        missing = "sound" if answer.text else "text"
+        raise DemoError(f"the answer to the spoken question has no {missing}; the server's log says why.")
+    return answer
+
+
+def show(text: str, console: Console) -> None:
+    # A model may say any character, and a terminal would obey some of them.
+    safe = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    console.print(safe, end="", markup=False, soft_wrap=True)
+
+
+def client_table(answer: StreamedAnswer) -> Table:
+    table = Table("as the client saw it", "seconds")
+    table.add_row("first text", _seconds(answer.first_text_s))
+    table.add_row("first sound", _seconds(answer.first_audio_s))
+    table.add_row("whole answer", _seconds(answer.total_s))
+    return table
+
+
+def stage_table(answer: StreamedAnswer) -> Table:
+    table = Table("stage", "first output, s", "last output, s", "tokens")
+    for name, times in answer.stages.items():
+        table.add_row(name, _seconds(times.first_s), _seconds(times.last_s), str(times.tokens))
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,96 @@
+"""The chunks of one request's stages, which work at the same time, as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+
+from omni_cluster.errors import OmniError
+from omni_cluster.outputs import StageChunk
+
+MAX_WAITING_EVENTS = 1024
+"""A reader that lags by more chunks than this stops the stages of its own request until it goes on."""
+
+
+class DeadlineExceeded(OmniError):
+    """A request that took longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvent:
+    """A chunk, and the stage that made it."""
+
+    stage: str
+    chunk: StageChunk
+
+
+Emit = Callable[[StageEvent], Awaitable[None]]
+Producer = Callable[[Emit], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: Exception | None
+
+
+class FanIn:
+    """Runs producers as tasks; the first that fails, or the deadline, ends all of them."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ends_s = time.monotonic() + timeout_s
+        self._events: asyncio.Queue[StageEvent | _Ended] = asyncio.Queue(MAX_WAITING_EVENTS)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def add(self, producer: Producer) -> None:
+        self._tasks.append(asyncio.create_task(self._produce(producer)))
+
+    async def _produce(self, producer: Producer) -> None:
+        error = None
+        try:
+            await producer(self._events.put)
+        except Exception as raised:  # handed to the reader, who raises it
+            error = raised
+        await self._events.put(_Ended(error))
+
+    async def events(self) -> AsyncGenerator[StageEvent, None]:
+        """All events, in the order they came. Raises what a producer raised, or DeadlineExceeded.
+
+        However it ends, closed early included, no producer is left running.
+        """
+        left = len(self._tasks)
+        try:
+            while left:
+                event = await self._next()
+                if isinstance(event, StageEvent):
+                    yield event
+                    continue
+                left -= 1
+                if event.error is not None:
+                    raise event.error
+        finally:
+            await self._stop()
+
+    async def _next(self) -> StageEvent | _Ended:
+        try:
+            return await asyncio.wait_for(self._events.get(), self._ends_s - time.monotonic())
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(
+                f"the request took longer than limits.request_timeout_s = {self._timeout_s:g}; ask for less at once."
+            ) from None
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def chain(first: StageEvent, rest: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageEvent, None]:
+    """`first`, which was read ahead, and then the rest."""
+    async with contextlib.aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event

@@ -1,0 +1,114 @@
+"""The application as its users start it, `serve run`, and what a test asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from omni_cluster.inputs import Media, OmniRequest
+from tests.reference import media, prompt_text
+
+ROOT = Path(__file__).parents[2]
+BASE_URL = "http://127.0.0.1:8000"
+STAGES = ("thinker", "talker", "code2wav")
+START_S = 400
+PATIENCE_S = 60
+"""Until a condition that must come: a test that waits this long has failed."""
+
+
+class ServedApp:
+    """A running `serve run deployments:app`, and this process connected to its cluster."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.client = httpx.Client(base_url=BASE_URL, timeout=120)
+        self._handles: dict[str, Any] = {}
+
+    def handle(self, deployment: str) -> Any:
+        if deployment not in self._handles:
+            self._handles[deployment] = serve.get_deployment_handle(deployment, "default")
+        return self._handles[deployment]
+
+    async def answer(self, request: OmniRequest) -> Any:
+        return await self.handle("ingress").answer.remote(request)
+
+    async def statuses(self) -> list[dict[str, Any]]:
+        """What every replica of every stage holds."""
+        return [status for name in STAGES for status in await self.statuses_of(name)]
+
+    async def statuses_of(self, stage: str) -> list[dict[str, Any]]:
+        responses = self.handle(stage).broadcast("status")
+        return await asyncio.to_thread(responses.results, timeout_s=PATIENCE_S)
+
+
+@contextmanager
+def serve_run(*arguments: str) -> Iterator[ServedApp]:
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    command = [str(Path(sys.executable).parent / "serve"), "run", "deployments:app", *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_until(is_up, process)
+        ray.init("auto", namespace="serve", log_to_driver=False, logging_level="ERROR")
+        wait_until(is_running, process)
+        yield ServedApp(process)
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    ends_s = time.monotonic() + START_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > ends_s:
+            process.kill()
+            raise AssertionError(f"the application did not come up:\n{process.communicate()[0][-4000:]}")
+        time.sleep(0.5)
+
+
+def is_up() -> bool:
+    try:
+        return httpx.get(f"{BASE_URL}/v1/models", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def is_running() -> bool:
+    return serve.status().applications["default"].status.value == "RUNNING"
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Waits for a condition that must come."""
+    ends_s = time.monotonic() + PATIENCE_S
+    while not await condition():
+        assert time.monotonic() < ends_s, f"{what} within {PATIENCE_S} s"
+        await asyncio.sleep(0.1)
+
+
+def request_for(
+    kind: str, request_id: str, *, question: str = "Hello world, describe it.", voice: str = "Chelsie", seed: int = 0
+) -> OmniRequest:
+    audios, images = media(kind)
+    return OmniRequest(
+        request_id,
+        prompt_text(kind, question),
+        Media(tuple(audios), tuple(images)),
+        voice=voice,
+        seed=seed,
+        sampling={"thinker": {"max_tokens": 16}, "talker": {"max_tokens": 60}},
+    )

@@ -1,0 +1,76 @@
+"""Two thinkers and two talkers: every consumer pulls from the replica that has its request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.serve.exceptions import ReplicaUnavailableError
+
+from omni_cluster.cluster.transport import RemoteStage
+from tests.cluster.served import ServedApp, request_for, until
+from tests.cluster.test_app import assert_equals_reference, nothing_is_left
+from tests.reference import KINDS, Reference, media, prompt_text
+
+QUESTIONS = ("What is it?", "Describe the picture and the sound, please.")
+
+
+async def test_eight_requests_at_once_equal_their_references(served_2x2: ServedApp, reference: Reference) -> None:
+    asked = [(kind, question) for kind in KINDS for question in QUESTIONS]
+    expected = [
+        reference.speech(prompt_text(kind, question), *media(kind), voice=voice_of(i), seed=i)
+        for i, (kind, question) in enumerate(asked)
+    ]
+    for attempt in range(3):
+        outputs = await asyncio.gather(
+            *[
+                served_2x2.answer(
+                    request_for(kind, f"eight-{attempt}-{i}", question=question, voice=voice_of(i), seed=i)
+                )
+                for i, (kind, question) in enumerate(asked)
+            ]
+        )
+        for output, of_reference in zip(outputs, expected, strict=True):
+            assert_equals_reference(output, of_reference)
+    assert len({tuple(o.stage_token_ids["talker"]) for o in outputs}) == len(asked)
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")
+
+
+def voice_of(i: int) -> str:
+    return ("Chelsie", "Ethan")[i % 2]
+
+
+async def test_an_address_reaches_that_replica_and_no_other(served_2x2: ServedApp) -> None:
+    talker = RemoteStage(served_2x2.handle("talker"), "object")
+    ids = [s["replica_id"] for s in await served_2x2.statuses_of("talker")]
+    assert len(set(ids)) == 2
+    wanted = ids * 20
+    reached = await asyncio.gather(*[talker.call("status", replica_id=i) for i in wanted])
+    assert [s["replica_id"] for s in reached] == wanted
+
+
+async def test_calls_without_an_address_reach_both_replicas(served_2x2: ServedApp) -> None:
+    thinker: Any = served_2x2.handle("thinker")
+    reached = await asyncio.gather(*[thinker.status.remote() for _ in range(40)])
+    assert len(Counter(s["replica_id"] for s in reached)) == 2
+
+
+async def test_an_address_that_is_gone_fails_at_once(served_2x2: ServedApp) -> None:
+    with pytest.raises(ReplicaUnavailableError):
+        await RemoteStage(served_2x2.handle("talker"), "object").call("status", replica_id="nobody")
+
+
+async def test_both_replicas_of_a_stage_did_work(served_2x2: ServedApp) -> None:
+    before = served_tokens(await served_2x2.statuses())
+    await asyncio.gather(*[served_2x2.answer(request_for("text", f"work-{i}")) for i in range(8)])
+    after = served_tokens(await served_2x2.statuses())
+    worked = [replica for replica in after if after[replica] > before[replica]]
+    assert len(worked) >= 4  # of five: two thinkers, two talkers, one code2wav
+    assert np.all([after[r] >= before[r] for r in after])
+
+
+def served_tokens(statuses: list[dict[str, Any]]) -> dict[str, int]:
+    return {s["replica_id"]: s["requests"] for s in statuses}

@@ -1,0 +1,74 @@
+"""What the whole test session shares: the tiny checkpoint, transformers' reference of it, and one running pipeline."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch and vLLM are imported, which read these once.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+if TYPE_CHECKING:
+    from omni_cluster.engine.omni_llm import AsyncOmniLLM
+    from tests.engine.stages import Speak
+    from tests.reference import Reference, SpeechReference
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+
+    return embedded_checkpoint("tiny")
+
+
+@pytest.fixture(scope="session")
+def reference(tiny: Path) -> Reference:
+    from tests.reference import Reference
+
+    return Reference(tiny)
+
+
+@pytest.fixture(scope="session")
+def speak(tiny: Path, reference: Reference) -> Speak:
+    """The reference's spoken reply to `prompt_text(kind)`, made once for each kind, voice and seed that is asked."""
+    from tests.reference import media, prompt_text
+
+    made: dict[tuple[str, str, int], SpeechReference] = {}
+
+    def spoken(kind: str, voice: str = "Chelsie", seed: int = 0) -> SpeechReference:
+        key = (kind, voice, seed)
+        if key not in made:
+            made[key] = reference.speech(prompt_text(kind), *media(kind), voice=voice, seed=seed)
+        return made[key]
+
+    return spoken
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def pipeline(tiny: Path) -> AsyncIterator[AsyncOmniLLM]:
+    """The whole pipeline on the tiny checkpoint; tests leave no request in it."""
+    from omni_cluster.engine.omni_llm import AsyncOmniLLM
+    from tests.engine.stages import pipeline_config
+
+    omni = AsyncOmniLLM(pipeline_config())
+    await omni.start()
+    yield omni
+    await omni.shutdown()

@@ -1,0 +1,155 @@
+"""Stages on the tiny checkpoint, requests for them, and rows fed to a talker by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.build import bind, make_stage
+from omni_cluster.engine.stage import Stage
+from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
+from tests.reference import SpeechReference, ThinkerReference, media, prompt_text
+
+Speak = Callable[..., SpeechReference]
+"""The fixture `speak`: (kind, voice, seed) -> the reference's spoken reply."""
+
+MAX_TOKENS = 16
+MAX_CODES = 60
+PATIENCE_S = 20
+"""Until a condition that must come: a test that waits this long has failed."""
+
+_ENGINE_ARGS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 256,
+    "kv_cache_memory_bytes": 32 << 20,
+}
+
+
+def thinker_stage(**engine_args: Any) -> StageConfig:
+    return StageConfig(
+        stage_id=0,
+        model_stage="thinker",
+        num_gpus=0,
+        final_output_type="text",
+        engine_args={**_ENGINE_ARGS, "limit_mm_per_prompt": {"audio": 2, "image": 2, "video": 0}, **engine_args},
+        default_sampling_params={"temperature": 0, "max_tokens": MAX_TOKENS},
+    )
+
+
+def talker_stage(**engine_args: Any) -> StageConfig:
+    return StageConfig(
+        stage_id=1,
+        model_stage="talker",
+        engine_input_source=[0],
+        num_gpus=0,
+        engine_args={**_ENGINE_ARGS, **engine_args},
+        default_sampling_params={"temperature": 0, "repetition_penalty": 1.05, "max_tokens": MAX_CODES},
+    )
+
+
+def code2wav_stage() -> StageConfig:
+    return StageConfig(
+        stage_id=2, model_stage="code2wav", engine_input_source=[1], num_gpus=0, final_output_type="audio"
+    )
+
+
+def pipeline_config(
+    thinker: StageConfig | None = None, talker: StageConfig | None = None, **settings: Any
+) -> PipelineConfig:
+    stages = [thinker or thinker_stage(), talker or talker_stage(), code2wav_stage()]
+    return PipelineConfig(model="preset:tiny", family="qwen2_5_omni", stages=stages, **settings)
+
+
+@asynccontextmanager
+async def running(config: PipelineConfig, model_stage: str) -> AsyncIterator[Stage]:
+    """One stage of a configuration, alone."""
+    stage = next(s for s in config.stages if s.model_stage == model_stage)
+    engine = make_stage(stage, bind(config))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
+
+
+def request(request_id: str, kind: str = "text", **fields: Any) -> OmniRequest:
+    """The request that the reference was given as `prompt_text(kind)` with `media(kind)`."""
+    audios, images = media(kind)
+    return OmniRequest(request_id, prompt_text(kind), Media(tuple(audios), tuple(images)), **fields)
+
+
+async def collect(chunks: AsyncIterator[StageChunk]) -> StageChunk:
+    """All that a stage said of a request, as one chunk."""
+    return StageChunk.joined([chunk async for chunk in chunks])
+
+
+def thinker_chunks(made: ThinkerReference) -> list[StageChunk]:
+    """The reference's thinker in the thinker stage's words: with each token the rows that were computed for it."""
+    prompt, rows = len(made.prompt_ids), made.rows
+    first = StageChunk(0, (made.token_ids[0],), rows=RowsChunk(0, rows[:prompt], made.positions))
+    later = [
+        StageChunk(j, (token,), rows=RowsChunk(prompt + j - 1, rows[prompt + j - 1 : prompt + j]))
+        for j, token in enumerate(made.token_ids[1:], start=1)
+    ]
+    last = StageChunk(len(made.token_ids), finish_reason="length")
+    return [first, *later, last]
+
+
+async def at_once(chunks: list[StageChunk]) -> AsyncIterator[StageChunk]:
+    for chunk in chunks:
+        yield chunk
+
+
+class Feed:
+    """An upstream whose chunks come when the test gives them."""
+
+    def __init__(self, *chunks: StageChunk) -> None:
+        self._items: asyncio.Queue[StageChunk | Exception | None] = asyncio.Queue()
+        self.give(*chunks)
+
+    def give(self, *chunks: StageChunk) -> None:
+        for chunk in chunks:
+            self._items.put_nowait(chunk)
+
+    def fail(self, error: Exception) -> None:
+        self._items.put_nowait(error)
+
+    def end(self) -> None:
+        self._items.put_nowait(None)
+
+    async def read(self) -> AsyncIterator[StageChunk]:
+        while (item := await self._items.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Asks again and again, each time a round trip to the engine, until the condition holds."""
+
+    async def holds() -> None:
+        while not await condition():
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(holds(), PATIENCE_S)
+
+
+async def until_counts(stage: Stage, **wanted: int) -> None:
+    async def as_wanted() -> bool:
+        counts = await stage.counts()
+        return all(counts[name] == value for name, value in wanted.items())
+
+    await until(as_wanted)
+
+
+async def until_free(stage: Stage) -> None:
+    """Until the stage holds nothing of any request."""
+    await until_counts(stage, running=0, waiting=0, held=0, kv_blocks_used=0, row_counts=0)

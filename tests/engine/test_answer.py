@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+
+from omni_cluster.engine.answer import Answer
+from omni_cluster.outputs import Pcm, StageChunk
+
+FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
+
+
+def pcm(start: int, *samples: float) -> Pcm:
+    return Pcm(start, np.array(samples, np.float32), 24_000)
+
+
+def test_answer_says_what_its_stages_said() -> None:
+    answer = Answer("r", FINAL_TYPES)
+    answer.add("thinker", StageChunk(0, (1,), "a", prompt_token_ids=(7, 8)))
+    answer.add("talker", StageChunk(0, (100, 101)))
+    answer.add("thinker", StageChunk(1, (2, 3), "b", finish_reason="length"))
+    answer.add("code2wav", StageChunk(pcm=pcm(0, 0.5, 0.25)))
+    answer.add("talker", StageChunk(2, (102,), finish_reason="stop"))
+    answer.add("code2wav", StageChunk(pcm=pcm(2, 0.125)))
+    answer.add("code2wav", StageChunk(finish_reason="stop"))
+    made = answer.finish()
+    assert (made.request_id, made.text, made.token_ids) == ("r", "ab", (1, 2, 3))
+    assert (made.prompt_token_ids, made.finish_reason) == ((7, 8), "length")
+    assert made.stage_token_ids == {"thinker": (1, 2, 3), "talker": (100, 101, 102)}
+    assert made.audio is not None and made.audio.samples.tolist() == [0.5, 0.25, 0.125]
+    assert (made.audio.start, made.audio.sample_rate_hz) == (0, 24_000)
+
+
+def test_times_are_those_of_the_first_and_last_chunk() -> None:
+    answer = Answer("r", FINAL_TYPES)
+    answer.add("thinker", StageChunk(0, (1,)))
+    answer.add("talker", StageChunk(0, (100,)))
+    answer.add("thinker", StageChunk(1, (2,)))
+    times = answer.finish().times
+    assert times.keys() == {"thinker", "talker"}
+    assert 0 <= times["thinker"].first_s <= times["talker"].first_s <= times["thinker"].last_s
+    assert times["talker"].first_s == times["talker"].last_s
+    assert times["thinker"].tokens == 2
+
+
+def test_answer_without_sound_has_none() -> None:
+    answer = Answer("r", FINAL_TYPES)
+    answer.add("thinker", StageChunk(0, (1,), "a", finish_reason="stop"))
+    answer.add("code2wav", StageChunk(finish_reason="stop"))
+    assert answer.finish().audio is None
+
+
+def test_answer_of_stages_that_said_nothing_is_empty() -> None:
+    made = Answer("r", FINAL_TYPES).finish()
+    assert (made.text, made.token_ids, made.finish_reason, made.times) == ("", (), None, {})

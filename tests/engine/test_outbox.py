@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import torch
+
+from omni_cluster.engine.outbox import Outbox, Outboxes, OutboxFull, OutboxUnknown, chunk_bytes
+from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.payloads import RowsChunk
+
+
+def tokens(start: int, *ids: int) -> StageChunk:
+    return StageChunk(token_start=start, token_ids=ids, text="".join(chr(97 + i) for i in ids))
+
+
+def with_rows(start: int, count: int = 1) -> StageChunk:
+    """A chunk of 16 bytes a row."""
+    return StageChunk(rows=RowsChunk(start, torch.full((count, 4), float(start))))
+
+
+def token_ids(chunks: list[StageChunk]) -> list[int]:
+    return [t for chunk in chunks for t in chunk.token_ids]
+
+
+async def all_of(reader: AsyncIterator[StageChunk]) -> list[StageChunk]:
+    return [chunk async for chunk in reader]
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    return Outbox("r", max_bytes=64)
+
+
+async def test_every_reader_reads_everything_whenever_it_comes(outbox: Outbox) -> None:
+    early = asyncio.create_task(all_of(outbox.read()))
+    outbox.put(tokens(0, 1))
+    other = asyncio.create_task(all_of(outbox.read()))
+    await asyncio.sleep(0)
+    outbox.put(tokens(1, 2))
+    outbox.close()
+    late = await all_of(outbox.read())
+    for chunks in (await early, await other, late):
+        assert token_ids(chunks) == [1, 2]
+
+
+async def test_reader_waits_for_what_is_not_there_yet(outbox: Outbox) -> None:
+    reader = outbox.read()
+    item = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    assert not item.done()
+    outbox.put(tokens(0, 1))
+    assert (await item).token_ids == (1,)
+    end = asyncio.ensure_future(anext(reader, None))
+    await asyncio.sleep(0)
+    assert not end.done()
+    outbox.close()
+    assert await end is None
+
+
+async def test_one_item_says_all_that_was_put_since_the_last(outbox: Outbox) -> None:
+    reader = outbox.read()
+    outbox.put(tokens(0, 1))
+    assert (await anext(reader)).token_ids == (1,)
+    outbox.put(tokens(1, 2))
+    outbox.put(with_rows(0))
+    outbox.put(StageChunk(3, (5, 6), rows=RowsChunk(1, torch.ones(2, 4)), finish_reason="stop"))
+    joined = await anext(reader)
+    assert (joined.token_start, joined.token_ids, joined.finish_reason) == (1, (2, 5, 6), "stop")
+    assert joined.rows is not None and (joined.rows.start, joined.rows.end) == (0, 3)
+
+
+async def test_a_slow_reader_makes_the_others_wait_for_nothing(outbox: Outbox) -> None:
+    slow, fast = outbox.read(), outbox.read()
+    outbox.put(tokens(0, 1))
+    await anext(slow)
+    for number in range(1, 4):
+        outbox.put(tokens(number, number))
+        await anext(fast)
+    assert (await anext(slow)).token_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+async def test_reader_starts_at_the_chunk_it_asks_for(outbox: Outbox, first: int) -> None:
+    for number in range(3):
+        outbox.put(tokens(number, number))
+    outbox.close()
+    assert token_ids(await all_of(outbox.read(first))) == list(range(first, 3))
+
+
+async def test_reader_may_start_at_a_chunk_that_comes_later(outbox: Outbox) -> None:
+    outbox.put(tokens(0, 0))
+    read = asyncio.create_task(all_of(outbox.read(2)))
+    await asyncio.sleep(0)
+    outbox.put(tokens(1, 1))
+    await asyncio.sleep(0)
+    outbox.put(tokens(2, 2))
+    outbox.close()
+    assert token_ids(await read) == [2]
+
+
+async def test_failure_comes_after_what_was_made(outbox: Outbox) -> None:
+    outbox.put(tokens(0, 1))
+    outbox.fail(ValueError("broke"))
+    reader = outbox.read()
+    assert (await anext(reader)).token_ids == (1,)
+    with pytest.raises(ValueError, match="broke"):
+        await anext(reader)
+
+
+async def test_failure_reaches_readers_that_wait_and_those_that_come_later(outbox: Outbox) -> None:
+    waiting = [asyncio.ensure_future(anext(outbox.read())) for _ in range(2)]
+    await asyncio.sleep(0)
+    outbox.fail(ValueError("broke"))
+    results = await asyncio.gather(*waiting, anext(outbox.read()), return_exceptions=True)
+    assert [type(result) for result in results] == [ValueError] * 3
+
+
+async def test_closed_and_empty_outbox_gives_nothing(outbox: Outbox) -> None:
+    outbox.close()
+    assert await all_of(outbox.read()) == []
+
+
+async def test_closing_one_reader_leaves_the_others(outbox: Outbox) -> None:
+    gone, staying = outbox.read(), outbox.read()
+    outbox.put(tokens(0, 1))
+    await anext(gone)
+    await gone.aclose()  # type: ignore[attr-defined]
+    outbox.put(tokens(1, 2))
+    outbox.close()
+    assert token_ids(await all_of(staying)) == [1, 2]
+
+
+async def test_bound_can_be_reached_exactly(outbox: Outbox) -> None:
+    outbox.put(with_rows(0, count=3))
+    outbox.put(with_rows(3, count=1))
+    outbox.close()
+    (chunk,) = await all_of(outbox.read())
+    assert chunk.rows is not None and chunk.rows.rows.nbytes == 64
+
+
+async def test_chunk_above_the_bound_is_refused_and_the_rest_kept(outbox: Outbox) -> None:
+    outbox.put(with_rows(0, count=4))
+    with pytest.raises(OutboxFull, match=r"r: .* 80 bytes, .*outbox_max_bytes = 64"):
+        outbox.put(with_rows(4))
+    outbox.put(tokens(0, 1))
+    outbox.close()
+    (chunk,) = await all_of(outbox.read())
+    assert chunk.rows is not None and chunk.rows.end == 4 and chunk.token_ids == (1,)
+
+
+def test_bytes_are_those_of_rows_and_sound() -> None:
+    sound = Pcm(0, np.zeros(10, np.float32), 24_000)
+    assert chunk_bytes(tokens(0, 1, 2)) == 0
+    assert chunk_bytes(StageChunk(rows=RowsChunk(0, torch.zeros(2, 4, dtype=torch.bfloat16)), pcm=sound)) == 16 + 40
+
+
+def test_positions_count_toward_the_bound() -> None:
+    rows = RowsChunk(0, torch.zeros(2, 4), torch.zeros(3, 2, dtype=torch.int64))
+    assert chunk_bytes(StageChunk(rows=rows)) == 32 + 48
+
+
+def test_outboxes_are_found_by_request_until_they_are_removed() -> None:
+    outboxes = Outboxes(max_bytes=16)
+    opened = outboxes.open("a")
+    assert outboxes.get("a") is opened and len(outboxes) == 1
+    opened.put(with_rows(0))
+    with pytest.raises(OutboxFull):
+        opened.put(with_rows(1))
+    outboxes.remove("a")
+    outboxes.remove("a")
+    assert len(outboxes) == 0
+    with pytest.raises(OutboxUnknown, match="request a: no outbox"):
+        outboxes.get("a")
+
+
+def test_request_that_never_came_is_unknown() -> None:
+    with pytest.raises(OutboxUnknown, match="request b"):
+        Outboxes(max_bytes=16).get("b")

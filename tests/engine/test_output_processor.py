@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from omni_cluster.engine.output_processor import RowsSink
+from omni_cluster.errors import PayloadError
+from omni_cluster.payloads import RowsChunk
+
+
+def chunk(start: int, end: int, positions: torch.Tensor | None = None) -> RowsChunk:
+    """Rows whose every element is their position."""
+    return RowsChunk(start, torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, 2), positions)
+
+
+def taken(sink: RowsSink) -> list[float]:
+    rows = sink.take()
+    assert rows is not None
+    assert rows.start == rows.rows[0, 0]
+    return rows.rows[:, 0].tolist()
+
+
+def test_take_gives_all_rows_since_the_last_time_as_one() -> None:
+    sink = RowsSink()
+    assert sink.take() is None
+    sink.put(chunk(0, 2))
+    sink.put(chunk(2, 3))
+    assert taken(sink) == [0, 1, 2]
+    assert sink.take() is None
+    sink.put(chunk(3, 5))
+    assert taken(sink) == [3, 4]
+
+
+def test_rows_that_come_again_are_dropped() -> None:
+    sink = RowsSink()
+    sink.put(chunk(0, 4))
+    assert taken(sink) == [0, 1, 2, 3]
+    sink.put(chunk(0, 2))
+    sink.put(chunk(2, 4))
+    assert sink.take() is None
+
+
+def test_of_a_chunk_that_partly_repeats_the_new_rows_are_kept() -> None:
+    sink = RowsSink()
+    sink.put(chunk(0, 2))
+    sink.put(chunk(0, 5))
+    sink.put(chunk(4, 6))
+    assert taken(sink) == [0, 1, 2, 3, 4, 5]
+
+
+def test_positions_come_once_though_the_first_chunk_comes_twice() -> None:
+    positions = torch.zeros(3, 2, dtype=torch.int64)
+    sink = RowsSink()
+    sink.put(chunk(0, 2, positions))
+    first = sink.take()
+    sink.put(chunk(0, 3, positions))
+    second = sink.take()
+    assert first is not None and first.positions is positions
+    assert second is not None and second.positions is None and second.start == 2
+
+
+def test_a_gap_is_refused() -> None:
+    sink = RowsSink()
+    sink.put(chunk(0, 2))
+    with pytest.raises(PayloadError, match="gap between rows that end at 2 and rows that start at 3"):
+        sink.put(chunk(3, 4))
+        sink.take()
+
+
+def test_a_gap_after_rows_that_were_taken_is_refused() -> None:
+    sink = RowsSink()
+    sink.put(chunk(0, 2))
+    sink.take()
+    with pytest.raises(PayloadError, match="gap"):
+        sink.put(chunk(3, 4))
+        sink.take()
+
+
+def test_first_rows_must_be_those_of_position_zero() -> None:
+    sink = RowsSink()
+    with pytest.raises(PayloadError, match="gap"):
+        sink.put(chunk(1, 2))
+        sink.take()

@@ -1,0 +1,251 @@
+"""The talker alone, fed by hand with the reference's rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from omni_cluster.engine.stage import Stage
+from omni_cluster.errors import RequestError
+from omni_cluster.outputs import StageChunk
+from tests.engine.stages import (
+    MAX_TOKENS,
+    PATIENCE_S,
+    Feed,
+    Speak,
+    at_once,
+    collect,
+    pipeline_config,
+    request,
+    running,
+    talker_stage,
+    thinker_chunks,
+    until_counts,
+    until_free,
+)
+from tests.reference import KINDS, Reference, media, prompt_text
+
+MAX_NUM_BATCHED_TOKENS = 32
+KV_CACHE_BYTES = 12 * 32 * 1024  # twelve blocks
+VOICES = ("Chelsie", "Ethan")
+
+Fed = dict[str, list[StageChunk]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def talker() -> AsyncIterator[Stage]:
+    """Prompts need several steps, and eight streams do not fit into the KV cache at once."""
+    stage = talker_stage(
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_model_len=256,
+        block_size=32,
+        kv_cache_memory_bytes=KV_CACHE_BYTES,
+    )
+    async with running(pipeline_config(talker=stage), "talker") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def fed(reference: Reference) -> Fed:
+    return {
+        kind: thinker_chunks(reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=MAX_TOKENS))
+        for kind in KINDS
+    }
+
+
+class Failed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_codes_are_the_references_through_chunked_prefill(
+    talker: Stage, fed: Fed, speak: Speak, kind: str
+) -> None:
+    made = await collect(talker.generate(request(f"alone-{kind}", kind), at_once(fed[kind])))
+    assert list(made.token_ids) == speak(kind).codes
+    assert made.finish_reason == "length" and made.rows is None
+
+
+async def test_eight_streams_survive_preemption(talker: Stage, fed: Fed, speak: Speak) -> None:
+    before = (await talker.counts())["preemptions"]
+    asked = [(kind, voice) for kind in KINDS for voice in VOICES]
+    made = await asyncio.gather(
+        *(
+            collect(talker.generate(request(f"crowd-{kind}-{voice}", kind, voice=voice), at_once(fed[kind])))
+            for kind, voice in asked
+        )
+    )
+    assert (await talker.counts())["preemptions"] > before
+    for (kind, voice), chunk in zip(asked, made, strict=True):
+        assert list(chunk.token_ids) == speak(kind, voice).codes
+    await until_free(talker)
+
+
+async def test_rows_that_come_one_at_a_time_under_preemption_give_the_same_codes(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    before = (await talker.counts())["preemptions"]
+    kinds = [*KINDS, *KINDS]
+    feeds = [Feed() for _ in kinds]
+    made = [
+        asyncio.create_task(collect(talker.generate(request(f"drip-{i}", kind), feed.read())))
+        for i, (kind, feed) in enumerate(zip(kinds, feeds, strict=True))
+    ]
+    for number in range(MAX_TOKENS + 1):
+        for kind, feed in zip(kinds, feeds, strict=True):
+            feed.give(fed[kind][number])
+        await talker.counts()  # a round trip, in which the engine gets on
+    for feed in feeds:
+        feed.end()
+    for kind, chunk in zip(kinds, await asyncio.gather(*made), strict=True):
+        assert list(chunk.token_ids) == speak(kind).codes
+    assert (await talker.counts())["preemptions"] > before
+    await until_free(talker)
+
+
+async def test_stream_whose_row_is_missing_is_held_while_another_finishes(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    feed = Feed(*fed["text"][:4])
+    held = asyncio.create_task(collect(talker.generate(request("held"), feed.read())))
+    await until_counts(talker, held=1)
+    other = await collect(talker.generate(request("free", "audio"), at_once(fed["audio"])))
+    assert list(other.token_ids) == speak("audio").codes
+    assert not held.done()
+    for number in range(4, MAX_TOKENS):
+        feed.give(fed["text"][number])
+        await until_counts(talker, held=1, running=1)
+    feed.give(fed["text"][-1])
+    feed.end()
+    assert list((await held).token_ids) == speak("text").codes
+    await until_free(talker)
+
+
+async def test_held_stream_has_made_a_code_for_each_row_that_came(talker: Stage, fed: Fed, speak: Speak) -> None:
+    feed = Feed(*fed["text"][:2])
+    chunks = talker.generate(request("counted"), feed.read())
+    codes = list((await anext(chunks)).token_ids)
+    for number in range(2, 8):
+        await until_counts(talker, held=1)
+        feed.give(fed["text"][number])
+        codes += (await anext(chunks)).token_ids
+        assert codes == speak("text").codes[:number]
+    await chunks.aclose()
+    await until_free(talker)
+
+
+async def test_chunks_of_several_rows_and_chunks_that_come_twice_change_nothing(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    chunks = fed["audio"]
+    joined = [StageChunk.joined(chunks[:5]), *chunks[2:9], StageChunk.joined(chunks[7:])]
+    made = await collect(talker.generate(request("joined", "audio"), at_once(joined)))
+    assert list(made.token_ids) == speak("audio").codes
+
+
+async def test_whole_reply_in_one_chunk_gives_the_same_codes(talker: Stage, fed: Fed, speak: Speak) -> None:
+    made = await collect(talker.generate(request("whole", "image"), at_once([StageChunk.joined(fed["image"])])))
+    assert list(made.token_ids) == speak("image").codes
+
+
+async def test_upstream_that_breaks_midway_ends_the_request_with_its_error(talker: Stage, fed: Fed) -> None:
+    feed = Feed(*fed["text"][:4])
+    made = asyncio.create_task(collect(talker.generate(request("broken"), feed.read())))
+    await until_counts(talker, held=1)
+    feed.fail(Failed("the thinker died"))
+    with pytest.raises(Failed, match="the thinker died"):
+        await asyncio.wait_for(made, PATIENCE_S)
+    await until_free(talker)
+
+
+async def test_upstream_that_breaks_before_the_first_row_ends_the_request_with_its_error(talker: Stage) -> None:
+    feed = Feed()
+    feed.fail(Failed("never started"))
+    with pytest.raises(Failed, match="never started"):
+        await collect(talker.generate(request("stillborn"), feed.read()))
+    await until_free(talker)
+
+
+async def test_broken_upstream_of_one_request_leaves_the_others(talker: Stage, fed: Fed, speak: Speak) -> None:
+    broken, sound = Feed(*fed["text"][:4]), Feed(*fed["audio"][:4])
+    breaking = asyncio.create_task(collect(talker.generate(request("b"), broken.read())))
+    staying = asyncio.create_task(collect(talker.generate(request("s", "audio"), sound.read())))
+    await until_counts(talker, held=2)
+    broken.fail(Failed("gone"))
+    with pytest.raises(Failed):
+        await asyncio.wait_for(breaking, PATIENCE_S)
+    sound.give(*fed["audio"][4:])
+    sound.end()
+    assert list((await staying).token_ids) == speak("audio").codes
+    await until_free(talker)
+
+
+async def test_closing_midway_frees_everything(talker: Stage, fed: Fed) -> None:
+    chunks = talker.generate(request("left"), Feed(*fed["text"][:4]).read())
+    await anext(chunks)
+    await chunks.aclose()
+    await until_free(talker)
+
+
+async def test_cancelled_caller_frees_a_held_stream(talker: Stage, fed: Fed) -> None:
+    made = asyncio.create_task(collect(talker.generate(request("gone"), Feed(*fed["text"][:4]).read())))
+    await until_counts(talker, held=1)
+    made.cancel()
+    await asyncio.gather(made, return_exceptions=True)
+    await until_free(talker)
+
+
+async def test_cancelled_caller_leaves_the_rows_of_others(talker: Stage, fed: Fed, speak: Speak) -> None:
+    """Rows of several requests share a message to the engine; who leaves must not take the others' along."""
+    feeds = [Feed(*fed["text"][:2]) for _ in range(4)]
+    made = [
+        asyncio.create_task(collect(talker.generate(request(f"shared-{i}"), feed.read())))
+        for i, feed in enumerate(feeds)
+    ]
+    await until_counts(talker, held=4)
+    for number in range(2, MAX_TOKENS + 1):
+        for feed in feeds:
+            feed.give(fed["text"][number])
+    for feed in feeds:
+        feed.end()
+    for leaving in made[:2]:
+        await talker.counts()  # a round trip, in which the rows get on their way
+        leaving.cancel()
+    await asyncio.gather(*made[:2], return_exceptions=True)
+    for chunk in await asyncio.wait_for(asyncio.gather(*made[2:]), PATIENCE_S):
+        assert list(chunk.token_ids) == speak("text").codes
+    await until_free(talker)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_reply_of_fewer_than_two_tokens_has_no_codes(talker: Stage, fed: Fed, count: int) -> None:
+    chunks = [*fed["text"][:count], StageChunk(count, finish_reason="stop")]
+    made = await collect(talker.generate(request("silent"), at_once(chunks)))
+    assert (made.token_ids, made.finish_reason) == ((), "stop")
+    await until_free(talker)
+
+
+async def test_reply_of_two_tokens_speaks(talker: Stage, fed: Fed, reference: Reference) -> None:
+    chunks = [*fed["text"][:2], StageChunk(2, finish_reason="length")]
+    made = await collect(talker.generate(request("brief"), at_once(chunks)))
+    wanted = reference.speech(prompt_text("text"), max_new_tokens=2)
+    assert list(made.token_ids) == wanted.codes
+
+
+async def test_unknown_sampling_parameter_is_refused(talker: Stage, fed: Fed) -> None:
+    with pytest.raises(RequestError, match="'top_q' of stage talker"):
+        await collect(talker.generate(request("r", sampling={"talker": {"top_q": 1}}), at_once(fed["text"])))
+    await until_free(talker)
+
+
+async def test_client_cannot_change_what_ends_speech(talker: Stage, fed: Fed, speak: Speak) -> None:
+    codes = speak("text").codes
+    asked = request("stops", sampling={"talker": {"stop_token_ids": [codes[5]]}})
+    assert list((await collect(talker.generate(asked, at_once(fed["text"])))).token_ids) == codes
+
+
+async def test_health_is_good(talker: Stage) -> None:
+    await talker.check_health()

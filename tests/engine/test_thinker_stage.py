@@ -1,0 +1,158 @@
+"""The thinker alone: its rows are the reference's, however the engine cuts the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+import torch
+
+from omni_cluster.engine.stage import Stage
+from omni_cluster.errors import RequestError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import StageChunk
+from tests.engine.stages import MAX_TOKENS, collect, pipeline_config, request, running, thinker_stage, until_free
+from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_text
+
+MAX_NUM_BATCHED_TOKENS = 48
+KV_CACHE_BYTES = 12 * 32 * 1024  # twelve blocks
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def thinker() -> AsyncIterator[Stage]:
+    """Prompts need several steps, and eight requests do not fit into the KV cache at once."""
+    stage = thinker_stage(
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_model_len=256,
+        block_size=32,
+        kv_cache_memory_bytes=KV_CACHE_BYTES,
+    )
+    async with running(pipeline_config(stage), "thinker") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def thought(reference: Reference) -> dict[str, ThinkerReference]:
+    return {kind: reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=MAX_TOKENS) for kind in KINDS}
+
+
+async def think(thinker: Stage, asked: OmniRequest) -> StageChunk:
+    return await collect(thinker.generate(asked, None))
+
+
+def assert_equal(made: StageChunk, wanted: ThinkerReference) -> None:
+    assert list(made.token_ids) == wanted.token_ids
+    assert list(made.prompt_token_ids or ()) == wanted.prompt_ids
+    assert made.rows is not None and made.rows.start == 0 and made.rows.positions is not None
+    assert torch.equal(made.rows.positions, wanted.positions)
+    torch.testing.assert_close(made.rows.rows, wanted.rows, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_rows_are_the_references_through_chunked_prefill(
+    thinker: Stage, thought: dict[str, ThinkerReference], kind: str
+) -> None:
+    assert kind == "text" or len(thought[kind].prompt_ids) > MAX_NUM_BATCHED_TOKENS
+    assert_equal(await think(thinker, request(f"alone-{kind}", kind)), thought[kind])
+
+
+async def test_prefix_cache_takes_no_rows_away(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
+    for turn in range(2):
+        assert_equal(await think(thinker, request(f"again-{turn}", "audio+image")), thought["audio+image"])
+
+
+async def test_text_only_request_has_no_rows_and_the_same_tokens(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    made = [chunk async for chunk in thinker.generate(request("mute", "audio+image", wants_audio=False), None)]
+    assert all(chunk.rows is None for chunk in made)
+    assert list(StageChunk.joined(made).token_ids) == thought["audio+image"].token_ids
+
+
+async def test_rows_survive_preemption_in_a_batch_of_mixed_lengths(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    before = (await thinker.counts())["preemptions"]
+    kinds = [*KINDS, *KINDS]
+    made = await asyncio.gather(*(think(thinker, request(f"crowd-{i}", kind)) for i, kind in enumerate(kinds)))
+    assert (await thinker.counts())["preemptions"] > before
+    for kind, chunk in zip(kinds, made, strict=True):
+        assert_equal(chunk, thought[kind])
+    await until_free(thinker)
+
+
+async def test_requests_with_and_without_rows_share_a_batch(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    made = await asyncio.gather(
+        *(think(thinker, request(f"mixed-{i}", "audio", wants_audio=bool(i % 2))) for i in range(4))
+    )
+    for i, chunk in enumerate(made):
+        assert list(chunk.token_ids) == thought["audio"].token_ids
+        assert (chunk.rows is not None) == bool(i % 2)
+        if chunk.rows is not None:
+            assert_equal(chunk, thought["audio"])
+
+
+async def test_each_chunk_follows_the_one_before(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
+    chunks = [chunk async for chunk in thinker.generate(request("steps", "text"), None)]
+    tokens = rows = 0
+    for chunk in chunks:
+        assert chunk.token_start == tokens
+        assert chunk.rows is None or chunk.rows.start == rows
+        tokens, rows = chunk.token_end, chunk.rows.end if chunk.rows is not None else rows
+    assert [chunk.prompt_token_ids is not None for chunk in chunks] == [True, *[False] * (len(chunks) - 1)]
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason == "length"
+    assert rows == len(thought["text"].prompt_ids) + MAX_TOKENS - 1
+
+
+async def test_closing_midway_frees_everything(thinker: Stage) -> None:
+    chunks = thinker.generate(request("left", "text", sampling={"thinker": {"max_tokens": 200}}), None)
+    await anext(chunks)
+    await chunks.aclose()
+    await until_free(thinker)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"temprature": 0.5}, "sampling parameter 'temprature' of stage thinker is unknown"),
+        ({"temperature": -1}, "sampling parameters of stage thinker: .*temperature.*-1"),
+        ({"temperature": "hot"}, "stage thinker"),
+        ({"max_tokens": "many"}, "stage thinker"),
+        ({"max_tokens": -1}, "stage thinker"),
+        ({"extra_args": 5, "nonsense": 1}, "'nonsense'"),
+    ],
+)
+async def test_sampling_that_vllm_does_not_know_is_refused(
+    thinker: Stage, sampling: dict[str, object], said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        await think(thinker, request("refused", sampling={"thinker": sampling}))
+    await until_free(thinker)
+
+
+async def test_prompt_that_is_too_long_is_refused(thinker: Stage) -> None:
+    with pytest.raises(RequestError, match=r"25[56]"):
+        await think(thinker, OmniRequest("long", "hello " * 400))
+    await until_free(thinker)
+
+
+async def test_sampling_of_another_stage_does_not_matter_here(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    made = await think(thinker, request("other", sampling={"talker": {"max_tokens": 1}}))
+    assert list(made.token_ids) == thought["text"].token_ids
+
+
+async def test_media_more_than_the_configuration_allows_are_refused(thinker: Stage) -> None:
+    one = request("crowded", "image")
+    three = OmniRequest(
+        "crowded", one.prompt.replace("<|IMAGE|>", "<|IMAGE|>" * 3), type(one.media)(images=one.media.images * 3)
+    )
+    with pytest.raises(RequestError, match="image"):
+        await think(thinker, three)
+    await until_free(thinker)

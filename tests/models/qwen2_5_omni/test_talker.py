@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.checkpoint_files import read_config
+from omni_cluster.models.family import EngineInput
+from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
+from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
+from tests.engine.stages import Speak, at_once
+from tests.reference import Reference, media, prompt_text
+
+WIDTH = 3
+PROMPT = 4
+POSITIONS = torch.arange(PROMPT).expand(3, -1).contiguous()
+EOS, PAD, CHELSIE, ETHAN = (torch.full((WIDTH,), value) for value in (-1.0, -2.0, -3.0, -4.0))
+EMBEDDINGS = TextEmbeddings(EOS, PAD, {"Chelsie": CHELSIE, "Ethan": ETHAN})
+IDS = SpecialIds(
+    codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80
+)  # fmt: skip
+
+
+def rows(start: int, end: int) -> RowsChunk:
+    """Rows whose every element is their position; the prompt's positions with the first."""
+    values = torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, WIDTH)
+    return RowsChunk(start, values, POSITIONS if start == 0 else None)
+
+
+def chunk(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
+    return StageChunk(rows=rows(start, end), finish_reason=finish_reason)
+
+
+def session(*chunks: StageChunk, voice: str = "Chelsie") -> TalkerSession:
+    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice)
+
+
+async def prompt_of(talker: TalkerSession) -> EngineInput:
+    made = await talker.prompt()
+    assert made is not None
+    return made
+
+
+def prompt_rows(made: EngineInput) -> list[float]:
+    tensor = made.prompt["prompt_embeds"].to_tensor(max_elements=1000)
+    assert torch.equal(tensor, tensor[:, :1].expand(-1, WIDTH))
+    values: list[float] = tensor[:, 0].tolist()
+    return values
+
+
+async def later(talker: TalkerSession) -> list[tuple[list[float], bool]]:
+    return [(rows.rows[:, 0].tolist(), rows.complete) async for rows in talker.later_rows()]
+
+
+async def test_prompt_is_the_thinkers_rows_then_the_voice_then_the_replys_first_row() -> None:
+    made = await prompt_of(session(chunk(0, 4), chunk(4, 5), chunk(5, 6)))
+    assert made.prompt["prompt_token_ids"] == [96, 96, 96, 96, 92, 93]
+    assert prompt_rows(made) == [0, 1, 2, 3, -3, 4]
+    assert not made.rows_complete
+
+
+@pytest.mark.parametrize(("voice", "row"), [("Chelsie", -3), ("Ethan", -4)])
+async def test_voice_row_is_the_requests_voice(voice: str, row: float) -> None:
+    made = await prompt_of(session(chunk(0, 4), chunk(4, 5), voice=voice))
+    assert prompt_rows(made)[PROMPT] == row
+
+
+async def test_replys_rows_follow_one_by_one_and_eos_ends_them_once() -> None:
+    talker = session(chunk(0, 4), chunk(4, 5), chunk(5, 6), chunk(6, 8), StageChunk(finish_reason="stop"))
+    await talker.prompt()
+    assert await later(talker) == [([5], False), ([6, 7], False), ([-1], True)]
+
+
+async def test_rows_that_came_with_the_first_of_the_reply_are_in_the_prompt_and_not_again_later() -> None:
+    talker = session(chunk(0, 7), chunk(7, 8), StageChunk(finish_reason="length"))
+    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4, 5, 6]
+    assert await later(talker) == [([7], False), ([-1], True)]
+
+
+async def test_reply_that_ended_already_brings_its_eos_with_it() -> None:
+    made = await prompt_of(session(chunk(0, 6, finish_reason="stop")))
+    assert prompt_rows(made) == [0, 1, 2, 3, -3, 4, 5, -1]
+    assert made.rows_complete
+
+
+async def test_pad_row_is_the_text_pads_embedding() -> None:
+    made = await prompt_of(session(chunk(0, 5)))
+    facts = made.prompt["additional_information"].to_mapping(max_elements=1000)
+    assert torch.equal(facts["pad_row"], PAD)
+    assert torch.equal(facts["positions"], torch.arange(PROMPT + 2).expand(3, -1))
+
+
+async def test_prompt_that_comes_in_pieces_is_put_together() -> None:
+    talker = session(chunk(0, 2), chunk(2, 4), chunk(4, 5), chunk(5, 6))
+    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4]
+    assert await later(talker) == [([5], False), ([-1], True)]
+
+
+async def test_rows_that_come_twice_are_dropped() -> None:
+    talker = session(chunk(0, 3), chunk(0, 5), chunk(3, 5), chunk(4, 7), chunk(5, 6))
+    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4]
+    assert await later(talker) == [([5, 6], False), ([-1], True)]
+
+
+async def test_chunks_without_rows_change_nothing() -> None:
+    talker = session(StageChunk(text="a"), chunk(0, 4), StageChunk(text="b"), chunk(4, 5), StageChunk(text="c"))
+    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4]
+    assert await later(talker) == [([-1], True)]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [[], [StageChunk(finish_reason="stop")], [chunk(0, 4, finish_reason="stop")], [chunk(0, 2), chunk(2, 4)]],
+)
+async def test_reply_without_a_row_of_its_own_is_not_spoken(chunks: Sequence[StageChunk]) -> None:
+    assert await session(*chunks).prompt() is None
+
+
+async def test_stops_are_codes_and_not_text() -> None:
+    made = await prompt_of(session(chunk(0, 5)))
+    assert made.sampling == {"stop_token_ids": [92, 94], "ignore_eos": True, "detokenize": False}
+
+
+async def test_rows_keep_the_thinkers_dtype() -> None:
+    half = RowsChunk(0, torch.zeros(5, WIDTH, dtype=torch.bfloat16), POSITIONS)
+    made = await prompt_of(session(StageChunk(rows=half)))
+    assert made.prompt["prompt_embeds"].dtype == "bfloat16"
+
+
+def test_talker_goes_on_after_the_largest_position() -> None:
+    positions = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [0, 4, 1, 2]])
+    made = talker_positions(positions)
+    assert torch.equal(made[:, :4], positions)
+    assert made[:, 4:].tolist() == [[5, 6]] * 3
+
+
+@pytest.mark.parametrize("kind", ["text", "audio", "image", "audio+image"])
+def test_positions_are_the_references(reference: Reference, speak: Speak, kind: str) -> None:
+    thinker = reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=1)
+    assert torch.equal(talker_positions(thinker.positions), speak(kind).talker_positions)
+
+
+def test_embeddings_are_rows_of_the_thinkers_token_table(tiny: Path, reference: Reference) -> None:
+    ids, voices = SpecialIds.from_config(read_config(tiny)), load_voices(tiny)
+    loaded = TextEmbeddings.load(tiny, ids, voices)
+    table = reference.model.thinker.get_input_embeddings().weight
+    assert torch.equal(loaded.eos, table[ids.text_eos]) and torch.equal(loaded.pad, table[ids.text_pad])
+    assert loaded.voices.keys() == voices.keys()
+    for name, voice in voices.items():
+        assert torch.equal(loaded.voices[name], table[voice.bos_token])

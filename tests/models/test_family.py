@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_cluster.errors import ConfigError, RequestError
+from omni_cluster.models.family import StageKind
+from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+
+
+@pytest.fixture(scope="module")
+def family(tiny: Path) -> Qwen2_5Omni:
+    return Qwen2_5Omni(tiny)
+
+
+def test_voices_are_the_checkpoints(family: Qwen2_5Omni) -> None:
+    assert set(family.voices) == {"Chelsie", "Ethan"}
+
+
+def test_request_without_a_voice_gets_the_default_one(tiny: Path, family: Qwen2_5Omni) -> None:
+    assert family.check_voice(None) == family.voices[0]
+    assert Qwen2_5Omni(tiny, default_voice="Ethan").check_voice(None) == "Ethan"
+
+
+def test_request_may_name_any_voice(family: Qwen2_5Omni) -> None:
+    assert [family.check_voice(voice) for voice in ("Ethan", "Chelsie")] == ["Ethan", "Chelsie"]
+
+
+@pytest.mark.parametrize("voice", ["Nobody", "", "ethan"])
+def test_voice_that_is_not_there_is_refused_with_those_that_are(family: Qwen2_5Omni, voice: str) -> None:
+    with pytest.raises(RequestError, match=f"voice is '{voice}'; use one of Chelsie, Ethan"):
+        family.check_voice(voice)
+
+
+def test_voice_that_the_configuration_leaves_out_is_refused(tiny: Path) -> None:
+    with pytest.raises(RequestError, match="use one of Ethan"):
+        Qwen2_5Omni(tiny, voices=["Ethan"]).check_voice("Chelsie")
+
+
+def test_stages_and_their_kinds(family: Qwen2_5Omni) -> None:
+    assert family.stages == {"thinker": StageKind.AR, "talker": StageKind.AR, "code2wav": StageKind.DIFFUSION}
+
+
+def test_only_the_thinker_emits_rows_and_only_the_talker_takes_them(family: Qwen2_5Omni) -> None:
+    thinker, talker = family.traits("thinker"), family.traits("talker")
+    assert (thinker.emits_rows, thinker.takes_rows, thinker.has_tokenizer, thinker.shares_prefixes) == (
+        True, False, True, True,
+    )  # fmt: skip
+    assert (talker.emits_rows, talker.takes_rows, talker.has_tokenizer, talker.shares_prefixes) == (
+        False, True, False, False,
+    )  # fmt: skip
+
+
+def test_conversation_is_rendered_by_the_checkpoints_template(family: Qwen2_5Omni) -> None:
+    content = [{"type": "audio", "audio": "x"}, {"type": "text", "text": "What is it?"}]
+    rendered = family.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}])
+    assert rendered == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\n<|audio_bos|><|AUDIO|><|audio_eos|>What is it?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match=r"has no talker_config; use a Qwen2\.5-Omni checkpoint"):
+        Qwen2_5Omni(tmp_path)

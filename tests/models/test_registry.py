@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from omni_cluster.errors import ConfigError
+from omni_cluster.models.family import Family
+from omni_cluster.models.registry import family_class, known_families
+
+
+@pytest.mark.parametrize("name", known_families())
+def test_every_known_family_can_be_had_and_says_its_name(name: str) -> None:
+    family = family_class(name)
+    assert issubclass(family, Family) and family.name == name
+
+
+@pytest.mark.parametrize("name", ["llama", "", "omni_cluster.models.qwen2_5_omni.family"])
+def test_unknown_family_is_refused_with_those_that_are_known(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"family is '{name}'; use one of qwen2_5_omni"):
+        family_class(name)

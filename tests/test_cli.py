@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_cluster.cli import main
+from omni_cluster.config.loader import DEFAULT_CONFIG
+
+
+def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("omni-cluster: ")
+    return line.removeprefix("omni-cluster: ")
+
+
+def config_with(tmp_path: Path, old: str, new: str) -> str:
+    text = DEFAULT_CONFIG.read_text()
+    assert old in text
+    path = tmp_path / "changed.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return str(path)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"], ["check", "--help"], ["make-checkpoint", "--help"]])
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    code = (
+        "import sys\nfrom omni_cluster.cli import main\n"
+        f"try:\n    main({argv!r})\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print(sorted({'torch', 'vllm', 'ray', 'numpy', 'transformers'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: omni-cluster")
+    assert done.stderr.strip() == "[]"
+
+
+def test_module_is_the_command() -> None:
+    argv = [sys.executable, "-m", "omni_cluster", "nonsense"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("omni-cluster: ") and "nonsense" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        ([], "COMMAND"),
+        (["frobnicate"], "frobnicate"),
+        (["check", "--frobnicate"], "--frobnicate"),
+        (["make-checkpoint", "out"], "--preset"),
+        (["demo", "--port", "0"], "'0'"),
+        (["demo", "--port", "65536"], "65536"),
+        (["demo", "--port", "http"], "'http'"),
+    ],
+)
+def test_bad_command_line_is_one_sentence(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert named in one_sentence(capsys)
+
+
+def test_check_prints_the_plan_of_the_embedded_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "hand-overs: thinker -> talker, talker -> code2wav" in printed.out
+    assert printed.out.endswith("total GPUs: 0\n")
+
+
+def test_check_prints_the_plan_of_the_config_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(DEFAULT_CONFIG.parent / "qwen2_5_omni.yaml")]) == 0
+    assert "total GPUs: 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("max_prompt_tokens", "max_promt_tokens", "max_prompt_tokens"),
+        ("num_gpus: 0", "num_gpus: many", "'many'"),
+        ("model_stage: talker", "model_stage: stalker", "'stalker'"),
+        ("family: qwen2_5_omni", "family: qwen", "'qwen'"),
+        ("limits:", "limits: [", "line"),
+    ],
+)
+def test_check_of_a_bad_config_is_one_sentence(
+    old: str, new: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", config_with(tmp_path, old, new)]) == 2
+    assert named in one_sentence(capsys)
+
+
+def test_check_of_a_config_that_is_not_there_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in one_sentence(capsys)
+
+
+def test_a_name_with_a_line_break_is_still_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "two\nlines.yaml")]) == 2
+    assert "two lines.yaml" in one_sentence(capsys)
+
+
+def test_demo_with_a_bad_config_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    argv = ["demo", "--out", str(out), "--config", config_with(tmp_path, "num_gpus: 0", "num_gpus: -1")]
+    assert main(argv) == 2
+    assert "num_gpus" in one_sentence(capsys)
+    assert not out.exists()
+
+
+def test_demo_that_cannot_write_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert str(tmp_path / "file" / "out") in one_sentence(capsys)
+
+
+def test_make_checkpoint_writes_one_that_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made"
+    assert main(["make-checkpoint", "--preset", "tiny", "--device", "cpu", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text())["model_type"] == "qwen2_5_omni"
+    assert (out / "model.safetensors").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--preset", "huge"], "'huge'"),
+        (["--preset", "tiny", "--device", "abacus"], "'abacus'"),
+        (["--preset", "tiny", "--family", "nobody"], "'nobody'"),
+    ],
+)
+def test_make_checkpoint_refuses_in_one_sentence(
+    options: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "made"
+    assert main(["make-checkpoint", *options, str(out)]) == 2
+    assert named in one_sentence(capsys)
+    assert not out.exists()
+
+
+def test_make_checkpoint_never_writes_over_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kept").write_text("mine")
+    assert main(["make-checkpoint", "--preset", "tiny", str(tmp_path)]) == 2
+    assert str(tmp_path) in one_sentence(capsys)
+    assert (tmp_path / "kept").read_text() == "mine"

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from rich.console import Console
+
+from omni_cluster.demo import (
+    DemoError,
+    StageBoard,
+    ask,
+    converse,
+    first_model,
+    made_folder,
+    png_bytes,
+    question_image,
+    question_sound,
+    read_events,
+    show,
+    spoken_body,
+    text_body,
+    write_wav,
+)
+from omni_cluster.openai_api import sse
+from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes
+from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, ChatStream, parse_chat_request
+from omni_cluster.openai_api.errors import error_body
+
+MODEL = "tiny"
+LIMITS = ApiLimits(
+    max_body_bytes=1_000_000,
+    max_audio_parts=1,
+    max_image_parts=1,
+    max_media_bytes=100_000,
+    max_audio_s=10.0,
+    max_image_pixels=100_000,
+    max_output_tokens=64,
+)
+TONE = np.sin(np.arange(4_801) / 10).astype(np.float32)
+STAGES = {
+    "thinker": {"first_s": 0.25, "last_s": 0.5, "tokens": 7},
+    "code2wav": {"first_s": 2, "last_s": 2, "tokens": 0},
+}
+
+Answer = Callable[[ChatRequest], Iterator[bytes]]
+
+
+def parse(body: Any) -> ChatRequest:
+    raw = json.dumps(body).encode()
+    return parse_chat_request(raw, models=[MODEL], voices=["Chelsie"], limits=LIMITS)
+
+
+def spoken() -> dict[str, Any]:
+    return spoken_body(MODEL, "Chelsie", wav_bytes(question_sound(), 16_000), png_bytes(question_image()))
+
+
+def console_to(file: io.StringIO) -> Console:
+    return Console(file=file, width=100)
+
+
+def served(answer: Answer) -> httpx.Client:
+    """A client whose server is `answer`, behind the API's own request checks and event shapes."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return httpx.Response(200, content=answer(parse(json.loads(request.content))))
+
+    return httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle))
+
+
+def words(request: ChatRequest) -> Iterator[bytes]:
+    stream = ChatStream(request)
+    yield sse.event(stream.start())
+    yield from (sse.event(stream.text(text)) for text in ("Hel", "lo [b]all[/b]"))
+    if request.wants_audio:
+        pieces = Base64Pieces()
+        sound = [pieces.push(pcm16(part)) for part in np.array_split(TONE, 7)]
+        yield from (sse.event(stream.audio(piece)) for piece in [*sound, pieces.flush()] if piece)
+    yield sse.event(stream.finish("stop") | {"omni": {"stages": STAGES}})
+    yield sse.DONE
+
+
+def without(kind: str) -> Answer:
+    """Answers that lack a kind of delta: "content" or "data"."""
+
+    def answer(request: ChatRequest) -> Iterator[bytes]:
+        for event in words(request):
+            if kind == "data" and b'"data":' in event:
+                continue
+            yield (
+                event.replace(b'"content":"Hel"', b'"content":""').replace(
+                    b'"content":"lo [b]all[/b]"', b'"content":""'
+                )
+                if kind == "content"
+                else event
+            )
+
+    return answer
+
+
+def test_text_question_is_a_valid_request() -> None:
+    request = parse(text_body(MODEL))
+    assert request.stream and not request.wants_audio
+    assert request.messages[0]["content"][0]["text"]
+
+
+def test_spoken_question_is_a_valid_request_with_its_media() -> None:
+    request = parse(spoken())
+    assert request.stream and request.wants_audio
+    assert (request.voice, request.audio_format) == ("Chelsie", "wav")
+    np.testing.assert_allclose(request.audios[0], question_sound(), atol=1 / 32_768)
+    assert request.images[0].tobytes() == question_image().tobytes()
+    assert [part["type"] for part in request.messages[0]["content"]] == ["audio", "image", "text"]
+
+
+def test_without_a_voice_the_server_chooses() -> None:
+    body = spoken_body(MODEL, None, wav_bytes(question_sound(), 16_000), png_bytes(question_image()))
+    assert parse(body).voice is None
+
+
+def test_question_sound_is_audible_and_does_not_clip() -> None:
+    sound = question_sound(0.5)
+    assert sound.shape == (8_000,) and sound.dtype == np.float32
+    assert 0.2 < np.abs(sound).max() < 1
+
+
+def test_question_image_shows_more_than_one_colour() -> None:
+    assert len(question_image().getcolors()) >= 3
+
+
+def events_of(*encoded: bytes) -> list[dict[str, Any]]:
+    return list(read_events(b"".join(encoded).decode().splitlines()))
+
+
+def test_events_end_at_done() -> None:
+    assert events_of(sse.event({"n": 1}), b": comment\n\n", sse.event({"n": 2}), sse.DONE, b"data: {\n\n") == [
+        {"n": 1},
+        {"n": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "sentence"),
+    [
+        (sse.error_event("the stage broke.", status=503), "the stage broke."),
+        (sse.event({"n": 1}), r"without \[DONE\]"),
+        (b"", r"without \[DONE\]"),
+        (b"data: {broken\n\n", "no JSON"),
+        (b"data: [1]\n\n", "no JSON object"),
+    ],
+)
+def test_a_stream_that_fails_ends_with_one_sentence(encoded: bytes, sentence: str) -> None:
+    with pytest.raises(DemoError, match=sentence):
+        events_of(encoded)
+
+
+def test_events_before_an_error_are_not_lost() -> None:
+    events = read_events((sse.event({"n": 1}) + sse.error_event("gone.")).decode().splitlines())
+    assert next(events) == {"n": 1}
+    with pytest.raises(DemoError, match="gone"):
+        next(events)
+
+
+def test_answer_has_text_sound_and_times_in_their_order() -> None:
+    heard: list[str] = []
+    answer = ask(served(words), spoken(), heard.append)
+    assert "".join(heard) == answer.text == "Hello [b]all[/b]"
+    assert answer.pcm == pcm16(TONE)
+    assert answer.first_text_s is not None and answer.first_audio_s is not None
+    assert 0 < answer.first_text_s <= answer.first_audio_s <= answer.total_s
+    assert answer.stages["thinker"].tokens == 7 and answer.stages["code2wav"].last_s == 2
+
+
+def test_answer_of_a_text_question_has_no_sound() -> None:
+    answer = ask(served(words), text_body(MODEL), lambda text: None)
+    assert answer.text and answer.pcm == b"" and answer.first_audio_s is None
+
+
+def replying(response: httpx.Response | Exception) -> httpx.Client:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+    return httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle))
+
+
+@pytest.mark.parametrize(
+    ("response", "sentence"),
+    [
+        (httpx.Response(429, json=error_body("too many requests.", status=429)), "too many requests."),
+        (httpx.Response(502, json={}), "502"),
+        (httpx.Response(500, text="Internal Server Error"), "no JSON"),
+        (httpx.ConnectError("refused"), "http://server .*ConnectError"),
+        (httpx.ReadTimeout("slow"), "ReadTimeout"),
+    ],
+)
+def test_a_refusal_is_one_sentence(response: httpx.Response | Exception, sentence: str) -> None:
+    with pytest.raises(DemoError, match=sentence):
+        first_model(replying(response))
+    with pytest.raises(DemoError, match=sentence):
+        ask(replying(response), text_body(MODEL), lambda text: None)
+
+
+def test_written_wav_is_playable_24_khz_mono(tmp_path: Path) -> None:
+    write_wav(tmp_path / "answer.wav", pcm16(TONE))
+    samples, rate_hz = soundfile.read(tmp_path / "answer.wav", dtype="float32")
+    assert rate_hz == 24_000 and samples.shape == TONE.shape
+    np.testing.assert_allclose(samples, TONE, atol=1 / 32_768)
+
+
+def test_conversation_leaves_the_sound_and_says_what_came(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    converse(served(words), "Chelsie", tmp_path, console_to(printed))
+    assert soundfile.info(tmp_path / "answer.wav").frames == len(TONE)
+    assert soundfile.info(tmp_path / "question.wav").samplerate == 16_000
+    assert (tmp_path / "question.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.getvalue().count("Hello [b]all[/b]") == 2
+    assert all(name in printed.getvalue() for name in ("thinker", "code2wav", "first sound", "answer.wav", "0.20 s"))
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("content", "no text"), ("data", "no sound")])
+def test_conversation_without_text_or_sound_fails(kind: str, missing: str, tmp_path: Path) -> None:
+    with pytest.raises(DemoError, match=missing):
+        converse(served(without(kind)), None, tmp_path, console_to(io.StringIO()))
+    assert not (tmp_path / "answer.wav").exists()
+
+
+def test_text_cannot_command_the_terminal() -> None:
+    printed = io.StringIO()
+    show("a\x1b[2Jb\nc\x07", console_to(printed))
+    assert printed.getvalue() == "a\N{REPLACEMENT CHARACTER}[2Jb\nc\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_line_is_said_for_each_change_only() -> None:
+    said: list[str] = []
+    board = StageBoard(said.append)
+    starting = {"thinker": "UPDATING", "talker": "UPDATING"}
+    for states in (starting, starting, starting | {"talker": "HEALTHY"}):
+        board.update(states)
+    assert [line.split(" s  ")[1] for line in said] == ["thinker: UPDATING", "talker: UPDATING", "talker: HEALTHY"]
+
+
+def test_board_shows_each_stage_with_its_state() -> None:
+    board, printed = StageBoard(), io.StringIO()
+    board.update({"thinker": "UPDATING", "talker": "HEALTHY"})
+    console_to(printed).print(board)
+    assert all(word in printed.getvalue() for word in ("thinker", "UPDATING", "talker", "HEALTHY"))
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DemoError, match="file"):
+        made_folder(tmp_path / "file")
+
+
+def test_sound_pieces_decode_one_by_one_and_joined() -> None:
+    pieces = [
+        json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["audio"]["data"]
+        for line in b"".join(words(parse(spoken()))).decode().splitlines()
+        if '"data":' in line
+    ]
+    assert base64.b64decode("".join(pieces)) == b"".join(map(base64.b64decode, pieces)) == pcm16(TONE)

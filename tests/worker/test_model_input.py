@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from omni_cluster.errors import PayloadError
+from omni_cluster.inputs import StageExtra
+from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+from omni_cluster.worker.model_input import OmniModelInputBuilder, TokenSpan
+
+WIDTH = 4
+PAD_ROW = torch.full((WIDTH,), -1.0)
+
+
+def rows(first: int, count: int) -> torch.Tensor:
+    """Rows whose every element is the row's number, so that a row out of place shows."""
+    return torch.arange(first, first + count, dtype=torch.float32)[:, None].repeat(1, WIDTH)
+
+
+def extra(first_rows: torch.Tensor, **facts: torch.Tensor) -> StageExtra:
+    information = AdditionalInformationPayload.from_mapping({"pad_row": PAD_ROW, **facts})
+    return StageExtra(
+        "key", prompt_embeds=PromptEmbedsPayload.from_tensor(first_rows), additional_information=information
+    )
+
+
+@pytest.fixture
+def builder() -> OmniModelInputBuilder:
+    # Rows of an earlier step must not show through, so the staging starts dirty.
+    return OmniModelInputBuilder(torch.full((16, WIDTH), 99.0), max_elements=1000)
+
+
+def numbers(builder: OmniModelInputBuilder, *spans: tuple[str, int, int]) -> list[float]:
+    step = builder.build([TokenSpan(*span) for span in spans]).rows
+    assert torch.equal(step, step[:, :1].expand(-1, WIDTH))
+    return step[:, 0].tolist()
+
+
+def test_step_holds_the_rows_of_each_request_in_the_batchs_order(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 5)))
+    builder.admit("b", extra(rows(20, 5)))
+    assert numbers(builder, ("b", 0, 2), ("a", 3, 2), ("b", 4, 1)) == [20, 21, 13, 14, 24]
+
+
+def test_positions_after_the_last_row_take_the_pad_row(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 3)))
+    assert numbers(builder, ("a", 2, 3)) == [12, -1, -1]
+    assert numbers(builder, ("a", 3, 1)) == [-1]
+    assert numbers(builder, ("a", 100, 2)) == [-1, -1]
+
+
+def test_pad_row_of_one_request_does_not_reach_into_the_next(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 1)))
+    builder.admit("b", extra(rows(20, 2)))
+    assert numbers(builder, ("a", 0, 3), ("b", 0, 2)) == [10, -1, -1, 20, 21]
+
+
+def test_requests_that_brought_no_rows_get_zeros(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 1)))
+    builder.admit("plain", StageExtra("plain"))
+    assert numbers(builder, ("foreign", 0, 2), ("a", 0, 1), ("plain", 0, 1)) == [0, 0, 10, 0]
+
+
+def test_without_a_pad_row_the_positions_after_the_last_are_zero(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", StageExtra("key", prompt_embeds=PromptEmbedsPayload.from_tensor(rows(10, 1))))
+    assert numbers(builder, ("a", 0, 2)) == [10, 0]
+
+
+def test_rows_pushed_one_at_a_time_keep_their_places(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(0, 2)))
+    for number in range(2, 12):
+        builder.push("a", rows(number, 1))
+        assert numbers(builder, ("a", number, 2)) == [number, -1]
+    assert numbers(builder, ("a", 0, 12)) == list(range(12))
+
+
+def test_a_push_of_more_rows_than_twice_those_that_are_there_fits(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(0, 1)))
+    builder.push("a", rows(1, 12))
+    assert numbers(builder, ("a", 0, 14)) == [*range(13), -1]
+
+
+def test_growth_leaves_other_requests_alone(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(0, 2)))
+    builder.admit("b", extra(rows(50, 2)))
+    builder.push("a", rows(2, 5))
+    assert numbers(builder, ("b", 0, 3), ("a", 5, 3)) == [50, 51, -1, 5, 6, -1]
+
+
+def test_admission_after_a_preemption_keeps_the_rows_that_came_meanwhile(builder: OmniModelInputBuilder) -> None:
+    first = extra(rows(0, 2))
+    builder.admit("a", first)
+    builder.push("a", rows(2, 2))
+    builder.admit("a", first)
+    assert numbers(builder, ("a", 0, 5)) == [0, 1, 2, 3, -1]
+
+
+def test_removed_request_gets_zeros_and_its_late_rows_are_dropped(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 2), positions=torch.zeros(3, 2, dtype=torch.int64)))
+    assert len(builder) == 1
+    builder.remove("a")
+    builder.push("a", rows(12, 1))
+    assert len(builder) == 0
+    assert numbers(builder, ("a", 0, 2)) == [0, 0]
+    assert builder.positions("a") is None
+
+
+def test_removal_of_a_request_that_is_not_there_is_no_error(builder: OmniModelInputBuilder) -> None:
+    builder.remove("never came")
+    assert len(builder) == 0
+
+
+def test_same_id_after_removal_starts_afresh(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 3)))
+    builder.remove("a")
+    builder.admit("a", extra(rows(20, 1)))
+    assert numbers(builder, ("a", 0, 2)) == [20, -1]
+
+
+def test_positions_are_those_that_came_with_the_request(builder: OmniModelInputBuilder) -> None:
+    positions = torch.arange(6).view(3, 2)
+    builder.admit("a", extra(rows(0, 2), positions=positions))
+    builder.admit("b", extra(rows(0, 2)))
+    given = builder.positions("a")
+    assert given is not None and torch.equal(given, positions)
+    assert builder.positions("b") is None
+
+
+def test_rows_are_staged_in_the_models_dtype() -> None:
+    builder = OmniModelInputBuilder(torch.zeros(4, WIDTH, dtype=torch.bfloat16), max_elements=1000)
+    builder.admit("a", extra(torch.full((1, WIDTH), 0.1)))
+    builder.push("a", torch.full((1, WIDTH), 0.3))
+    step = builder.build([TokenSpan("a", 0, 3)]).rows
+    assert torch.equal(step[:, 0], torch.tensor([0.1, 0.3, -1.0], dtype=torch.bfloat16))
+
+
+def test_rows_above_the_limit_are_refused() -> None:
+    builder = OmniModelInputBuilder(torch.zeros(4, WIDTH), max_elements=2 * WIDTH)
+    builder.admit("fits", extra(rows(0, 2)))
+    with pytest.raises(PayloadError, match="at most 8"):
+        builder.admit("too large", extra(rows(0, 3)))
+    assert len(builder) == 1
+
+
+def test_a_step_without_requests_is_empty(builder: OmniModelInputBuilder) -> None:
+    assert builder.build([]).rows.shape == (0, WIDTH)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_cluster.payloads import RowsChunk
+from omni_cluster.worker.model_input import TokenSpan
+from omni_cluster.worker.rows_out import AsyncRowsOutput, OmniModelRunnerOutput, PinnedBuffers, RowsOfStep
+
+POSITIONS = torch.arange(9).view(3, 3)
+
+
+def step_of(spans: list[TokenSpan], emitting: set[str]) -> RowsOfStep:
+    count = sum(span.length for span in spans)
+    rows = torch.arange(count, dtype=torch.float32)[:, None].repeat(1, 4)
+    return RowsOfStep.of(rows, spans, emitting, lambda request_id: POSITIONS)
+
+
+def runner_output(*request_ids: str) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        req_ids=list(request_ids),
+        req_id_to_index={r: i for i, r in enumerate(request_ids)},
+        sampled_token_ids=[[i] for i in range(len(request_ids))],
+    )
+
+
+def unpacked(output: ModelRunnerOutput, index: int) -> RowsChunk:
+    assert output.pooler_output is not None
+    packed = output.pooler_output[index]
+    assert packed is not None
+    return RowsChunk.unpack(packed, max_elements=1000)
+
+
+def test_each_request_that_wants_rows_gets_those_of_its_span() -> None:
+    step = step_of([TokenSpan("a", 0, 3), TokenSpan("mute", 7, 2), TokenSpan("b", 5, 1)], {"a", "b"})
+    chunks = step.chunks(step.rows)
+    assert chunks.keys() == {"a", "b"}
+    assert chunks["a"].start == 0 and chunks["a"].rows[:, 0].tolist() == [0, 1, 2]
+    assert chunks["b"].start == 5 and chunks["b"].rows[:, 0].tolist() == [5]
+
+
+def test_requests_that_want_rows_but_are_not_in_the_step_get_none() -> None:
+    step = step_of([TokenSpan("a", 0, 1)], {"a", "elsewhere"})
+    assert step.chunks(step.rows).keys() == {"a"}
+
+
+def test_positions_come_with_the_first_chunk_only() -> None:
+    first = step_of([TokenSpan("a", 0, 2)], {"a"})
+    later = step_of([TokenSpan("a", 2, 1)], {"a"})
+    positions = first.chunks(first.rows)["a"].positions
+    assert positions is not None and torch.equal(positions, POSITIONS)
+    assert later.chunks(later.rows)["a"].positions is None
+
+
+def test_packed_rows_survive_the_way_through_the_output() -> None:
+    step = step_of([TokenSpan("mute", 0, 1), TokenSpan("a", 0, 3)], {"a"})
+    output = step.attach_to(runner_output("mute", "a"))
+    assert output.pooler_output is not None and output.pooler_output[0] is None
+    chunk = unpacked(output, 1)
+    assert chunk.start == 0 and torch.equal(chunk.rows, step.rows[1:4])
+    assert chunk.positions is not None and torch.equal(chunk.positions, POSITIONS)
+
+
+def test_chunks_are_found_by_request_and_not_by_place() -> None:
+    step = step_of([TokenSpan("a", 0, 1), TokenSpan("b", 0, 1)], {"a", "b"})
+    output = step.attach_to(runner_output("b", "a"))
+    assert unpacked(output, 0).rows[0, 0] == 1
+    assert unpacked(output, 1).rows[0, 0] == 0
+
+
+def test_what_vllm_said_of_the_step_stays() -> None:
+    plain = runner_output("a", "b")
+    output = OmniModelRunnerOutput.with_rows(plain, {"b": RowsChunk(0, torch.ones(1, 4))})
+    assert isinstance(output, ModelRunnerOutput)
+    assert output.req_ids == ["a", "b"] and output.sampled_token_ids == [[0], [1]]
+    assert output.req_id_to_index == plain.req_id_to_index
+
+
+def test_bfloat16_rows_keep_their_type() -> None:
+    rows = torch.tensor([[0.1, -2.0]], dtype=torch.bfloat16)
+    step = RowsOfStep.of(rows, [TokenSpan("a", 4, 1)], {"a"}, lambda request_id: None)
+    chunk = unpacked(step.attach_to(runner_output("a")), 0)
+    assert chunk.rows.dtype == torch.bfloat16 and torch.equal(chunk.rows, rows)
+
+
+@pytest.mark.gpu
+def test_pinned_buffer_is_used_again_once_it_is_given_back() -> None:
+    buffers = PinnedBuffers()
+    first = buffers.take(1000)
+    assert first.is_pinned() and first.numel() >= 1000
+    second = buffers.take(1000)
+    assert second.data_ptr() != first.data_ptr()
+    buffers.give_back(first)
+    assert buffers.take(500).data_ptr() == first.data_ptr()
+
+
+@pytest.mark.gpu
+def test_pinned_buffer_that_is_too_small_makes_room_for_a_larger_one() -> None:
+    buffers = PinnedBuffers()
+    buffers.give_back(buffers.take(16))
+    assert buffers.take(1 << 16).numel() >= 1 << 16
+
+
+class _Inner(AsyncModelRunnerOutput):  # type: ignore[misc]
+    def get_output(self) -> ModelRunnerOutput:
+        return runner_output("a")
+
+
+@pytest.mark.gpu
+def test_rows_that_travel_on_a_side_stream_arrive_whole() -> None:
+    buffers, stream = PinnedBuffers(), torch.cuda.Stream()
+    for number in range(3):
+        rows = torch.full((64, 128), float(number), device="cuda")
+        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 64)], {"a"}, lambda request_id: POSITIONS)
+        output = AsyncRowsOutput(_Inner(), step, stream, buffers).get_output()
+        assert torch.equal(unpacked(output, 0).rows, rows.cpu())
+    assert buffers.take(rows.nbytes).numel() >= rows.nbytes
+
+
+@pytest.mark.gpu
+def test_two_steps_in_flight_have_buffers_of_their_own() -> None:
+    buffers, stream = PinnedBuffers(), torch.cuda.Stream()
+    made = []
+    for number in range(2):
+        rows = torch.full((8, 128), float(number), device="cuda")
+        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 8)], {"a"}, lambda request_id: None)
+        made.append(AsyncRowsOutput(_Inner(), step, stream, buffers))
+    assert [unpacked(output.get_output(), 0).rows[0, 0].item() for output in made] == [0, 1]
