@@ -23,11 +23,13 @@ DIFFUSION_WORKER = "omni_cluster.worker.diffusion_worker.GPUDiffusionWorker"
 SCHEDULER = "omni_cluster.engine.scheduler.OmniScheduler"
 ASYNC_SCHEDULER = "omni_cluster.engine.scheduler.OmniAsyncScheduler"
 IN_PROCESS_EXECUTOR = "omni_cluster.engine.executor.InProcessExecutor"
-# There is no KV cache; a stated size keeps vLLM from measuring and reserving memory for one.
+# There is no KV cache: a stated size keeps vLLM from measuring and reserving memory for one, and the share of a card is
+# only what must be free at the start.
 _DIFFUSION_DEFAULTS: dict[str, Any] = {
     "enforce_eager": True,
     "skip_tokenizer_init": True,
     "kv_cache_memory_bytes": 1 << 20,
+    "gpu_memory_utilization": 0.1,
 }
 
 
@@ -62,6 +64,8 @@ class OmniEngineArgs(AsyncEngineArgs):
     def __post_init__(self) -> None:
         # Our mixins are for the V1 runner, and vLLM offers no other switch. Children inherit the environment.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        # A forked engine could not use CUDA once this process has, and a stage may run its model in this process.
+        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
         super().__post_init__()
 
     @classmethod

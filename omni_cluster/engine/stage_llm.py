@@ -47,14 +47,20 @@ class StageLLM:
         self._stage = stage
         self._pipeline = pipeline
         self._family = family
-        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, family.traits(stage.model_stage))
+        self._traits = family.traits(stage.model_stage)
+        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, self._traits)
         self._llm: OmniAsyncLLM | None = None
+        self._checkpoint_sampling: Mapping[str, Any] = {}
         self._pusher = RowsPusher(self._send_rows)
 
     async def start(self) -> None:
         llm = await asyncio.to_thread(OmniAsyncLLM.from_engine_args, self._args)
         llm.output_processor.max_row_elements = self._pipeline.limits.max_payload_elements
         self._llm = llm
+        self._checkpoint_sampling = llm.model_config.get_diff_sampling_param()
+        if not self._traits.has_tokenizer:
+            # vLLM would count the text's end token among this stage's stops, by an id that means something else here.
+            llm.input_processor.generation_config_fields = {}
 
     @property
     def llm(self) -> OmniAsyncLLM:
@@ -123,8 +129,9 @@ class StageLLM:
         return min(fitting, self._pipeline.limits.max_prompt_tokens) if is_entry else fitting
 
     def _sampling_params(self, request: OmniRequest, forced: Mapping[str, Any]) -> SamplingParams:
-        """Defaults of the configuration, then the client's, then what the family insists on."""
-        chosen = {**self._stage.default_sampling_params, **request.sampling.get(self._stage.model_stage, {}), **forced}
+        """What the checkpoint says, then the configuration, then the client, then what the family insists on."""
+        asked = request.sampling.get(self._stage.model_stage, {})
+        chosen = {**self._checkpoint_sampling, **self._stage.default_sampling_params, **asked, **forced}
         unknown = sorted(set(chosen) - set(SamplingParams.__struct_fields__))
         if unknown:
             raise RequestError(

@@ -30,6 +30,7 @@ _ENGINE_ARGS: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 256,
     "kv_cache_memory_bytes": 32 << 20,
+    "gpu_memory_utilization": 0.15,  # read on a GPU only, where the stages share a card
 }
 
 

@@ -247,5 +247,16 @@ async def test_client_cannot_change_what_ends_speech(talker: Stage, fed: Fed, sp
     assert list((await collect(talker.generate(asked, at_once(fed["text"])))).token_ids) == codes
 
 
+async def test_a_least_number_of_codes_forbids_no_code_that_is_not_a_stop(
+    talker: Stage, fed: Fed, speak: Speak, reference: Reference
+) -> None:
+    # vLLM keeps stops away for so long; the text's end token is the id of a code here.
+    ends = reference.model.generation_config.eos_token_id
+    for kind in KINDS:
+        asked = request(f"least-{kind}", kind, sampling={"talker": {"min_tokens": 60, "logit_bias": {ends: 100.0}}})
+        spoken = await collect(talker.generate(asked, at_once(fed[kind])))
+        assert set(spoken.token_ids) == {ends}
+
+
 async def test_health_is_good(talker: Stage) -> None:
     await talker.check_health()

@@ -29,7 +29,7 @@ def unpacked(output: ModelRunnerOutput, index: int) -> RowsChunk:
     assert output.pooler_output is not None
     packed = output.pooler_output[index]
     assert packed is not None
-    return RowsChunk.unpack(packed, max_elements=1000)
+    return RowsChunk.unpack(packed, max_elements=100_000)
 
 
 def test_each_request_that_wants_rows_gets_those_of_its_span() -> None:
