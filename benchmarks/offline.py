@@ -117,7 +117,10 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"machine": machine(), "load": dataclasses.asdict(load)}
     result["start_s"] = time.perf_counter() - started_s
     try:
-        result["cells"] = [await measured(omni, c, arguments.rounds, load) for c in arguments.concurrency]
+        result["cells"] = []
+        for concurrency in arguments.concurrency:
+            result["cells"].append(await measured(omni, concurrency, arguments.rounds, load))
+            print(json.dumps(result["cells"][-1]), flush=True)
         result["counts_after"] = await omni.counts()
     finally:
         await omni.shutdown()

@@ -65,7 +65,7 @@ class OmniEngineArgs(AsyncEngineArgs):
         # Our mixins are for the V1 runner, and vLLM offers no other switch. Children inherit the environment.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         # A forked engine could not use CUDA once this process has, and a stage may run its model in this process.
-        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         super().__post_init__()
 
     @classmethod

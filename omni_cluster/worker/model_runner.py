@@ -34,6 +34,7 @@ class OmniGPUModelRunner(_Runner):
         self.omni_config = OmniModelConfig.of(self.vllm_config)
         self._emitting: set[str] = set()
         self._multimodal_mask: torch.Tensor | None = None
+        self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +85,15 @@ class OmniGPUModelRunner(_Runner):
         if self._inputs is not None:
             step = self._inputs.build(self._spans(scheduler_output))
             self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
-        return super()._preprocess(scheduler_output, *args, **kwargs)
+        inputs = super()._preprocess(scheduler_output, *args, **kwargs)
+        if self._emits(scheduler_output):
+            self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
+        return inputs
+
+    def _emits(self, scheduler_output: SchedulerOutput) -> bool:
+        """Whether this rank makes rows in this step: the first of a tensor-parallel group, whose output is read."""
+        wanted = not self._emitting.isdisjoint(scheduler_output.num_scheduled_tokens)
+        return wanted and get_tp_group().rank_in_group == 0
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[TokenSpan]:
         """The positions of each request in this step, in the batch's order."""
@@ -93,26 +102,23 @@ class OmniGPUModelRunner(_Runner):
         return [TokenSpan(r, int(computed[i]), scheduled[r]) for i, r in enumerate(self.input_batch.req_ids)]
 
     def take_rows(self) -> RowsOfStep | None:
-        """The rows of the step that was just executed, on the device; None when no request of it wants rows.
-
-        Only the tensor-parallel rank whose output the executor reads makes them.
-        """
+        """The rows of the step that was just executed, on the device; None when no request of it wants rows."""
+        embeddings, self._embeddings = self._embeddings, None
         state = self.execute_model_state
-        if state is None or not self._emitting or get_tp_group().rank_in_group != 0:
+        if state is None or embeddings is None:
             return None
-        spans = self._spans(state.scheduler_output)
-        if not any(span.request_id in self._emitting for span in spans):
-            return None
-        num_tokens = state.scheduler_output.total_num_scheduled_tokens
-        rows = state.hidden_states[:num_tokens] + self._text_embeddings(num_tokens)
-        return RowsOfStep.of(rows, spans, self._emitting, self._prompt_positions)
+        rows = embeddings.add_(state.hidden_states[: embeddings.shape[0]])
+        return RowsOfStep.of(rows, self._spans(state.scheduler_output), self._emitting, self._prompt_positions)
 
     def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
-        """Token embeddings of the step, zero at audio, image and video positions."""
+        """Token embeddings of the step, zero at audio, image and video positions; a tensor of its own.
+
+        Taken before the forward pass: on CUDA it uses this input as its residual stream and writes over it.
+        """
         embeddings = self.inputs_embeds.gpu[:num_tokens]
         mask = self._multimodal_mask
         if mask is None or not bool(mask.any()):
-            return embeddings
+            return embeddings.clone()
         return embeddings.masked_fill(mask[:num_tokens].to(embeddings.device, non_blocking=True).unsqueeze(-1), 0)
 
     def _prompt_positions(self, request_id: str) -> torch.Tensor | None:
