@@ -9,8 +9,9 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
-from ray.serve.config import BackpressureConfig
+from ray.serve.config import AutoscalingPolicy, BackpressureConfig
 
+from omni_cluster.cluster.autoscaling import POLICY
 from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.cluster.transport import ROUTER
@@ -107,5 +108,6 @@ def scaling(stage: StageConfig) -> dict[str, Any]:
             upscale_delay_s=scale.upscale_delay_s,
             downscale_delay_s=scale.downscale_delay_s,
             target_ongoing_requests=scale.target,
+            policy=AutoscalingPolicy(policy_function=POLICY),
         )
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.transport import RemoteStage, Ticket, WireChunk, own_replica_id
 from omni_cluster.cluster.upstream import pull
 from omni_cluster.config.schema import PipelineConfig, StageConfig
@@ -97,6 +98,10 @@ class StageReplica:
 
     async def check_health(self) -> None:
         await self._engine.check_health()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks this of every replica, for the autoscaling policy."""
+        return {LOAD: engine_load(await self._engine.counts())}
 
     async def status(self) -> dict[str, Any]:
         """For tests and operators: process id, requests so far, open outboxes, what the engine holds."""

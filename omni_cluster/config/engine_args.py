@@ -135,5 +135,7 @@ def _schedules_async(settings: Mapping[str, Any]) -> bool:
 
 
 def _executor(stage: StageConfig) -> str:
-    # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism.
-    return "mp" if stage.tensor_parallel_size > 1 else IN_PROCESS_EXECUTOR
+    # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism. A diffusion
+    # model's executor is in this process, which may see other cards than the stage should: then it gets its own.
+    own_process = stage.tensor_parallel_size > 1 or (stage.diffusion is not None and stage.gpus is not None)
+    return "mp" if own_process else IN_PROCESS_EXECUTOR

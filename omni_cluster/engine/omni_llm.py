@@ -19,6 +19,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
+from omni_cluster.engine.cards import visible_cards
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.outbox import Outbox
 from omni_cluster.engine.stage import Stage
@@ -63,8 +64,9 @@ class AsyncOmniLLM:
         """Starts the engines, one after another; when one fails, those that run are shut down."""
         try:
             self._stages = {s.model_stage: make_stage(s, self.bound) for s in self.config.stages}
-            for stage in self._stages.values():
-                await stage.start()
+            for stage in self.config.stages:
+                with visible_cards(stage.gpus):
+                    await self._stages[stage.model_stage].start()
         except BaseException:
             await self.shutdown()
             raise

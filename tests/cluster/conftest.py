@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from tests.cluster.served import ROOT, ServedApp, serve_run
 
@@ -17,7 +18,12 @@ def served() -> Iterator[ServedApp]:
 
 
 @pytest.fixture(scope="module")
-def served_2x2() -> Iterator[ServedApp]:
-    """Two thinkers, two talkers, one code2wav."""
-    with serve_run(f"config={ROOT / 'stage_configs' / 'qwen2_5_omni_2x2_tiny.yaml'}") as app:
+def served_2x2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
+    """Two thinkers, two talkers, and a code2wav that gets a second replica when it has more than two jobs."""
+    config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml").read_text())
+    del config["stages"][2]["num_replicas"]
+    config["stages"][2]["autoscaling"] = {"max_replicas": 2, "target": 2, "upscale_delay_s": 0.5}
+    path = tmp_path_factory.mktemp("config") / "autoscaled.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with serve_run(f"config={path}") as app:
         yield app

@@ -36,6 +36,13 @@ class ServedApp:
         self.client = httpx.Client(base_url=BASE_URL, timeout=120)
         self._handles: dict[str, Any] = {}
 
+    def close(self) -> None:
+        """Leaves the cluster. A handle that stays would start a Ray of its own to report its statistics to."""
+        self.client.close()
+        for handle in self._handles.values():
+            handle.shutdown()
+        ray.shutdown()
+
     def handle(self, deployment: str) -> Any:
         if deployment not in self._handles:
             self._handles[deployment] = serve.get_deployment_handle(deployment, "default")
@@ -43,6 +50,11 @@ class ServedApp:
 
     async def answer(self, request: OmniRequest) -> Any:
         return await self.handle("ingress").answer.remote(request)
+
+    def replicas(self, stage: str) -> int:
+        """Replicas that Serve runs or starts."""
+        states = serve.status().applications["default"].deployments[stage].replica_states
+        return sum(states.values())
 
     async def statuses(self) -> list[dict[str, Any]]:
         """What every replica of every stage holds."""
@@ -57,6 +69,7 @@ class ServedApp:
 def serve_run(*arguments: str) -> Iterator[ServedApp]:
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [str(Path(sys.executable).parent / "serve"), "run", "deployments:app", *arguments]
+    app = None
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -64,10 +77,11 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
         wait_until(is_up, process)
         ray.init("auto", namespace="serve", log_to_driver=False, logging_level="ERROR")
         wait_until(is_running, process)
-        yield ServedApp(process)
+        app = ServedApp(process)
+        yield app
     finally:
-        if ray.is_initialized():
-            ray.shutdown()
+        if app is not None:
+            app.close()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
 
@@ -92,11 +106,11 @@ def is_running() -> bool:
     return serve.status().applications["default"].status.value == "RUNNING"
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, patience_s: float = PATIENCE_S) -> None:
     """Waits for a condition that must come."""
-    ends_s = time.monotonic() + PATIENCE_S
+    ends_s = time.monotonic() + patience_s
     while not await condition():
-        assert time.monotonic() < ends_s, f"{what} within {PATIENCE_S} s"
+        assert time.monotonic() < ends_s, f"{what} within {patience_s} s"
         await asyncio.sleep(0.1)
 
 
