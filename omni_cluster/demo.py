@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sys
 import time
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,7 +58,7 @@ def run_demo(config: Path | None, port: int, out: Path) -> None:
     from omni_cluster.cluster.local import LocalCluster
 
     with LocalCluster(config=config, port=port) as cluster:
-        console.print(f"Ray dashboard: {cluster.dashboard_url or 'none'}", soft_wrap=True)
+        console.print(dashboard_line(cluster.dashboard_url), markup=False, soft_wrap=True)
         wait_until_ready(cluster, console)
         console.print(f"serving at {cluster.base_url}", soft_wrap=True)
         timeout = httpx.Timeout(settings.limits.request_timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -73,6 +74,13 @@ def made_folder(out: Path) -> Path:
     except OSError as error:
         raise DemoError(f"the folder {out} cannot be made ({error.strerror}); name one that can be written.") from None
     return out
+
+
+def dashboard_line(url: str | None) -> str:
+    """Where Ray's dashboard is, and what prints the token that it asks for."""
+    if url is None:
+        return "Ray dashboard: none"
+    return f"Ray dashboard: {url} (its token: {Path(sys.executable).with_name('ray')} get-auth-token)"
 
 
 # ------------------------------------------------------- while engines start

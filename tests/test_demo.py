@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from omni_cluster.demo import (
     StageBoard,
     ask,
     converse,
+    dashboard_line,
     first_model,
     made_folder,
     png_bytes,
@@ -248,6 +250,14 @@ def test_a_line_is_said_for_each_change_only() -> None:
     for states in (starting, starting, starting | {"talker": "HEALTHY"}):
         board.update(states)
     assert [line.split(" s  ")[1] for line in said] == ["thinker: UPDATING", "talker: UPDATING", "talker: HEALTHY"]
+
+
+def test_the_dashboard_s_token_is_printed_by_a_command_that_exists() -> None:
+    line = dashboard_line("http://127.0.0.1:8265")
+    command = line.partition("its token: ")[2].removesuffix(")").split()
+    subprocess.run([*command, "--help"], check=True, capture_output=True)
+    assert "http://127.0.0.1:8265" in line
+    assert dashboard_line(None) == "Ray dashboard: none"
 
 
 def test_board_shows_each_stage_with_its_state() -> None:

@@ -31,6 +31,8 @@ class DiffusionEngineStopped(OmniError):
 
 @dataclass(slots=True)
 class PendingJob:
+    """A job, and where its waveform will be."""
+
     job: DiffusionJob
     done: asyncio.Future[np.ndarray]
 

@@ -23,6 +23,8 @@ from omni_cluster.outputs import StageChunk
 
 
 class StageKind(Enum):
+    """Which kind of engine a stage runs on."""
+
     AR = "autoregressive"
     DIFFUSION = "diffusion"
 

@@ -41,7 +41,7 @@ class ApiLimits:
 
 
 @dataclass(frozen=True)
-class ThinkerSampling:
+class TextSampling:
     """How the client wants text to be sampled; None leaves a value to the stage configuration."""
 
     temperature: float | None = None
@@ -70,7 +70,7 @@ class ChatRequest:
     audio_format: AnswerFormat | None
     stream: bool
     include_usage: bool
-    sampling: ThinkerSampling
+    sampling: TextSampling
     seed: int | None
 
 
@@ -334,8 +334,8 @@ def _include_usage(wire: _Body) -> bool:
     return bool(wire.stream_options and wire.stream_options.include_usage)
 
 
-def _sampling(wire: _Body, limits: ApiLimits) -> ThinkerSampling:
-    return ThinkerSampling(
+def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:
+    return TextSampling(
         temperature=wire.temperature,
         top_p=wire.top_p,
         max_tokens=_max_tokens(wire, limits),

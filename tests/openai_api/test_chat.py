@@ -17,7 +17,7 @@ from omni_cluster.openai_api.chat import (
     ApiLimits,
     ChatRequest,
     ChatStream,
-    ThinkerSampling,
+    TextSampling,
     Usage,
     completion,
     parse_chat_request,
@@ -240,7 +240,7 @@ def test_the_smallest_request() -> None:
     assert (request.model, request.audios, request.images, request.seed) == ("omni", (), (), None)
     assert not (request.wants_audio or request.stream or request.include_usage)
     assert (request.voice, request.audio_format) == (None, None)
-    assert request.sampling == ThinkerSampling()
+    assert request.sampling == TextSampling()
 
 
 def test_a_full_request() -> None:
@@ -263,7 +263,7 @@ def test_a_full_request() -> None:
     )
     assert request.wants_audio and request.stream and request.include_usage
     assert (request.voice, request.audio_format, request.seed) == ("Ethan", "pcm16", -3)
-    assert request.sampling == ThinkerSampling(
+    assert request.sampling == TextSampling(
         temperature=0.0, top_p=0.9, max_tokens=7, frequency_penalty=0.5, presence_penalty=-0.5, stop=("a", "b")
     )
 
@@ -309,7 +309,7 @@ def test_what_means_nothing_here_is_ignored() -> None:
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
     neutral = {"tools": [], "tool_choice": "none", "logprobs": False, "logit_bias": {}, "functions": None}
     unset = {"stop": None, "n": None, "stream": None, "stream_options": None, "response_format": {"type": "text"}}
-    assert parse(with_fields(**ignored, **neutral, **unset)).sampling == ThinkerSampling()
+    assert parse(with_fields(**ignored, **neutral, **unset)).sampling == TextSampling()
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:
