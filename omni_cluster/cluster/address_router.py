@@ -1,8 +1,7 @@
-"""Routes a call to one exact replica of a deployment, or to whichever has room."""
+"""Routes a call to one exact replica of a deployment, or to the next in turn."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from ray.serve.exceptions import ReplicaUnavailableError
@@ -12,7 +11,10 @@ ADDRESS_PREFIX = "@"
 
 
 class AddressRouter(LocalityMixin, RequestRouter):
-    """A session id "@<replica id>" names the replica; a call without one goes to the less busy of two random ones.
+    """A session id "@<replica id>" names the replica; calls without one go to all replicas in turn.
+
+    In turn, and not to the less busy of two: what a caller knows of queue lengths is seconds old, so all of a burst
+    would go to one replica while another is idle. A replica that is full is passed over.
 
     A call whose replica is gone fails with ReplicaUnavailableError. Serve's own matching goes by the id of the parent
     request, which all calls of one HTTP request share: two calls of one request to one deployment could take each
@@ -22,6 +24,7 @@ class AddressRouter(LocalityMixin, RequestRouter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pending_by_metadata: dict[int, PendingRequest] = {}
+        self._turn = 0
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -32,12 +35,17 @@ class AddressRouter(LocalityMixin, RequestRouter):
         pending_request.routing_context.should_backoff = True
         address = pending_request.metadata.session_id
         if not address.startswith(ADDRESS_PREFIX):
-            return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+            return [[replica] for replica in self._in_turn(candidate_replicas)]
         wanted = [r for r in candidate_replicas if r.replica_id.unique_id == address.removeprefix(ADDRESS_PREFIX)]
         if wanted:
             return [wanted]
         self._refuse(pending_request, address)
         return [candidate_replicas]  # lets the routing task see that the request is done, and stop
+
+    def _in_turn(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
+        ordered = sorted(replicas, key=lambda replica: str(replica.replica_id.unique_id))
+        self._turn = (self._turn + 1) % len(ordered)
+        return ordered[self._turn :] + ordered[: self._turn]
 
     def _refuse(self, pending_request: PendingRequest, address: str) -> None:
         if not pending_request.future.done():

@@ -19,10 +19,11 @@ def served() -> Iterator[ServedApp]:
 
 @pytest.fixture(scope="module")
 def served_2x2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
-    """Two thinkers, two talkers, and a code2wav that gets a second replica when it has more than two jobs."""
+    """Two thinkers, two talkers, a code2wav that gets a second replica when it has more than two jobs; few may wait."""
     config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml").read_text())
     del config["stages"][2]["num_replicas"]
     config["stages"][2]["autoscaling"] = {"max_replicas": 2, "target": 2, "upscale_delay_s": 0.5}
+    config["limits"] |= {"max_ongoing_requests": 12, "max_queued_requests": 24}
     path = tmp_path_factory.mktemp("config") / "autoscaled.yaml"
     path.write_text(yaml.safe_dump(config))
     with serve_run(f"config={path}") as app:

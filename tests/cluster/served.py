@@ -82,6 +82,7 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
     finally:
         if app is not None:
             app.close()
+        ray.shutdown()  # or this process would be ended with the cluster
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
 

@@ -7,11 +7,12 @@ import uuid
 from collections import Counter
 from typing import Any
 
+import httpx
 import pytest
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from omni_cluster.cluster.transport import RemoteStage
-from tests.cluster.served import PATIENCE_S, ServedApp, request_for, until
+from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 
@@ -52,10 +53,10 @@ async def test_an_address_reaches_that_replica_and_no_other(served_2x2: ServedAp
     assert [s["replica_id"] for s in reached] == wanted
 
 
-async def test_calls_without_an_address_reach_both_replicas(served_2x2: ServedApp) -> None:
+async def test_calls_without_an_address_go_to_both_replicas_in_turn(served_2x2: ServedApp) -> None:
     thinker: Any = served_2x2.handle("thinker")
     reached = await asyncio.gather(*[thinker.status.remote() for _ in range(40)])
-    assert len(Counter(s["replica_id"] for s in reached)) == 2
+    assert sorted(Counter(s["replica_id"] for s in reached).values()) == [20, 20]
 
 
 async def test_an_address_that_is_gone_fails_at_once(served_2x2: ServedApp) -> None:
@@ -86,3 +87,22 @@ async def test_a_stage_with_more_work_than_its_target_gets_a_replica(served_2x2:
     await until(wanted_after_a_burst, "a second replica was started", 2 * PATIENCE_S)
     await until(running, "the second replica runs", 2 * PATIENCE_S)
     assert served_2x2.replicas("thinker") == 2  # what has no autoscaling stays as it is
+
+
+async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte(served_2x2: ServedApp) -> None:
+    body = {
+        "model": "preset:tiny",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "wav"},
+        "stream": True,
+    }
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=120, limits=httpx.Limits(max_connections=64)) as client:
+        answers = await asyncio.gather(*[client.post("/v1/chat/completions", json=body) for _ in range(64)])
+    taken = [a for a in answers if a.status_code == 200]
+    refused = [a for a in answers if a.status_code == 429]
+    assert len(taken) + len(refused) == len(answers)
+    assert len(taken) >= 24 and refused
+    assert all(a.text.endswith("data: [DONE]\n\n") for a in taken)
+    assert all(int(a.headers["Retry-After"]) > 0 for a in refused)
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")

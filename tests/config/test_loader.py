@@ -411,9 +411,15 @@ def test_each_shipped_file_loads(path: Path) -> None:
     assert [stage.model_stage for stage in config.stages] == ["thinker", "talker", "code2wav"]
 
 
-def test_the_shipped_files_are_the_four_that_are_promised() -> None:
+def test_the_shipped_files_are_those_that_are_promised() -> None:
     stems = {path.stem for path in SHIPPED}
-    assert stems == {"qwen2_5_omni", "qwen2_5_omni_3b", "qwen2_5_omni_tiny", "qwen2_5_omni_2x2_tiny"}
+    assert stems == {
+        "qwen2_5_omni",
+        "qwen2_5_omni_3b",
+        "qwen2_5_omni_one_gpu",
+        "qwen2_5_omni_tiny",
+        "qwen2_5_omni_2x2_tiny",
+    }
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
