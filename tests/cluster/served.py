@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
+from ray.serve.context import _set_global_client
 
 from omni_cluster.inputs import Media, OmniRequest
 from tests.reference import media, prompt_text
@@ -83,6 +84,7 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
         if app is not None:
             app.close()
         ray.shutdown()  # or this process would be ended with the cluster
+        _set_global_client(None)  # Serve would go on asking the controller of this cluster in the next one
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
 
