@@ -102,7 +102,7 @@ class Limits(_Strict):
     outbox_max_bytes: int = Field(
         default=2_147_483_648,
         ge=1,
-        description="Rows and codes that a replica keeps for its consumers.",
+        description="Rows and codes of a request that a replica keeps.",
         examples=[2**31],
     )
 
