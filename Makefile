@@ -1,4 +1,4 @@
-# Everything a fresh machine needs is installed by these targets; python3 (3.10-3.13) and make are the only needs.
+# Everything a fresh machine needs is installed by these targets; python3 (3.11-3.13) and make are the only needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
