@@ -1,15 +1,21 @@
-"""The command `omni-cluster`: make a checkpoint, check a configuration, see the whole pipeline work."""
+"""The command `omni-cluster`: make a checkpoint, check a configuration, see the whole pipeline work, measure it."""
 
 # torch, vLLM and Ray take seconds to import and `--help` needs none of them, so the commands import what they use.
 from __future__ import annotations
 
 import argparse
+import datetime
+import math
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from omni_cluster.errors import OmniError
+
+if TYPE_CHECKING:
+    from omni_cluster.config.schema import PipelineConfig
 
 PROGRAM = "omni-cluster"
 BAD_INPUT = 2
@@ -27,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_args(argv)
+        options.command_line = shlex.join([PROGRAM, *(sys.argv[1:] if argv is None else argv)])
         options.run(options)
     except OmniError as error:
         print(f"{PROGRAM}: {' '.join(str(error).splitlines())}", file=sys.stderr)
@@ -47,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_check(commands)
     _add_make_checkpoint(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -61,6 +69,10 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("check", help="check a configuration and print what it comes to; starts nothing")
     _add_config(command, "config")
+    command.add_argument(
+        "--card-gib", type=_positive, metavar="N", help="print what each engine takes of a card of N GiB, by parts"
+    )
+    command.add_argument("--model", metavar="DIR", help="with --card-gib: a checkpoint in place of the configuration's")
     command.set_defaults(run=_check)
 
 
@@ -73,7 +85,75 @@ def _add_make_checkpoint(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.set_defaults(run=_make_checkpoint)
 
 
-def _add_config(command: argparse.ArgumentParser, name: str) -> None:
+def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("bench", help="put load on a server, or on the engines alone, and measure")
+    _add_bench_target(command)
+    _add_bench_arrivals(command)
+    _add_bench_load(command)
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="new folder of the results (default: bench_out/ and the time)"
+    )
+    command.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("A", "B"), help="print what result.json A takes more than B, no load"
+    )
+    command.set_defaults(run=_bench)
+
+
+def _add_bench_target(command: argparse.ArgumentParser) -> None:
+    target = command.add_argument_group("what is measured")
+    target.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: http://127.0.0.1:8000)")
+    target.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of one request (default: 600)")
+    target.add_argument("--offline", action="store_true", help="the engines alone, in this process: no Ray, no HTTP")
+    _add_config(target, "--config")
+    target.add_argument("--model", metavar="DIR", help="with --offline: a checkpoint in place of the configuration's")
+
+
+def _add_bench_arrivals(command: argparse.ArgumentParser) -> None:
+    arrivals = command.add_argument_group("when requests come")
+    arrivals.add_argument(
+        "--concurrency",
+        type=_count,
+        nargs="+",
+        metavar="C",
+        help="clients that ask one after another (default: 1 4 16 32 64, none with --rate)",
+    )
+    arrivals.add_argument("--burst", action="store_true", help="C requests at once, the next C when all have ended")
+    arrivals.add_argument(
+        "--rate",
+        type=_positive,
+        nargs="+",
+        default=[],
+        metavar="R",
+        help="requests a second, whether or not earlier ones have ended; gaps are exponential (Poisson)",
+    )
+    arrivals.add_argument(
+        "--requests",
+        type=_count,
+        metavar="N",
+        help="requests of each cell (default: 4 C, or those of 30 s; at least 8)",
+    )
+    arrivals.add_argument(
+        "--warmup", type=_whole, metavar="N", help="requests before each cell that are not counted (default: C, or 1)"
+    )
+    arrivals.add_argument(
+        "--seed", type=_whole, default=0, metavar="N", help="of messages and arrival times (default: 0)"
+    )
+
+
+def _add_bench_load(command: argparse.ArgumentParser) -> None:
+    load = command.add_argument_group("what a request is")
+    load.add_argument(
+        "--prompt-tokens", type=_count, default=100, metavar="N", help="words of a message (default: 100)"
+    )
+    load.add_argument("--text-tokens", type=_count, default=64, metavar="N", help="of an answer (default: 64)")
+    load.add_argument("--codec-tokens", type=_count, default=512, metavar="N", help="of an answer (default: 512)")
+    load.add_argument("--voice", help="(default: the model's)")
+    load.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, default=True, help="answers in pieces (default), or whole"
+    )
+
+
+def _add_config(command: argparse._ActionsContainer, name: str) -> None:
     optional = {} if name.startswith("-") else {"nargs": "?"}
     command.add_argument(
         name,
@@ -90,6 +170,29 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    number = _whole(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is too few, use a whole number from 1, for example 16")
+    return number
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, use one such as 16")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, use one such as 2.5")
+    return number
+
+
 def _demo(options: argparse.Namespace) -> None:
     from omni_cluster.demo import run_demo
 
@@ -102,9 +205,23 @@ def _check(options: argparse.Namespace) -> None:
     from omni_cluster.engine.build import check_stages
     from omni_cluster.models.registry import known_families
 
+    if options.model and not options.card_gib:
+        raise UsageError("--model is for the memory of a card; add --card-gib, for example --card-gib 80.")
     config = load_config(options.config, known_families=known_families())
     check_stages(config)
-    print(render_plan(resolve_plan(config)), end="")
+    plan = render_plan(resolve_plan(config))
+    memory = _card_memory(config, options) if options.card_gib else ""
+    print(plan + memory, end="")
+
+
+def _card_memory(config: PipelineConfig, options: argparse.Namespace) -> str:
+    from omni_cluster.config.memory import GIB, render_memory
+    from omni_cluster.engine.memory import bind_downloaded, memory_plan
+
+    if options.model:
+        config = config.model_copy(update={"model": options.model})
+    plan = memory_plan(bind_downloaded(config), int(options.card_gib * GIB))
+    return "\n" + render_memory(plan)
 
 
 def _make_checkpoint(options: argparse.Namespace) -> None:
@@ -112,3 +229,50 @@ def _make_checkpoint(options: argparse.Namespace) -> None:
 
     family = family_class(options.family or known_families()[0])
     print(family.make_checkpoint(options.preset, options.out, device=options.device, progress=print))
+
+
+def _bench(options: argparse.Namespace) -> None:
+    if options.compare:
+        from omni_cluster.bench.compare import run_compare
+
+        run_compare(*options.compare)
+        return
+    _check_bench(options)
+    from omni_cluster.bench.load import Load
+    from omni_cluster.bench.run import CONCURRENCIES, BenchOptions, run_bench
+
+    load = Load(
+        prompt_tokens=options.prompt_tokens,
+        text_tokens=options.text_tokens,
+        codec_tokens=options.codec_tokens,
+        voice=options.voice,
+        stream=options.stream,
+        seed=options.seed,
+    )
+    now = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    run_bench(
+        BenchOptions(
+            load=load,
+            out=options.out or Path("bench_out") / now,
+            command=options.command_line,
+            url=options.url,
+            concurrency=tuple(options.concurrency or (() if options.rate else CONCURRENCIES)),
+            rates_per_s=tuple(options.rate),
+            burst=options.burst,
+            requests=options.requests,
+            warmup=options.warmup,
+            timeout_s=options.timeout,
+            offline=options.offline,
+            config=options.config,
+            model=options.model,
+        )
+    )
+
+
+def _check_bench(options: argparse.Namespace) -> None:
+    """Raises UsageError for options of which one would be ignored."""
+    if not options.offline and (options.config or options.model):
+        name = "--config" if options.config else "--model"
+        raise UsageError(f"{name} is for the engines alone; add --offline, or leave it out.")
+    if options.burst and options.rate and not options.concurrency:
+        raise UsageError("--burst is for --concurrency, and --rate has none; leave one of them out.")

@@ -35,6 +35,7 @@ class OmniRequest:
     `prompt` is the text after the chat template, media placeholders included. `sampling` holds, by stage name, what
     differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the diffusion
     noise included; two requests of one seed and one prompt give one waveform.
+    `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class OmniRequest:
     voice: str | None = None
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int = 0
+    streams_audio: bool = False
 
 
 class OmniTokensPrompt(TypedDict):

@@ -24,12 +24,22 @@ class Pcm:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoverTimes:
+    """Seconds from a chunk's making to its arrival at the stage that consumes it: median and longest of a request."""
+
+    p50_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageChunk:
     """What a stage made of one request since its last chunk.
 
     All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
     `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `pcm` carry their own start.
-    `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length".
+    `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
+    `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk, of several joined
+    ones the first, was put out.
     """
 
     token_start: int = 0
@@ -39,6 +49,8 @@ class StageChunk:
     pcm: Pcm | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
+    handover: HandoverTimes | None = None
+    made_at_s: float | None = None
 
     @property
     def token_end(self) -> int:
@@ -65,6 +77,8 @@ class StageChunk:
             pcm=join_pcm(pcm) if pcm else None,
             prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids is not None), None),
             finish_reason=chunks[-1].finish_reason,
+            handover=chunks[-1].handover,
+            made_at_s=chunks[0].made_at_s,
         )
 
 
@@ -74,11 +88,16 @@ def join_pcm(pieces: Sequence[Pcm]) -> Pcm:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """When a stage worked on a request, seconds since the request entered: first and last chunk."""
+    """When a stage worked on a request, seconds since the request entered: first and last chunk.
+
+    `handover_p50_s`, `handover_max_s`: see `HandoverTimes`; None for a stage that the request itself feeds.
+    """
 
     first_s: float
     last_s: float
     tokens: int = 0
+    handover_p50_s: float | None = None
+    handover_max_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

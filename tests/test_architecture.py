@@ -25,7 +25,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "openai_api": frozenset({"errors"}),
     "cluster": LEAVES | {"models", "worker", "engine", "openai_api"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
-    "cli": LEAVES | {"models", "engine", "openai_api", "demo"},
+    "bench": LEAVES | {"models", "engine"},
+    "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench"},
     "__main__": frozenset({"cli"}),
     "deployments": frozenset({"cluster"}),
 }

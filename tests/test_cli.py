@@ -27,12 +27,15 @@ def config_with(tmp_path: Path, old: str, new: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"], ["check", "--help"], ["make-checkpoint", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["demo", "--help"], ["check", "--help"], ["make-checkpoint", "--help"], ["bench", "--help"]]
+)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     code = (
         "import sys\nfrom omni_cluster.cli import main\n"
         f"try:\n    main({argv!r})\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "print(sorted({'torch', 'vllm', 'ray', 'numpy', 'transformers'} & set(sys.modules)), file=sys.stderr)"
+        "heavy = {'torch', 'vllm', 'ray', 'numpy', 'transformers', 'matplotlib', 'httpx'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: omni-cluster")
@@ -56,6 +59,16 @@ def test_module_is_the_command() -> None:
         (["demo", "--port", "0"], "'0'"),
         (["demo", "--port", "65536"], "65536"),
         (["demo", "--port", "http"], "'http'"),
+        (["bench", "--concurrency", "0"], "'0'"),
+        (["bench", "--concurrency", "four"], "'four'"),
+        (["bench", "--rate", "-1"], "'-1'"),
+        (["bench", "--rate", "inf"], "'inf'"),
+        (["bench", "--requests", "1.5"], "'1.5'"),
+        (["bench", "--warmup", "-1"], "'-1'"),
+        (["bench", "--config", "x.yaml"], "--offline"),
+        (["bench", "--model", "dir"], "--offline"),
+        (["bench", "--burst", "--rate", "1"], "--burst"),
+        (["bench", "--compare", "a.json"], "--compare"),
     ],
 )
 def test_bad_command_line_is_one_sentence(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,3 +160,56 @@ def test_make_checkpoint_never_writes_over_a_folder(tmp_path: Path, capsys: pyte
     assert main(["make-checkpoint", "--preset", "tiny", str(tmp_path)]) == 2
     assert str(tmp_path) in one_sentence(capsys)
     assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_bench_of_a_server_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "out")]) == 2
+    assert "http://127.0.0.1:9" in one_sentence(capsys)
+
+
+def test_bench_offline_with_a_bad_config_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_with(tmp_path, "num_gpus: 0", "num_gpus: -1")
+    assert main(["bench", "--offline", "--config", config, "--out", str(tmp_path / "out")]) == 2
+    assert "num_gpus" in one_sentence(capsys)
+
+
+def test_bench_that_cannot_write_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["bench", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert str(tmp_path / "file" / "out") in one_sentence(capsys)
+
+
+def test_bench_compares_no_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
+    assert "a.json" in one_sentence(capsys)
+
+
+def test_check_prints_the_memory_of_a_card_by_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_with(tmp_path, "    num_gpus: 0  ", "    num_gpus: 1  ")
+    assert main(["check", config, "--card-gib", "8"]) == 0
+    plan, _, table = capsys.readouterr().out.partition("\n\ncard ")
+    assert "total GPUs: 1" in plan
+    assert "KV cache" in table and "each card of thinker  usable" in table
+
+
+def test_check_of_a_card_that_is_too_small_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_with(tmp_path, "    num_gpus: 0  ", "    num_gpus: 1  ")
+    assert main(["check", config, "--card-gib", "2"]) == 2
+    assert "stage 0 (thinker) does not fit on each card of thinker of 1.0 GiB" in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--card-gib", "0"], "'0'"),
+        (["--model", "x"], "add --card-gib"),
+        (["--card-gib", "80", "--model", "nobody/nothing"], "'nobody/nothing', which is not on this host"),
+    ],
+)
+def test_check_refuses_cards_in_one_sentence(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(DEFAULT_CONFIG.parent / "qwen2_5_omni.yaml"), *options]) == 2
+    assert named in one_sentence(capsys)

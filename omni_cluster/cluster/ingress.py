@@ -98,6 +98,7 @@ class Ingress:
             voice=chat.voice,
             sampling=stage_sampling(chat, self._config),
             seed=chat.seed if chat.seed is not None else random.getrandbits(31),
+            streams_audio=chat.stream and chat.wants_audio,
         )
 
     def _answer(self, request: OmniRequest) -> Answer:

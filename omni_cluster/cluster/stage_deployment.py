@@ -15,6 +15,8 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket, WireChunk, own_r
 from omni_cluster.cluster.upstream import pull
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
+from omni_cluster.engine.handover import Handover, stamped
+from omni_cluster.engine.memory import fit_replica
 from omni_cluster.engine.outbox import Outbox, Outboxes
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
@@ -34,8 +36,8 @@ class StageReplica:
         self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
-        self._bound = bind(config)
-        self._stage: StageConfig = next(s for s in config.stages if s.stage_id == stage_id)
+        self._bound = await asyncio.to_thread(fit_replica, bind(config), stage_id)
+        self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
         self._requests = 0
@@ -65,8 +67,12 @@ class StageReplica:
         self, request: OmniRequest, ticket: Ticket | None, outbox: Outbox | None
     ) -> AsyncGenerator[StageChunk, None]:
         try:
-            async with contextlib.aclosing(self._engine.generate(request, self._upstream(ticket))) as chunks:
-                async for chunk in chunks:
+            handover = Handover()
+            upstream = self._upstream(ticket)
+            source = handover.watched(upstream) if upstream is not None else None
+            async with contextlib.aclosing(self._engine.generate(request, source)) as chunks:
+                async for made in chunks:
+                    chunk = stamped(handover.signed(made))
                     if outbox is not None:
                         outbox.put(chunk)
                     yield chunk.without_rows()

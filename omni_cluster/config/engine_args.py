@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from vllm.config import CompilationMode
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
 
@@ -47,14 +48,18 @@ class OmniModelConfig:
     emits_rows: bool = False
     takes_rows: bool = False
     max_payload_elements: int = 1 << 28
-    diffusion_dtype: str = "float32"
+    diffusion: DiffusionConfig | None = None
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> OmniModelConfig:
-        return cls(**vllm_config.additional_config[ADDITIONAL_KEY])  # type: ignore[index]
+        fields: dict[str, Any] = vllm_config.additional_config[ADDITIONAL_KEY]  # type: ignore[index]
+        diffusion = fields["diffusion"]
+        return cls(**fields | {"diffusion": None if diffusion is None else DiffusionConfig(**diffusion)})
 
     def to_additional_config(self) -> dict[str, Any]:
-        return {ADDITIONAL_KEY: asdict(self)}
+        """Plain values only: vLLM hashes them."""
+        diffusion = None if self.diffusion is None else self.diffusion.model_dump()
+        return {ADDITIONAL_KEY: asdict(self) | {"diffusion": diffusion}}
 
 
 @dataclass
@@ -100,7 +105,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.stage_id,
             stage.model_stage,
             pipeline.family,
-            diffusion_dtype=stage.diffusion.dtype if stage.diffusion else "float32",
+            diffusion=stage.diffusion or DiffusionConfig(),
         )
         return cls(
             model=model,
@@ -113,6 +118,9 @@ class OmniEngineArgs(AsyncEngineArgs):
 
 def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
     defaults: dict[str, Any] = {"disable_log_stats": False, "enable_prefix_caching": traits.shares_prefixes}
+    if not traits.is_compiled:
+        # torch.compile would not fuse the model's operations, and vLLM's own kernels, which do, would be off.
+        defaults["compilation_config"] = {"mode": CompilationMode.NONE, "cudagraph_mode": "FULL_DECODE_ONLY"}
     if not traits.has_tokenizer:
         # The checkpoint's generation_config speaks of text: its eos would be a legal code here.
         defaults |= {"skip_tokenizer_init": True, "generation_config": "vllm"}

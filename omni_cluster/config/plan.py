@@ -122,7 +122,9 @@ def _memory(stage: StageConfig) -> str:
     fraction, size_bytes = _stated_fraction(stage), stage.engine_args.get("kv_cache_memory_bytes")
     of_card = [f"{fraction:.2f} of the card"] if fraction else []
     for_cache = [f"{_binary_size(size_bytes)} KV cache"] if size_bytes else []
-    return ", ".join(of_card + for_cache) or "not stated"
+    in_sum = [f"{stage.memory_gib:g} GiB of the card"] if stage.memory_gib else []
+    unstated = "computed at start" if stage.gpus_per_replica else "not stated"
+    return ", ".join(in_sum + of_card + for_cache) or unstated
 
 
 def _binary_size(size_bytes: int) -> str:
@@ -227,7 +229,8 @@ def _card_list(cards: Sequence[int]) -> str:
 
 
 def _shared_line(share: CardShare) -> str:
-    return f"{share.card}: {' + '.join(share.engines)}; stated: at most {share.memory_fraction:.2f} of its memory"
+    stated = f"; stated: at most {share.memory_fraction:.2f} of its memory" if share.memory_fraction else ""
+    return f"{share.card}: {' + '.join(share.engines)}{stated}"
 
 
 def _span(low: float, high: float) -> str:

@@ -145,6 +145,10 @@ class AutoscalingConfig(_Strict):
         return self
 
 
+Precision = Literal["float32", "tfloat32", "bfloat16", "float16"]
+"""tfloat32: float32 tensors whose products round their inputs to 10 bits on a GPU; on a CPU the same as float32."""
+
+
 class DiffusionConfig(_Strict):
     """How a diffusion stage forms its batches."""
 
@@ -152,11 +156,26 @@ class DiffusionConfig(_Strict):
     max_wait_ms: float = Field(
         default=5.0, ge=0, description="How long the first of a batch waits for others.", examples=[5.0]
     )
+    # A newcomer's first sound waits for the batch that runs: this many frames are 128 first pieces of a stream, or a
+    # minute of sound. A single job may be larger; it runs alone.
     max_batch_frames: int = Field(
-        default=16_384, ge=1, description="Requests x mel frames of one batch.", examples=[16_384]
+        default=6_144, ge=1, description="Mel frames of one batch, all its jobs together.", examples=[6_144]
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="What the model computes in.", examples=["float32"]
+    max_streams: int = Field(
+        default=64, ge=1, description="Streams whose state is kept at once; others wait.", examples=[64]
+    )
+    # Two, or the rest of a stream could not be split into whole blocks.
+    max_piece_blocks: int = Field(
+        default=16, ge=2, description="Blocks of one piece of a stream at most.", examples=[16]
+    )
+    dtype: Precision = Field(
+        default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]
+    )
+    vocoder_dtype: Precision = Field(
+        default="float32", description="What the vocoder after it computes in.", examples=["tfloat32"]
+    )
+    cuda_graphs: bool = Field(
+        default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]
     )
 
 
@@ -185,6 +204,18 @@ class StageConfig(_Strict):
     )
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's engine arguments.", examples=[{"max_model_len": 32_768}]
+    )
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="This stage's part of each of its cards; null: computed, and the KV cache shares what is left.",
+        examples=[24],
+    )
+    expected_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of a sequence that the KV cache is sized for, times max_num_seqs; null: max_model_len.",
+        examples=[4_096],
     )
     default_sampling_params: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's sampling parameters.", examples=[{"max_tokens": 1024}]
@@ -224,7 +255,7 @@ class StageConfig(_Strict):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> StageConfig:
-        refuse([*_device_problems(self), *_replica_problems(self), *_engine_arg_problems(self)])
+        refuse([*_device_problems(self), *_replica_problems(self), *_engine_arg_problems(self), *_part_problems(self)])
         return self
 
 
@@ -328,6 +359,18 @@ def _memory_problems(engine_args: dict[str, Any]) -> list[Problem]:
         fix = "it must be a whole number above 0, for example 67108864"
         problems.append(Problem("engine_args.kv_cache_memory_bytes", size_bytes, fix))
     return problems
+
+
+def _part_problems(stage: StageConfig) -> list[Problem]:
+    if stage.memory_gib is None:
+        return []
+    if stage.gpus_per_replica == 0:
+        return [Problem("memory_gib", stage.memory_gib, "the stage has no card, remove it, or set num_gpus: 1")]
+    return [
+        Problem("memory_gib", stage.memory_gib, f"engine_args.{name} is set too, keep one of the two")
+        for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")
+        if stage.engine_args.get(name) is not None
+    ]
 
 
 def _is_number(value: object) -> bool:

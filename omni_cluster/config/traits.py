@@ -12,7 +12,8 @@ class EngineTraits:
     """How a stage's engine differs from a plain one.
 
     `hf_overrides` turns the checkpoint's config into the stage's own; `has_tokenizer` is False for stages whose
-    tokens are no text; `shares_prefixes` is False where equal token ids do not mean equal inputs.
+    tokens are no text; `shares_prefixes` is False where equal token ids do not mean equal inputs; `is_compiled` is
+    False for a model that vLLM cannot give to torch.compile.
     """
 
     hf_overrides: Callable[[Any], Any] | None = None
@@ -20,3 +21,4 @@ class EngineTraits:
     takes_rows: bool = False
     has_tokenizer: bool = True
     shares_prefixes: bool = True
+    is_compiled: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk, StageTimes, join_pcm
+from omni_cluster.outputs import HandoverTimes, OmniRequestOutput, Pcm, StageChunk, StageTimes, join_pcm
 
 
 class StageRecord:
@@ -19,6 +19,7 @@ class StageRecord:
         self.finish_reason: str | None = None
         self.first_s: float | None = None
         self.last_s = 0.0
+        self.handover: HandoverTimes | None = None
 
     def add(self, chunk: StageChunk, now_s: float) -> None:
         self.first_s = now_s if self.first_s is None else self.first_s
@@ -27,12 +28,14 @@ class StageRecord:
         self.text.append(chunk.text)
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.handover = chunk.handover or self.handover
         if chunk.pcm is not None:
             self.pcm.append(chunk.pcm)
 
     @property
     def times(self) -> StageTimes:
-        return StageTimes(self.first_s or 0.0, self.last_s, len(self.token_ids))
+        p50_s, max_s = (self.handover.p50_s, self.handover.max_s) if self.handover else (None, None)
+        return StageTimes(self.first_s or 0.0, self.last_s, len(self.token_ids), p50_s, max_s)
 
 
 class Answer:

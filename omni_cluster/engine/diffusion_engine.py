@@ -1,12 +1,12 @@
-"""One diffusion stage: requests are grouped by shape, and a batch runs at a time."""
+"""One diffusion stage: jobs are ordered by when their sound is due, and a batch runs at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,65 +15,60 @@ from vllm.v1.executor import Executor
 
 from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
 from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import ConfigError, OmniError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionJob, Family
+from omni_cluster.models.family import DiffusionJob, DiffusionSession, Family
 from omni_cluster.outputs import Pcm, StageChunk
-
-MAX_PADDING = 1.25
-"""The longest job of a batch has at most this times the frames of the shortest: the rest would be wasted work."""
 
 
 class DiffusionEngineStopped(OmniError):
-    """The stage was shut down while a request waited for it."""
+    """The stage was shut down, or broke, while a request waited for it."""
 
 
-@dataclass(slots=True)
-class PendingJob:
-    """A job, and where its waveform will be."""
+class Streams:
+    """The streams whose state the model may hold: those that run, and those that ended until it has forgotten them."""
 
-    job: DiffusionJob
-    done: asyncio.Future[np.ndarray]
+    def __init__(self, max_streams: int, on_end: Callable[[], None]) -> None:
+        self._free = asyncio.Semaphore(max_streams)
+        self._on_end = on_end
+        self._running = 0
+        self._ended: list[str] = []
+        self.waiting = 0
 
+    @contextlib.asynccontextmanager
+    async def one_more(self, stream: str) -> AsyncIterator[None]:
+        """Waits for a place, which is free again when the context is left.
 
-class JobQueue:
-    """Jobs that wait for a batch, oldest first. Bounded by the requests that admission lets in: one job each."""
+        The stream may still be in the model then; it is forgotten before the next batch, which may begin another.
+        """
+        await self._wait_for_place()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._ended.append(stream)
+            self._free.release()
+            self._on_end()
 
-    def __init__(self, config: DiffusionConfig) -> None:
-        self._config = config
-        self._pending: list[PendingJob] = []
+    async def _wait_for_place(self) -> None:
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
 
-    def put(self, pending: PendingJob) -> None:
-        self._pending.append(pending)
+    def ended(self) -> list[str]:
+        return list(self._ended)
 
-    def take_batch(self) -> list[PendingJob]:
-        """The oldest job with those, in order of arrival, whose shape is near enough; [] when none waits."""
-        self._pending = [p for p in self._pending if not p.done.done()]  # cancelled meanwhile
-        batch: list[PendingJob] = []
-        for pending in self._pending:
-            if self._fits(batch, pending.job):
-                batch.append(pending)
-        taken = set(map(id, batch))
-        self._pending = [p for p in self._pending if id(p) not in taken]
-        return batch
-
-    def _fits(self, batch: list[PendingJob], job: DiffusionJob) -> bool:
-        if not batch:
-            return True
-        frames = [p.job.frames for p in batch] + [job.frames]
-        return (
-            len(frames) <= self._config.max_batch_size
-            and len(frames) * max(frames) <= self._config.max_batch_frames
-            and max(frames) <= MAX_PADDING * min(frames)
-        )
-
-    def drain(self) -> list[PendingJob]:
-        pending, self._pending = self._pending, []
-        return pending
+    def forgotten(self, count: int) -> None:
+        """The model has forgotten the `count` streams that ended first."""
+        del self._ended[:count]
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return self._running + len(self._ended)
 
 
 class DiffusionEngine:
@@ -86,12 +81,14 @@ class DiffusionEngine:
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
         self._config = stage.diffusion or DiffusionConfig()
         self._queue = JobQueue(self._config)
-        self._arrived = asyncio.Event()
-        self._running = 0
+        self._work = asyncio.Event()
+        self._streams = Streams(self._config.max_streams, self._work.set)
+        self._batch: list[PendingJob] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._executor: Executor | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._sample_rate_hz = 0
+        self._frame_s = 0.0  # what a frame sounds for; known once a job was made
 
     async def start(self) -> None:
         self._executor = await self._in_thread(self._make_executor)
@@ -109,49 +106,87 @@ class DiffusionEngine:
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        """See `Stage.generate`: chunks of sound, and a last one without."""
+        """See `Stage.generate`: chunks of sound, one a job, and a last one without."""
         if upstream is None:
             raise ConfigError(f"stage {self._stage.model_stage} has no source; set its engine_input_source, e.g. [1].")
-        session = self._family.diffusion_session(self._stage.model_stage, request, upstream)
-        position = 0
-        async for job in session.jobs():
-            samples = await self._submit(job)
-            yield StageChunk(pcm=Pcm(position, samples, self._sample_rate_hz))
-            position += len(samples)
+        position, playback = 0, Playback()
+        async with contextlib.AsyncExitStack() as cleanup:
+            jobs = await cleanup.enter_async_context(_closing(self._session(request, upstream).jobs()))
+            async for job in jobs:
+                due_s = self._due_s(job, playback)
+                if job.stream is not None and job.start == 0:
+                    await cleanup.enter_async_context(self._streams.one_more(job.stream))
+                samples = await self._submit(job, due_s)
+                playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
+                yield StageChunk(pcm=Pcm(position, samples, self._sample_rate_hz))
+                position += len(samples)
         yield StageChunk(finish_reason="stop")
 
-    async def _submit(self, job: DiffusionJob) -> np.ndarray:
-        pending = PendingJob(job, asyncio.get_running_loop().create_future())
+    def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> DiffusionSession:
+        return self._family.diffusion_session(self._stage.model_stage, request, upstream, self._config)
+
+    def _due_s(self, job: DiffusionJob, playback: Playback) -> float:
+        """A whole answer may take as long as it sounds: its client waits anyway, and others hear theirs already."""
+        now_s = time.monotonic()
+        return now_s + job.frames * self._frame_s if job.stream is None else playback.due_s(now_s)
+
+    async def _submit(self, job: DiffusionJob, due_s: float) -> np.ndarray:
+        pending = PendingJob(job, due_s, asyncio.get_running_loop().create_future())
+        if not self._runs:
+            raise self._stopped()
         self._queue.put(pending)
-        self._arrived.set()
-        return await pending.done  # a caller that is cancelled cancels this, and the queue drops the job
+        self._work.set()
+        samples = await pending.done  # a caller that is cancelled cancels this, and the queue drops the job
+        heard = 1 - job.look_ahead / len(job.codes)
+        self._frame_s = len(samples) / self._sample_rate_hz / (job.frames * heard)
+        return samples
 
     async def _run_batches(self) -> None:
-        while True:
-            await self._arrived.wait()
-            await self._let_others_join()
-            self._arrived.clear()
-            while batch := self._queue.take_batch():
-                self._running = len(batch)
-                await self._run(batch)
-                self._running = 0
+        try:
+            while True:
+                await self._work.wait()
+                await self._let_others_join()
+                self._work.clear()
+                await self._forget_ended()
+                while batch := self._queue.take_batch():
+                    await self._run(batch)
+                    await self._forget_ended()
+        finally:
+            self._refuse_pending()
 
     async def _let_others_join(self) -> None:
         """An idle engine waits a moment: jobs that come together run together."""
         if len(self._queue) < self._config.max_batch_size:
             await asyncio.sleep(self._config.max_wait_ms / 1000)
 
+    async def _forget_ended(self) -> None:
+        """Between two batches: an ended stream's last job may have been in the one that just ran."""
+        while ended := self._streams.ended():
+            await self._call("forget", ended)
+            self._streams.forgotten(len(ended))
+
     async def _run(self, batch: list[PendingJob]) -> None:
+        self._batch = batch
         try:
             (waves,) = await self._call("generate", [p.job for p in batch])
         except Exception as error:  # a boundary: the batch's requests get the error, the stage goes on
             for pending in batch:
                 if not pending.done.done():
                     pending.done.set_exception(error)
-            return
-        for pending, wave in zip(batch, waves, strict=True):
+        else:
+            for pending, wave in zip(batch, waves, strict=True):
+                if not pending.done.done():
+                    pending.done.set_result(wave)
+        self._batch = []
+
+    def _refuse_pending(self) -> None:
+        for pending in [*self._batch, *self._queue.drain()]:
             if not pending.done.done():
-                pending.done.set_result(wave)
+                pending.done.set_exception(self._stopped())
+        self._batch = []
+
+    def _stopped(self) -> DiffusionEngineStopped:
+        return DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run any more; send the request again.")
 
     async def _call(self, method: str, *args: Any) -> list[Any]:
         if self._executor is None:
@@ -163,11 +198,18 @@ class DiffusionEngine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def check_health(self) -> None:
-        if self._loop_task is None or self._loop_task.done():
+        """See `Stage.check_health`: DiffusionEngineStopped."""
+        if not self._runs:
             raise DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run; start it again.")
 
+    @property
+    def _runs(self) -> bool:
+        return self._loop_task is not None and not self._loop_task.done()
+
     async def counts(self) -> dict[str, int]:
-        return {"running": self._running, "waiting": len(self._queue)}
+        """See `Stage.counts`. `streams`: those whose state the model may hold."""
+        waiting = len(self._queue) + self._streams.waiting
+        return {"running": len(self._batch), "waiting": waiting, "streams": len(self._streams)}
 
     async def shutdown(self) -> None:
         task, self._loop_task = self._loop_task, None
@@ -175,12 +217,16 @@ class DiffusionEngine:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        for pending in self._queue.drain():
-            if not pending.done.done():
-                pending.done.set_exception(
-                    DiffusionEngineStopped(f"stage {self._stage.model_stage} was shut down; send the request again.")
-                )
         executor, self._executor = self._executor, None
         if executor is not None:
             await self._in_thread(executor.shutdown)
         self._thread.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def _closing(jobs: AsyncIterator[DiffusionJob]) -> AsyncIterator[AsyncIterator[DiffusionJob]]:
+    try:
+        yield jobs
+    finally:
+        if isinstance(jobs, AsyncGenerator):
+            await jobs.aclose()

@@ -21,6 +21,8 @@ from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.cards import visible_cards
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
+from omni_cluster.engine.handover import Handover, stamped
+from omni_cluster.engine.memory import fit_process
 from omni_cluster.engine.outbox import Outbox
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
@@ -61,7 +63,11 @@ class AsyncOmniLLM:
         return self.bound.family.voices
 
     async def start(self) -> None:
-        """Starts the engines, one after another; when one fails, those that run are shut down."""
+        """Starts the engines, one after another; when one fails, those that run are shut down.
+
+        Raises ConfigError, before any is started, for memory that the cards do not have.
+        """
+        self.bound = await asyncio.to_thread(fit_process, self.bound)
         try:
             self._stages = {s.model_stage: make_stage(s, self.bound) for s in self.config.stages}
             for stage in self.config.stages:
@@ -102,10 +108,12 @@ class AsyncOmniLLM:
         """Runs one stage for a request: from its source's outbox to its own."""
         outbox = outboxes[stage.stage_id]
         source = self.bound.source(stage)
-        upstream = outboxes[source.stage_id].read() if source else None
+        handover = Handover()
+        upstream = handover.watched(outboxes[source.stage_id].read()) if source else None
         try:
             async with contextlib.aclosing(self._stages[stage.model_stage].generate(request, upstream)) as chunks:
-                async for chunk in chunks:
+                async for made in chunks:
+                    chunk = stamped(handover.signed(made))
                     if self.bound.consumers(stage):
                         outbox.put(chunk)
                     await emit(StageEvent(stage.model_stage, chunk.without_rows()))

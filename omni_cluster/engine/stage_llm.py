@@ -88,13 +88,21 @@ class StageLLM:
             outputs = await self._start(request, engine_input)
             cleanup.push_async_callback(outputs.aclose)
             chunks = ChunkMaker(sink)
-            async for output in outputs:
+            async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = asyncio.create_task(self._feed(request.request_id, session))
                     cleanup.push_async_callback(_cancelled, feeder)
                 if output.outputs[0].finish_reason == "abort" and feeder is not None:
                     await feeder  # it broke and ended the request: raises why
                 yield chunks.make(output)
+
+    async def _refusals_named(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncIterator[RequestOutput]:
+        """The outputs; RequestError for parameters that vLLM refuses only when it starts on the request."""
+        try:
+            async for output in outputs:
+                yield output
+        except VLLMClientError as error:
+            raise RequestError(f"request to stage {self._stage.model_stage}: {error}") from error
 
     async def _start(self, request: OmniRequest, engine_input: EngineInput) -> Any:
         prompt = dict(engine_input.prompt)

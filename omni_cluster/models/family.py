@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.memory import StageSizes
 from omni_cluster.outputs import StageChunk
 
 
@@ -66,19 +68,26 @@ class ARSession(Protocol):
 class DiffusionJob:
     """One piece of sound to make: `codes` of one request in `voice`, noise from `seed`.
 
-    `frames` is the length that batching goes by (mel frames).
+    Whole mode: `stream` is None and the piece is all of the request. Streaming: the pieces of one `stream` come in
+    order, each once the one before it is done; `start` is the position of the first code in the request, and the last
+    `look_ahead` codes only tell the piece what follows: their own sound is made by the next piece.
+    `frames` is the length that batching goes by (mel frames, those of the look-ahead among them).
     """
 
     codes: tuple[int, ...]
     voice: str
     seed: int
     frames: int
+    stream: str | None = None
+    start: int = 0
+    look_ahead: int = 0
 
 
 class DiffusionSession(Protocol):
     """One request in one diffusion stage: turns what comes from upstream into jobs."""
 
-    def jobs(self) -> AsyncIterator[DiffusionJob]: ...
+    def jobs(self) -> AsyncIterator[DiffusionJob]:
+        """The next job is asked for once the one before it is done: what came meanwhile may make it larger."""
 
 
 class DiffusionModel(Protocol):
@@ -87,7 +96,13 @@ class DiffusionModel(Protocol):
     sample_rate_hz: int
 
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """Float32 mono waveforms in [-1, 1], one a job."""
+        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead.
+
+        At most one job of a stream; a stream's state is kept until `forget`.
+        """
+
+    def forget(self, streams: Sequence[str]) -> None:
+        """Frees the state of streams that have ended, at whatever point; unknown ones are none of its business."""
 
 
 class Family(ABC):
@@ -123,17 +138,21 @@ class Family(ABC):
     def traits(self, model_stage: str) -> EngineTraits: ...
 
     @abstractmethod
+    def memory(self, model_stage: str) -> StageSizes:
+        """What the memory of a stage is computed from."""
+
+    @abstractmethod
     def ar_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> ARSession: ...
 
     @abstractmethod
     def diffusion_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk]
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
     ) -> DiffusionSession: ...
 
     @abstractmethod
-    def diffusion_model(self, model_stage: str, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
+    def diffusion_model(self, model_stage: str, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
         """Loads the weights of a diffusion stage."""
 
     @abstractmethod

@@ -50,6 +50,8 @@ class TextSampling:
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     stop: tuple[str, ...] = ()
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,7 @@ class ChatRequest:
     `messages` are ready for a chat template: {"role", "content": [{"type": "text", "text"} | {"type": "image"} |
     {"type": "audio"}]}; the n-th audio part is `audios[n]` (float32 `[samples]`, mono, 16 kHz), the n-th image part
     `images[n]` (RGB). `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
+    `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
     """
 
     model: str
@@ -72,6 +75,7 @@ class ChatRequest:
     include_usage: bool
     sampling: TextSampling
     seed: int | None
+    stage_sampling: tuple[StageSampling | None, ...] = ()
 
 
 class _Wire(BaseModel):
@@ -176,6 +180,35 @@ _Stop = Annotated[
 ]
 
 
+_INT32_MAX = 2**31 - 1
+_TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+_SEED_MAX = 2**63 - 1
+
+
+class StageSampling(_Wire):
+    """How one stage is to sample, in vLLM's names; None leaves a value to the stage configuration."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=_INT32_MAX)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0)
+    ignore_eos: bool | None = None
+    seed: int | None = Field(default=None, ge=-_SEED_MAX - 1, le=_SEED_MAX)
+    stop: _Stop | None = None
+    stop_token_ids: list[_TokenId] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The values that the client sent, as vLLM's sampling parameters."""
+        return self.model_dump(exclude_none=True)
+
+
 class _Message(_Wire):
     role: Literal["system", "user", "assistant"]
     # OpenAI's clients may name an earlier spoken answer by its id instead of giving content; no answer is kept here.
@@ -207,8 +240,11 @@ class _Body(_Wire):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    seed: int | None = Field(default=None, ge=-_SEED_MAX - 1, le=_SEED_MAX)
     stop: _Stop | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
+    ignore_eos: bool | None = None
+    sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(_not_blank)] | None = None
     n: Annotated[int | None, AfterValidator(_only_one)] = None
     response_format: Annotated[Any, AfterValidator(_plain_text)] = None
     tools: _Unsupported = None
@@ -254,6 +290,7 @@ def parse_chat_request(
         include_usage=_include_usage(wire),
         sampling=_sampling(wire, limits),
         seed=wire.seed,
+        stage_sampling=tuple(wire.sampling_params_list or ()),
     )
 
 
@@ -276,6 +313,9 @@ def _refusal(fault: ErrorDetails) -> BadRequest:
         return BadRequest(f"{name} is required.", param=param, code="missing_required_parameter")
     if kind == "unsupported":
         return BadRequest(f"{name} {message}.", param=param, code="unsupported_parameter")
+    if kind == "extra_forbidden":
+        known = ", ".join(StageSampling.model_fields)
+        return BadRequest(f"{name} is no sampling parameter; use {known}.", param=param, code="unsupported_parameter")
     wish = message.removeprefix("Input ")
     return BadRequest(f"{name} is {_shown(value)}, but it {wish}.", param=param, code="invalid_value")
 
@@ -342,6 +382,8 @@ def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:
         frequency_penalty=wire.frequency_penalty,
         presence_penalty=wire.presence_penalty,
         stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+        min_tokens=wire.min_tokens,
+        ignore_eos=wire.ignore_eos,
     )
 
 
@@ -445,7 +487,8 @@ class ChatStream:
     """The chunks of one streamed answer, in the order: start, text and audio, finish, usage.
 
     Text is in `delta.content` and, when audio is wanted, also in `delta.audio.transcript`. Nothing of an answer is kept
-    after it was sent, so its audio expires at the moment it was created.
+    after it was sent, so its audio expires at the moment it was created. `modality` beside `choices` is by what
+    vLLM-Omni's clients, its benchmark among them, tell text from audio.
     """
 
     def __init__(self, request: ChatRequest, *, answer_id: str | None = None, created: int | None = None) -> None:
@@ -462,11 +505,12 @@ class ChatStream:
         delta: dict[str, Any] = {"content": text}
         if self._request.wants_audio:
             delta["audio"] = {"id": _audio_id(self.id), "transcript": text}
-        return self._chunk(delta)
+        return self._chunk(delta) | {"modality": "text"}
 
     def audio(self, data: bytes) -> dict[str, Any]:
         """A piece of audio in the encoding of the request; cut raw PCM with `Base64Pieces` first."""
-        return self._chunk({"audio": {"id": _audio_id(self.id), "data": base64.b64encode(data).decode("ascii")}})
+        delta = {"audio": {"id": _audio_id(self.id), "data": base64.b64encode(data).decode("ascii")}}
+        return self._chunk(delta) | {"modality": "audio"}
 
     def finish(self, reason: FinishReason) -> dict[str, Any]:
         """The chunk that says why the answer ends."""

@@ -10,6 +10,7 @@ import torch
 from vllm.config import VllmConfig
 
 from omni_cluster.config.engine_args import OmniModelConfig
+from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.family import DiffusionJob, DiffusionModel
 from omni_cluster.models.registry import family_class
 
@@ -32,11 +33,15 @@ class GPUDiffusionModelRunner:
     def load_model(self) -> None:
         config = self._omni_config
         family = family_class(config.family)(Path(self.vllm_config.model_config.model))
-        self._model = family.diffusion_model(config.model_stage, self.device, getattr(torch, config.diffusion_dtype))
+        self._model = family.diffusion_model(config.model_stage, self.device, config.diffusion or DiffusionConfig())
 
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """One waveform a job, float32 in [-1, 1], from one pass over all of them."""
+        """One waveform a job, float32 in [-1, 1], from one pass over all of them; see `DiffusionModel.generate`."""
         return self.model.generate(jobs)
+
+    def forget(self, streams: Sequence[str]) -> None:
+        """Frees what the model keeps of streams that have ended."""
+        self.model.forget(streams)
 
     def shutdown(self) -> None:
         """Called by vLLM's worker; the model's memory is free once nothing refers to it."""

@@ -30,5 +30,8 @@ class GPUDiffusionWorker(PlatformWorker):
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
         return self.model_runner.generate(jobs)
 
+    def forget(self, streams: Sequence[str]) -> None:
+        self.model_runner.forget(streams)
+
     def sample_rate_hz(self) -> int:
         return self.model_runner.model.sample_rate_hz

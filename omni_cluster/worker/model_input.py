@@ -21,9 +21,13 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class OmniModelInputForGPU:
-    """What a step feeds beside vLLM's own inputs. `rows`: `[num_tokens, H]` on the host, in the batch's order."""
+    """What a step feeds beside vLLM's own inputs. `rows`: `[num_tokens, H]` on the host, in the batch's order.
+
+    `changed`: False when they are those of the step before, as in a batch whose requests are all past their last rows.
+    """
 
     rows: torch.Tensor
+    changed: bool = True
 
 
 class RequestRows:
@@ -32,7 +36,7 @@ class RequestRows:
     def __init__(self, rows: torch.Tensor, pad_row: torch.Tensor, positions: torch.Tensor | None) -> None:
         self._rows = rows
         self._length = rows.shape[0]
-        self._pad_row = pad_row
+        self._pad_row = pad_row[None]
         self.positions = positions
 
     def append(self, rows: torch.Tensor) -> None:
@@ -44,10 +48,16 @@ class RequestRows:
         self._rows[self._length : end] = rows
         self._length = end
 
-    def copy_span(self, span: TokenSpan, out: torch.Tensor) -> None:
-        known = max(0, min(self._length - span.start, span.length))
-        out[:known] = self._rows[span.start : span.start + known]
-        out[known:] = self._pad_row
+    def only_pads(self, span: TokenSpan) -> bool:
+        return span.start >= self._length
+
+    def pieces(self, span: TokenSpan) -> list[torch.Tensor]:
+        """The span's rows, as views of at most two tensors."""
+        end = span.start + span.length
+        if end <= self._length:
+            return [self._rows[span.start : end]]
+        pads = self._pad_row.expand(end - max(span.start, self._length), -1)
+        return [pads] if self.only_pads(span) else [self._rows[span.start : self._length], pads]
 
 
 class OmniModelInputBuilder:
@@ -61,6 +71,8 @@ class OmniModelInputBuilder:
         self._staging = staging
         self._max_elements = max_elements
         self._requests: dict[str, RequestRows] = {}
+        self._no_row = staging.new_zeros(1, staging.shape[1])
+        self._padded: list[tuple[str, int]] = []
 
     def admit(self, request_id: str, extra: StageExtra) -> None:
         """Takes a new request's first rows; a request that comes again after a preemption keeps those it has."""
@@ -92,16 +104,22 @@ class OmniModelInputBuilder:
 
     def build(self, spans: Sequence[TokenSpan]) -> OmniModelInputForGPU:
         """Rows of every position of the step; zero for requests that brought none."""
-        offset = 0
-        for span in spans:
-            out = self._staging[offset : offset + span.length]
-            request = self._requests.get(span.request_id)
-            if request is None:
-                out.zero_()
-            else:
-                request.copy_span(span, out)
-            offset += span.length
-        return OmniModelInputForGPU(self._staging[:offset])
+        num_tokens = sum(span.length for span in spans)
+        padded = [(span.request_id, span.length) for span in spans if self._only_pads(span)]
+        unchanged = len(padded) == len(spans) and padded == self._padded
+        self._padded = padded if len(padded) == len(spans) else []
+        rows = self._staging[:num_tokens]
+        if not unchanged:
+            torch.cat([piece for span in spans for piece in self._pieces(span)], out=rows)
+        return OmniModelInputForGPU(rows, not unchanged)
+
+    def _only_pads(self, span: TokenSpan) -> bool:
+        request = self._requests.get(span.request_id)
+        return request is not None and request.only_pads(span)
+
+    def _pieces(self, span: TokenSpan) -> list[torch.Tensor]:
+        request = self._requests.get(span.request_id)
+        return [self._no_row.expand(span.length, -1)] if request is None else request.pieces(span)
 
     def __len__(self) -> int:
         return len(self._requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.inputs import StageExtra
 from omni_cluster.worker.model_input import OmniModelInputBuilder, TokenSpan
 from omni_cluster.worker.rows_out import RowsOfStep
+from omni_cluster.worker.seen_tokens import SeenTokens, plain_repetition
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -36,6 +38,7 @@ class OmniGPUModelRunner(_Runner):
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
+        self._seen = SeenTokens(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -52,10 +55,17 @@ class OmniGPUModelRunner(_Runner):
             extra = StageExtra.of(params.extra_args if params else None)
             if extra is not None:
                 self._admit(new.req_id, extra)
+            if plain_repetition(params):
+                self._seen.admit(new.req_id, new.prompt_token_ids or ())
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
             if self._inputs is not None:
                 self._inputs.push(request_id, rows)
-        return super()._update_states(scheduler_output)
+        updated = super()._update_states(scheduler_output)
+        for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            if self._seen.tracks(request_id):  # a token sampled while the request was preempted may have been dropped
+                state = self.requests[request_id]
+                self._seen.admit(request_id, [*state.prompt_token_ids, *state.output_token_ids])
+        return updated
 
     def _admit(self, request_id: str, extra: StageExtra) -> None:
         if extra.emit_rows:
@@ -65,6 +75,7 @@ class OmniGPUModelRunner(_Runner):
 
     def _forget(self, request_id: str) -> None:
         self._emitting.discard(request_id)
+        self._seen.remove(request_id)
         if self._inputs is not None:
             self._inputs.remove(request_id)
 
@@ -84,7 +95,8 @@ class OmniGPUModelRunner(_Runner):
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if self._inputs is not None:
             step = self._inputs.build(self._spans(scheduler_output))
-            self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
+            if step.changed:
+                self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
         inputs = super()._preprocess(scheduler_output, *args, **kwargs)
         if self._emits(scheduler_output):
             self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
@@ -100,6 +112,30 @@ class OmniGPUModelRunner(_Runner):
         computed = self.input_batch.num_computed_tokens_cpu
         scheduled = scheduler_output.num_scheduled_tokens
         return [TokenSpan(r, int(computed[i]), scheduled[r]) for i, r in enumerate(self.input_batch.req_ids)]
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        """Samples as vLLM does, the repetition penalty applied on the device where that is all there is to apply."""
+        request_ids = self.input_batch.req_ids
+        if logits is None or not len(self._seen):
+            return super()._sample(logits, spec_decode_metadata)
+        stock = self.input_batch.sampling_metadata
+        if self.input_batch.repetition_penalties_reqs and self._penalties_are_plain():
+            logits = logits.float()
+            self._seen.penalise(logits, request_ids, stock.repetition_penalties)
+            self.input_batch.sampling_metadata = replace(stock, no_penalties=True, output_token_ids=[])
+        try:
+            output = super()._sample(logits, spec_decode_metadata)
+        finally:
+            self.input_batch.sampling_metadata = stock
+        discarded = self.discard_request_mask.gpu[: len(request_ids)]
+        self._seen.note(request_ids, output.sampled_token_ids[:, 0], discarded)
+        return output
+
+    def _penalties_are_plain(self) -> bool:
+        """Whether every penalty of the batch is one that `SeenTokens` knows."""
+        batch = self.input_batch
+        others = batch.frequency_penalties_reqs or batch.presence_penalties_reqs or batch.bad_words_token_ids
+        return not others and all(map(self._seen.tracks, batch.repetition_penalties_reqs))
 
     def take_rows(self) -> RowsOfStep | None:
         """The rows of the step that was just executed, on the device; None when no request of it wants rows."""

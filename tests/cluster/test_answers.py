@@ -60,6 +60,47 @@ def test_a_seed_goes_to_every_stage_that_samples() -> None:
     assert stage_sampling(chat(seed=5), CONFIG) == {"thinker": {"seed": 5}, "talker": {"seed": 5}}
 
 
+TEXT, CODEC, SOUND = (stage.model_stage for stage in CONFIG.stages)
+
+
+def test_a_stage_s_own_entry_wins_over_the_request_s_fields() -> None:
+    entries = [{"temperature": 0.5, "min_tokens": 3}, {"max_tokens": 40, "min_tokens": 40, "seed": 7}, {}]
+    request = chat(temperature=1.0, max_tokens=9, ignore_eos=True, seed=5, sampling_params_list=entries)
+    assert stage_sampling(request, CONFIG) == {
+        TEXT: {"temperature": 0.5, "max_tokens": 9, "min_tokens": 3, "ignore_eos": True, "seed": 5},
+        CODEC: {"max_tokens": 40, "min_tokens": 40, "seed": 7},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"sampling_params_list": [{}]}, "sampling_params_list", f"one a stage: {TEXT}, {CODEC}, {SOUND}"),
+        ({"sampling_params_list": [None] * 4}, "sampling_params_list", "has 4 entries"),
+        ({"sampling_params_list": [None, None, {"seed": 1}]}, "sampling_params_list[2]", "samples no tokens"),
+        ({"sampling_params_list": [None, {"stop": "x"}, None]}, "sampling_params_list[1].stop", "makes no text"),
+        (
+            {"sampling_params_list": [{"max_tokens": 513}, None, None]},
+            "sampling_params_list[0].max_tokens",
+            "is 513, but at most 512",
+        ),
+        (
+            {"sampling_params_list": [None, {"max_tokens": 2049}, None]},
+            "sampling_params_list[1].max_tokens",
+            "is 2049, but at most 2048",
+        ),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "is 9, but it should be at most its max_tokens, which is 8"),
+        ({"min_tokens": 65}, "min_tokens", "at most its max_tokens, which is 64"),  # the configuration's
+        ({"sampling_params_list": [None, {"min_tokens": 201}, None]}, "min_tokens", "which is 200"),
+    ],
+)
+def test_sampling_that_no_stage_can_take_is_refused(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        stage_sampling(chat(**fields), CONFIG)
+    assert (caught.value.param, caught.value.status) == (param, 400)
+    assert words in caught.value.message and caught.value.message.endswith(".")
+
+
 def pcm(start: int, count: int) -> Pcm:
     return Pcm(start, np.linspace(-0.5, 0.5, count, dtype=np.float32), 24_000)
 

@@ -28,6 +28,9 @@ from tests.reference import KINDS, Reference, media, prompt_text
 MODEL = "preset:tiny"
 DASHBOARD_URL = "http://127.0.0.1:8265"
 WAVE_TOLERANCE = 1e-4
+STREAM_TOLERANCE = 2e-3
+"""Between a streamed answer and the whole one: at the edge of a piece the vocoder sees an estimate of what follows."""
+SAMPLES_PER_CODE = 480
 PCM16_STEP = 1 / 32768
 
 
@@ -80,6 +83,12 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+def sounds(streamed: list[dict[str, Any]]) -> list[str]:
+    """The base64 texts of a stream's audio deltas."""
+    audio = [choice["delta"].get("audio", {}) for event in streamed for choice in event["choices"]]
+    return [a["data"] for a in audio if "data" in a]
+
+
 def as_parts(kind: str) -> list[dict[str, Any]]:
     audios, images = media(kind)
     parts: list[dict[str, Any]] = []
@@ -127,11 +136,59 @@ def test_a_streamed_answer_says_what_the_whole_one_says(served: ServedApp) -> No
     deltas = [e["choices"][0]["delta"] for e in streamed if e["choices"]]
     assert deltas[0]["role"] == "assistant"
     assert "".join(d.get("content") or "" for d in deltas) == whole["content"]
-    pieces = [d["audio"]["data"] for d in deltas if "data" in d.get("audio", {})]
-    assert base64.b64decode("".join(pieces)) == base64.b64decode(whole["audio"]["data"])
+    np.testing.assert_allclose(
+        np.frombuffer(base64.b64decode("".join(sounds(streamed))), "<i2") / 32768,
+        np.frombuffer(base64.b64decode(whole["audio"]["data"]), "<i2") / 32768,
+        atol=STREAM_TOLERANCE,
+    )
     assert streamed[-2]["choices"][0]["finish_reason"] in ("stop", "length")
     assert set(streamed[-2]["omni"]["stages"]) == set(STAGES)
     assert streamed[-1]["choices"] == [] and streamed[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_sound_streams_while_the_talker_speaks(served: ServedApp) -> None:
+    # Long enough that the first piece is made before the last code on any machine.
+    talk = {"sampling_params_list": [None, {"max_tokens": 800}, None]}
+    options = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}, "seed": 3}
+    streamed = events(chat(served, "Tell me.", **options, **talk, stream=True))
+    stages = streamed[-1]["omni"]["stages"]
+    pieces = sounds(streamed)
+    assert len(pieces) >= 2
+    assert stages["code2wav"]["first_s"] < stages["talker"]["last_s"]
+    assert len(base64.b64decode("".join(pieces))) == 2 * SAMPLES_PER_CODE * stages["talker"]["tokens"]
+
+
+def test_text_does_not_wait_for_sound(served: ServedApp) -> None:
+    options = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}, "max_tokens": 8}
+    streamed = events(chat(served, "Tell me.", **options, stream=True))
+    deltas = [event["choices"][0]["delta"] for event in streamed]
+    first_sound = next(i for i, d in enumerate(deltas) if "data" in d.get("audio", {}))
+    assert any(d.get("content") for d in deltas[:first_sound])
+
+
+def test_each_piece_is_a_file_when_no_format_is_asked_for(served: ServedApp) -> None:
+    streamed = events(chat(served, "Tell me.", modalities=["text", "audio"], seed=3, stream=True))
+    pieces = sounds(streamed)
+    num_samples = 0
+    for piece in pieces:
+        with wave.open(io.BytesIO(base64.b64decode(piece))) as file:
+            assert file.getframerate() == 24_000
+            num_samples += file.getnframes()
+    assert len(pieces) >= 2
+    assert num_samples == SAMPLES_PER_CODE * streamed[-1]["omni"]["stages"]["talker"]["tokens"]
+
+
+async def test_streams_at_once_sound_as_the_whole_answers_do(served: ServedApp, speak: Any) -> None:
+    asked = [("text", "Chelsie", 1), ("image", "Ethan", 2), ("text", "Ethan", 3), ("image", "Chelsie", 4)]
+    requests = [request_for(k, f"streamed-{k}-{v}", voice=v, seed=s) for k, v, s in asked]
+    outputs = await asyncio.gather(
+        *[served.answer(dataclasses.replace(request, streams_audio=True)) for request in requests]
+    )
+    for output, (kind, voice, seed) in zip(outputs, asked, strict=True):
+        expected = speak(kind, voice, seed)
+        assert list(output.stage_token_ids["talker"]) == list(expected.codes)
+        np.testing.assert_allclose(output.audio.samples, expected.waveform, atol=STREAM_TOLERANCE)
+    await until(lambda: nothing_is_left(served), "no stream's state is left")
 
 
 async def test_a_text_request_costs_the_audio_stages_nothing(served: ServedApp) -> None:
@@ -176,10 +233,13 @@ async def test_an_error_of_a_stage_reaches_the_caller_as_what_it_is(served: Serv
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
+KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "streams")
+"""What an engine's counts say that it holds of requests."""
+
+
 async def nothing_is_left(served: ServedApp) -> bool:
     return all(
-        status["open_outboxes"] == 0
-        and all(status["engine"].get(k, 0) == 0 for k in ("running", "waiting", "held", "kv_blocks_used", "row_counts"))
+        status["open_outboxes"] == 0 and all(status["engine"].get(name, 0) == 0 for name in KEPT)
         for status in await served.statuses()
     )
 
@@ -190,7 +250,7 @@ def store_bytes() -> int:
     return int(stats.object_store_bytes_used)
 
 
-@pytest.mark.parametrize("after", ["first text", "first code"])
+@pytest.mark.parametrize("after", ["first text", "first code", "first sound"])
 async def test_a_client_that_leaves_frees_every_stage(served: ServedApp, after: str) -> None:
     await until(lambda: nothing_is_left(served), "earlier requests are gone")
     before = store_bytes()
@@ -208,12 +268,19 @@ async def test_a_client_that_leaves_frees_every_stage(served: ServedApp, after: 
             pass
         if after == "first code":
             await until(lambda: talker_runs(served), "the talker started")
+        if after == "first sound":
+            while not has_sound(await anext(lines)):
+                pass
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
     async def store_is_as_before() -> bool:
         return store_bytes() <= before
 
     await until(store_is_as_before, "no object of the request is left in the store")
+
+
+def has_sound(line: str) -> bool:
+    return line.startswith("data: {") and bool(sounds([json.loads(line.removeprefix("data: "))]))
 
 
 async def talker_runs(served: ServedApp) -> bool:

@@ -98,6 +98,15 @@ def test_the_full_size_deployment_takes_three_cards() -> None:
     assert plan.shared_cards == ()
 
 
+def test_memory_is_a_stages_part_where_it_says_so() -> None:
+    assert plan_of({"num_gpus": 1, "memory_gib": 24.5}).stages[0].memory == "24.5 GiB of the card"
+
+
+def test_a_shared_card_of_which_nothing_is_stated_says_no_sum() -> None:
+    text = render_plan(plan_of({"num_gpus": 0.5}, {"num_gpus": 0.5}))
+    assert "by fractions: s0 0.5 GPU, computed at start + s1 0.5 GPU, computed at start\n" in text
+
+
 def test_stages_come_after_all_that_feed_them_whatever_their_order_in_the_file() -> None:
     plan = plan_of(
         {"engine_input_source": [2, 3], "num_gpus": 0},
@@ -127,8 +136,8 @@ def test_the_executor_follows_from_the_devices(stage: dict[str, Any], executor: 
 @pytest.mark.parametrize(
     ("engine_args", "text"),
     [
-        ({}, "not stated"),
-        ({"gpu_memory_utilization": None, "kv_cache_memory_bytes": None}, "not stated"),
+        ({}, "computed at start"),
+        ({"gpu_memory_utilization": None, "kv_cache_memory_bytes": None}, "computed at start"),
         (memory(0.9), "0.90 of the card"),
         ({"kv_cache_memory_bytes": 500}, "500 B KV cache"),
         ({"kv_cache_memory_bytes": 1 << 10}, "1 KiB KV cache"),

@@ -157,6 +157,42 @@ BAD = [
     (with_fields(stop=""), "stop", "should not be empty"),
     (with_fields(stop=["a", ""]), "stop[1]", "should not be empty"),
     (with_fields(stop=list("abcde")), "stop", "should have at most 4 strings"),
+    (with_fields(min_tokens=-1), "min_tokens", "should be greater than or equal to 0"),
+    (with_fields(min_tokens="1"), "min_tokens", "should be a valid integer"),
+    (with_fields(ignore_eos=1), "ignore_eos", "should be a valid boolean"),
+    (with_fields(sampling_params_list={}), "sampling_params_list", "should be a valid array"),
+    (with_fields(sampling_params_list=[]), "sampling_params_list", "should not be empty"),
+    (with_fields(sampling_params_list=[None, 5]), "sampling_params_list[1]", "is 5, but it should be an object"),
+    (
+        with_fields(sampling_params_list=[{"logprobs": 5}]),
+        "sampling_params_list[0].logprobs",
+        "sampling_params_list[0].logprobs is no sampling parameter; use temperature, top_p, top_k",
+    ),
+    *[
+        (with_fields(sampling_params_list=[None, {name: value}]), f"sampling_params_list[1].{name}", words)
+        for name, value, words in [
+            ("temperature", 3, "should be less than or equal to 2"),
+            ("temperature", True, "should be a valid number"),
+            ("top_p", 0, "should be greater than 0"),
+            ("top_k", -2, "should be greater than or equal to -1"),
+            ("top_k", 2**31, "should be less than or equal to 2147483647"),
+            ("min_p", 1.1, "should be less than or equal to 1"),
+            ("repetition_penalty", 0, "should be greater than 0"),
+            ("presence_penalty", 3, "should be less than or equal to 2"),
+            ("frequency_penalty", "x", "should be a valid number"),
+            ("max_tokens", 0, "should be greater than or equal to 1"),
+            ("min_tokens", -1, "should be greater than or equal to 0"),
+            ("ignore_eos", "yes", "should be a valid boolean"),
+            ("seed", 2**63, "should be less than or equal to 9223372036854775807"),
+            ("stop", 5, "should be a string or a list of strings"),
+            ("stop_token_ids", 5, "should be a valid array"),
+        ]
+    ],
+    (
+        with_fields(sampling_params_list=[{"stop_token_ids": [1, -1]}]),
+        "sampling_params_list[0].stop_token_ids[1]",
+        "should be greater than or equal to 0",
+    ),
     (with_fields(tools=[{"type": "function"}]), "tools", "tools is not supported; leave it out"),
     (with_fields(functions=[{}]), "functions", "functions is not supported"),
     (with_fields(logprobs=True), "logprobs", "logprobs is not supported"),
@@ -221,6 +257,7 @@ json_values = st.recursive(
 FIELDS = [
     *("model", "messages", "modalities", "audio", "stream", "stream_options", "temperature", "top_p", "max_tokens"),
     *("seed", "stop", "n", "response_format", "tools", "logprobs", "user"),
+    *("min_tokens", "ignore_eos", "sampling_params_list"),
 ]
 
 
@@ -312,6 +349,24 @@ def test_what_means_nothing_here_is_ignored() -> None:
     assert parse(with_fields(**ignored, **neutral, **unset)).sampling == TextSampling()
 
 
+def test_fixed_lengths_as_vllm_s_clients_ask_for_them() -> None:
+    assert parse(with_fields(min_tokens=7, max_tokens=7, ignore_eos=True)).sampling == TextSampling(
+        max_tokens=7, min_tokens=7, ignore_eos=True
+    )
+
+
+def test_the_sampling_of_each_stage() -> None:
+    stages = [
+        {"temperature": 0, "top_k": -1, "min_tokens": 3, "max_tokens": None, "stop": ["a"]},
+        None,
+        {},
+        {"ignore_eos": False, "stop_token_ids": [1, 2], "seed": -1, "repetition_penalty": 1.1},
+    ]
+    given = [stage and stage.given() for stage in parse(with_fields(sampling_params_list=stages)).stage_sampling]
+    assert given == [{"temperature": 0.0, "top_k": -1, "min_tokens": 3, "stop": ["a"]}, None, {}, stages[3]]
+    assert parse(with_fields()).stage_sampling == parse(with_fields(sampling_params_list=None)).stage_sampling == ()
+
+
 def test_one_stop_string_is_a_list_of_one() -> None:
     assert parse(with_fields(stop="END")).sampling.stop == ("END",)
 
@@ -347,6 +402,7 @@ def test_a_spoken_stream() -> None:
         {"audio": {"id": "audio-7", "expires_at": 100}},
     ]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, None, "stop"]
+    assert [chunk.get("modality") for chunk in chunks] == [None, "text", "audio", "text", None]
     assert usage == head | {"choices": [], "usage": USAGE_BODY}
 
 

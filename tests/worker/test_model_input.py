@@ -144,3 +144,20 @@ def test_rows_above_the_limit_are_refused() -> None:
 
 def test_a_step_without_requests_is_empty(builder: OmniModelInputBuilder) -> None:
     assert builder.build([]).rows.shape == (0, WIDTH)
+
+
+def test_steps_of_pad_rows_alone_say_that_nothing_changed(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 2)))
+    builder.admit("b", extra(rows(20, 1)))
+
+    def changed(*spans: tuple[str, int, int]) -> bool:
+        return builder.build([TokenSpan(*span) for span in spans]).changed
+
+    assert changed(("a", 1, 1), ("b", 1, 1))
+    assert changed(("a", 2, 1), ("b", 2, 1))
+    assert not changed(("a", 3, 1), ("b", 3, 1))
+    assert changed(("b", 4, 1), ("a", 4, 1))
+    assert changed(("a", 5, 1))
+    builder.push("a", rows(12, 5))
+    assert changed(("a", 6, 1))
+    assert numbers(builder, ("a", 6, 1)) == [16]

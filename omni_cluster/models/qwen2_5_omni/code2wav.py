@@ -1,40 +1,154 @@
-"""Code2wav's input: the talker's codes. Whole mode: one job of all codes, which is what the reference computes."""
+"""Code2wav's input: the talker's codes, as one job of all of them or piece by piece while the talker makes more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 
+MIN_BLOCKS = (1, 1, 2, 4, 8)
+"""Blocks that the n-th piece has at least, the last figure for all that follow: the first sound comes early, and later
+pieces, which the client has a reserve for, are worth their look-ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBlocks:
+    """How codes lie in the DiT's mel: `frames_per_code`, and `codes_per_block` in one of its attention blocks."""
+
+    frames_per_code: int
+    codes_per_block: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> CodeBlocks:
+        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+
+        # Through transformers' class: a checkpoint may leave out what equals the class's defaults.
+        dit = Qwen2_5OmniDiTConfig.from_dict(dict(config["token2wav_config"]["dit_config"]))
+        return cls(dit.repeats, dit.block_size // dit.repeats)
+
 
 class Code2WavSession:
-    """One request in code2wav."""
+    """One request in code2wav.
+
+    Whole mode is one job of all codes, which is what the reference computes. Streaming, a piece is whole blocks and,
+    as look-ahead, the block after them; the last piece is what remains.
+    """
 
     def __init__(
         self,
         request: OmniRequest,
         upstream: AsyncIterator[StageChunk],
         ids: SpecialIds,
-        frames_per_code: int,
+        blocks: CodeBlocks,
         voice: str,
+        max_piece_blocks: int,
     ) -> None:
+        """`max_piece_blocks` >= 2: else a remainder of more than one block could not be split into whole blocks."""
         self._request = request
-        self._upstream = upstream
-        self._ids = ids
-        self._frames_per_code = frames_per_code
+        self._codes = CodeReader(upstream, ids.codec_stops)
+        self._blocks = blocks
         self._voice = voice
+        self._max_piece_blocks = max_piece_blocks
 
-    async def jobs(self) -> AsyncIterator[DiffusionJob]:
-        codes = await self._collect_codes()
-        if codes:
-            yield DiffusionJob(codes, self._voice, self._request.seed, len(codes) * self._frames_per_code)
+    async def jobs(self) -> AsyncGenerator[DiffusionJob, None]:
+        """See `DiffusionSession.jobs`; raises what the upstream raised. Closing it ends the reading of the upstream."""
+        async with self._codes.reading():
+            if not self._request.streams_audio:
+                await self._codes.wait_for_all()
+                if len(self._codes):
+                    yield self._job(self._codes.between(0, len(self._codes)))
+                return
+            start = 0
+            for min_blocks in itertools.chain(MIN_BLOCKS, itertools.repeat(MIN_BLOCKS[-1])):
+                job = await self._next_piece(start, min(min_blocks, self._max_piece_blocks))
+                if job is None:
+                    return
+                yield job
+                start += len(job.codes) - job.look_ahead
 
-    async def _collect_codes(self) -> tuple[int, ...]:
-        codes: list[int] = []
+    async def _next_piece(self, start: int, min_blocks: int) -> DiffusionJob | None:
+        """Waits for `min_blocks` and the look-ahead, then takes all that is there; None when nothing is left."""
+        await self._codes.wait_for(start + (min_blocks + 1) * self._blocks.codes_per_block)
+        size, look_ahead = self._piece_size(len(self._codes) - start)
+        codes = self._codes.between(start, start + size + look_ahead)
+        return self._job(codes, self._request.request_id, start, look_ahead) if codes else None
+
+    def _piece_size(self, waiting: int) -> tuple[int, int]:
+        """Codes of the next piece, and of its look-ahead, when `waiting` are there that no piece has had."""
+        block, most = self._blocks.codes_per_block, self._max_piece_blocks * self._blocks.codes_per_block
+        if self._codes.complete and waiting <= most:
+            return waiting, 0
+        return min((waiting - block) // block * block, most), block
+
+    def _job(
+        self, codes: tuple[int, ...], stream: str | None = None, start: int = 0, look_ahead: int = 0
+    ) -> DiffusionJob:
+        frames = len(codes) * self._blocks.frames_per_code
+        return DiffusionJob(codes, self._voice, self._request.seed, frames, stream, start, look_ahead)
+
+
+class CodeReader:
+    """A request's codes, read in the background while its jobs run; as many as the talker may make."""
+
+    def __init__(self, upstream: AsyncIterator[StageChunk], stops: Collection[int]) -> None:
+        self._upstream = upstream
+        self._stops = stops
+        self._codes: list[int] = []
+        self._position = 0
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Reads as long as the context is open; however that ends, no reader is left."""
+        self._task = asyncio.create_task(self._read())
+        self._task.add_done_callback(lambda _: self._changed.set())
+        try:
+            yield
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
         async for chunk in self._upstream:
-            new = chunk.token_ids[max(0, len(codes) - chunk.token_start) :]  # a chunk that comes twice is dropped
-            codes.extend(code for code in new if code not in self._ids.codec_stops)
-        return tuple(codes)
+            new = chunk.token_ids[max(0, self._position - chunk.token_start) :]  # a chunk that comes twice is dropped
+            self._position += len(new)
+            self._codes.extend(code for code in new if code not in self._stops)
+            self._changed.set()
+
+    @property
+    def complete(self) -> bool:
+        """No more codes will come."""
+        return self._task is not None and self._task.done()
+
+    async def wait_for(self, count: int) -> None:
+        """Until `count` codes are there, or all that will come; raises what the upstream raised."""
+        while len(self) < count and not self.complete:
+            self._changed.clear()
+            await self._changed.wait()
+        self._raise_error()
+
+    async def wait_for_all(self) -> None:
+        """Until no more codes will come; raises what the upstream raised."""
+        while not self.complete:
+            self._changed.clear()
+            await self._changed.wait()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    def between(self, start: int, end: int) -> tuple[int, ...]:
+        return tuple(self._codes[start:end])
+
+    def __len__(self) -> int:
+        return len(self._codes)

@@ -1,182 +1,207 @@
-"""Codes to waveform: transformers' flow-matching DiT and BigVGAN, many requests in one pass.
-
-The reference computes one request at a time. Here requests of different lengths share the DiT's forward passes:
-padded frames are masked out of attention, the only place where frames meet, so each request's mel is what it would
-be alone. BigVGAN's convolutions reach across a request's end, so only requests of equal length share those.
-"""
+"""Codes to waveform: the DiT's flow and the vocoder, many requests in one pass, whole or piece by piece."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen2_5OmniConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cluster.models.checkpoint_files import load_tensors
+from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.precision import products_in, tensor_dtype
+from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
+from omni_cluster.models.qwen2_5_omni.dit import FIRST_SLOT, NO_BLOCK, BlockDiT, PackedBlocks
+from omni_cluster.models.qwen2_5_omni.flow import Flow, evaluation_times, graph_sizes
+from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
+from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 
-WEIGHT_PREFIX = "token2wav."
 SAMPLE_RATE_HZ = 24_000
-NUM_STEPS = 10
-GUIDANCE_SCALE = 0.5
-SWAY_COEFFICIENT = -1.0
-OUT_OF_REACH = 1 << 20
-"""A distance in blocks that no layer of the DiT looks across."""
-
-Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+VOCODER_OVERLAP_FRAMES = 24
+"""Mel frames before a piece that the vocoder sees again; what follows is the look-ahead's."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiTCondition:
-    """What does not change over a sample's evaluations, for a batch of B requests and n frames.
+@dataclass(slots=True)
+class StreamState:
+    """What a stream keeps between its pieces.
 
-    `inputs` `[2B, n, C]`: speaker encoding, code embedding and voice conditioning as the DiT's input projection takes
-    them, the guided half first, the unguided after it. `block_distance` int `[2B, heads, n, n]`.
+    `slot` of the DiT's store; `noise` drawn for the look-ahead, `[frames, 80]`, which the next piece starts with;
+    `mel` `[frames, 80]`: the last frames made.
     """
 
-    inputs: torch.Tensor
-    block_distance: torch.Tensor
-    rotary: tuple[torch.Tensor, torch.Tensor]
+    slot: int
+    generator: torch.Generator
+    noise: torch.Tensor
+    mel: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """A job while it is computed: its noise `[frames, 80]` on the host, and where its blocks are in the batch."""
+
+    job: DiffusionJob
+    stream: StreamState | None
+    noise: torch.Tensor
+    kept_frames: int
+    first_block: int = 0
+    blocks: int = 0
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The indices of `PackedBlocks`, block by block, as they are laid out."""
+
+    previous: list[int] = field(default_factory=list)
+    following: list[int] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    keep: list[int] = field(default_factory=list)
+    voice: list[int] = field(default_factory=list)
+
+    def to_device(self, codes: torch.Tensor, device: torch.device) -> PackedBlocks:
+        rows = torch.tensor([self.previous, self.following, self.length, self.keep, self.voice], dtype=torch.int32)
+        previous, following, length, keep, voice = rows.to(device)
+        return PackedBlocks(previous, following, length, keep, voice, codes.to(device))
 
 
 class Code2WavModel:
-    """A `DiffusionModel`: whole waveforms, 24 kHz."""
+    """A `DiffusionModel`: waveforms at 24 kHz, in the reference's arithmetic or in a faster one.
+
+    Raises RuntimeError when more streams are begun than `max_streams`; the engine admits no more.
+    """
 
     sample_rate_hz = SAMPLE_RATE_HZ
 
     def __init__(
-        self, folder: Path, voices: dict[str, Voice], device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        folder: Path,
+        voices: dict[str, Voice],
+        device: torch.device,
+        config: DiffusionConfig | None = None,
     ) -> None:
-        self._model = load_token2wav(folder, device, dtype)
-        self._dit = self._model.code2wav_dit_model
-        self._bigvgan = self._model.code2wav_bigvgan_model
-        self._device, self._dtype = device, dtype
-        self._voices = {name: self._encode_voice(voice) for name, voice in voices.items()}
+        self._config = config or DiffusionConfig()
+        self._device = device
+        self._voices = {name: i for i, name in enumerate(voices)}
+        self._load(load_token2wav(folder, device), list(voices.values()))
+        self._streams: dict[str, StreamState] = {}
+        self._free_slots = list(range(self._config.max_streams))
+
+    @torch.inference_mode()
+    def _load(self, model: Qwen2_5OmniToken2WavModel, voices: list[Voice]) -> None:
+        config, device = self._config, self._device
+        captures = config.cuda_graphs and device.type == "cuda"
+        times = evaluation_times(device)
+        with products_in("float32"):
+            dit = BlockDiT(model.code2wav_dit_model, voices, times, tensor_dtype(config.dtype), config.max_streams)
+        with products_in(config.dtype):
+            sizes = graph_sizes(config.max_batch_frames // dit.block_size) if captures else ()
+            self._flow = Flow(dit, device, sizes)
+        self._dit = dit
+        with products_in(config.vocoder_dtype):
+            vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))
+            self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
 
     @torch.inference_mode()
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """One waveform a job, `[480 * codes]` float32 in [-1, 1]."""
-        mels = self._sample_mels(jobs)
-        waves: list[np.ndarray] = [np.empty(0, np.float32)] * len(jobs)
-        for group in _equal_lengths(jobs):
-            batch = torch.stack([mels[i] for i in group])
-            for i, wave in zip(group, self._vocode(batch), strict=True):
-                waves[i] = wave
-        return waves
+        """One waveform a job, `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
+        pieces = [self._begin(job) for job in jobs]
+        with products_in(self._config.dtype):
+            mels = self._sample_mels(pieces)
+        with products_in(self._config.vocoder_dtype):
+            return self._vocode(pieces, mels)
 
-    def _encode_voice(self, voice: Voice) -> torch.Tensor:
-        """Speaker encoding and conditioning, guided and unguided: `[2, enc_dim + 192]`."""
-        mel = voice.reference_mel.to(self._device, self._dtype)
-        conditioning = voice.conditioning.to(self._device, self._dtype)
-        with torch.inference_mode():
-            encoder = self._dit.input_embed.spk_encoder
-            encoded = torch.cat([encoder(mel), encoder(torch.zeros_like(mel))])
-        return torch.cat([encoded, torch.cat([conditioning, torch.zeros_like(conditioning)])], dim=-1)
+    def forget(self, streams: Sequence[str]) -> None:
+        """See `DiffusionModel.forget`."""
+        for name in streams:
+            state = self._streams.pop(name, None)
+            if state is not None:
+                self._free_slots.append(state.slot)
 
-    def _sample_mels(self, jobs: Sequence[DiffusionJob]) -> list[torch.Tensor]:
-        """Mel spectrograms `[80, frames]` by the reference's ODE from each job's own noise."""
-        lengths = [job.frames for job in jobs]
-        noise = torch.zeros(len(jobs), max(lengths), self._dit.mel_dim, device=self._device, dtype=self._dtype)
-        for i, job in enumerate(jobs):
-            noise[i, : job.frames] = self._noise(job)
-        condition = self._condition(jobs, max(lengths))
-        mels = integrate(self._velocity(condition), noise, time_points(noise))
-        return [mel[:length].T for mel, length in zip(mels, lengths, strict=True)]
+    def _begin(self, job: DiffusionJob) -> Piece:
+        frames = len(job.codes) * self._dit.repeats
+        kept = frames - job.look_ahead * self._dit.repeats
+        if job.stream is None:
+            return Piece(job, None, self._draw(torch.Generator().manual_seed(job.seed), frames), kept)
+        state = self._streams.get(job.stream) or self._open(job.stream, job.seed)
+        drawn = self._draw(state.generator, frames - state.noise.shape[0])
+        noise = torch.cat([state.noise, drawn])
+        state.noise = noise[kept:]
+        return Piece(job, state, noise, kept)
 
-    def _noise(self, job: DiffusionJob) -> torch.Tensor:
-        """`[frames, 80]`, drawn on the host so that a seed means the same on every device."""
-        generator = torch.Generator().manual_seed(job.seed)
-        return torch.randn([1, job.frames, self._dit.mel_dim], generator=generator)[0].to(self._device, self._dtype)
-
-    def _condition(self, jobs: Sequence[DiffusionJob], num_frames: int) -> DiTCondition:
-        voices = torch.stack([self._voices[job.voice] for job in jobs], dim=1)  # [2, B, enc_dim + 192]
-        voices = voices.flatten(0, 1).unsqueeze(1).expand(-1, num_frames, -1)
-        encoded, conditioning = voices.split(
-            [self._dit.config.enc_dim, voices.shape[-1] - self._dit.config.enc_dim], -1
+    def _open(self, name: str, seed: int) -> StreamState:
+        if not self._free_slots:
+            raise RuntimeError(f"{len(self._streams)} streams are open, which is all there is room for.")
+        state = StreamState(
+            self._free_slots.pop(), torch.Generator().manual_seed(seed), torch.empty(0, self._dit.mel_dim)
         )
-        codes = torch.zeros(len(jobs), num_frames // self._dit.repeats, dtype=torch.long)
-        for i, job in enumerate(jobs):
-            codes[i, : len(job.codes)] = torch.tensor(job.codes)
-        codes = codes.to(self._device)
-        embedded = torch.cat([self._dit.text_embed(codes), self._dit.text_embed(codes, drop_code=True)])
-        positions = torch.arange(num_frames, device=self._device).expand(2 * len(jobs), -1)
-        return DiTCondition(
-            torch.cat([encoded, embedded, conditioning], dim=-1),
-            self._block_distance([job.frames for job in jobs], num_frames),
-            self._dit.rotary_embed(embedded, positions),
-        )
+        self._streams[name] = state
+        return state
 
-    def _block_distance(self, lengths: Sequence[int], num_frames: int) -> torch.Tensor:
-        """How many blocks key j is ahead of query i; out of reach for padded keys, but for the frame itself."""
-        frames = torch.arange(num_frames, device=self._device)
-        blocks = frames // self._dit.block_size
-        distance = (blocks[None, :] - blocks[:, None]).expand(len(lengths), -1, -1)
-        padded = frames[None, :] >= torch.tensor(lengths, device=self._device)[:, None]
-        others = frames[None, :] != frames[:, None]
-        distance = distance.masked_fill(padded[:, None, :] & others, OUT_OF_REACH)
-        return distance.repeat(2, 1, 1).unsqueeze(1).expand(-1, self._dit.num_attention_heads, -1, -1)
+    def _draw(self, generator: torch.Generator, frames: int) -> torch.Tensor:
+        """Noise `[frames, 80]`, drawn on the host so that a seed means the same on every device.
 
-    def _velocity(self, condition: DiTCondition) -> Velocity:
-        """The guided velocity field: `[B, n, 80]` at a time -> `[B, n, 80]`."""
+        The reference draws all frames at once. Piece by piece the generator gives the same numbers, as it makes them
+        sixteen at a time and a frame has a multiple of that.
+        """
+        return torch.randn([frames, self._dit.mel_dim], generator=generator)
 
-        def velocity(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-            guided, unguided = self._forward(time, state, condition).chunk(2)
-            return guided + (guided - unguided) * GUIDANCE_SCALE
+    def _sample_mels(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Mel frames `[frames, 80]` of each piece, the look-ahead's among them."""
+        blocks = self._lay_out(pieces)
+        size = self._dit.block_size
+        noise = torch.zeros(blocks.length.shape[0], size, self._dit.mel_dim)
+        for piece in pieces:
+            noise[piece.first_block : piece.first_block + piece.blocks].flatten(0, 1)[: len(piece.noise)] = piece.noise
+        mels = self._flow.solve(noise.to(self._device), blocks)
+        return [mels[p.first_block : p.first_block + p.blocks].flatten(0, 1)[: len(p.noise)] for p in pieces]
 
-        return velocity
+    def _lay_out(self, pieces: Sequence[Piece]) -> PackedBlocks:
+        table, codes = BlockTable(), []
+        for piece in pieces:
+            piece.first_block = len(table.length)
+            self._add_blocks(piece, table)
+            piece.blocks = len(table.length) - piece.first_block
+            missing = piece.blocks * self._codes_per_block - len(piece.job.codes)
+            codes += [*piece.job.codes, *[0] * missing]
+        return table.to_device(torch.tensor(codes).view(-1, self._codes_per_block), self._device)
 
-    def _forward(self, time: torch.Tensor, state: torch.Tensor, condition: DiTCondition) -> torch.Tensor:
-        dit = self._dit
-        time_embedding = dit.time_embed(time.repeat(2 * state.shape[0]))
-        hidden = dit.input_embed.proj(torch.cat([state.repeat(2, 1, 1), condition.inputs], dim=-1))
-        for block in dit.transformer_blocks:
-            hidden = block(
-                hidden, time_embedding, position_embeddings=condition.rotary, block_diff=condition.block_distance
-            )
-        return dit.proj_out(dit.norm_out(hidden, time_embedding))
+    def _add_blocks(self, piece: Piece, table: BlockTable) -> None:
+        size, frames = self._dit.block_size, len(piece.noise)
+        first, count = len(table.length), -(-frames // size)
+        continues = piece.stream is not None and piece.job.start > 0
+        table.previous += [FIRST_SLOT - piece.stream.slot if continues and piece.stream else NO_BLOCK]
+        table.previous += range(first, first + count - 1)
+        table.following += [*range(first + 1, first + count), NO_BLOCK]
+        table.length += [min(size, frames - i * size) for i in range(count)]
+        table.voice += [self._voices[piece.job.voice]] * count
+        keep = [NO_BLOCK] * count
+        if piece.stream is not None and piece.job.look_ahead:
+            keep[piece.kept_frames // size - 1] = piece.stream.slot
+        table.keep += keep
 
-    def _vocode(self, mels: torch.Tensor) -> list[np.ndarray]:
-        """Mels `[B, 80, n]` of equal length -> B waveforms."""
-        waves = self._bigvgan(mels).float()
-        return list(waves.reshape(mels.shape[0], -1).numpy())
+    @property
+    def _codes_per_block(self) -> int:
+        return int(self._dit.block_size // self._dit.repeats)
 
+    def _vocode(self, pieces: Sequence[Piece], mels: Sequence[torch.Tensor]) -> list[np.ndarray]:
+        windows = [self._window(piece, mel) for piece, mel in zip(pieces, mels, strict=True)]
+        waves = self._vocoding(windows)
+        heard = []
+        for wave, window, piece, mel in zip(waves, windows, pieces, mels, strict=True):
+            per_frame, start = len(wave) // len(window), len(window) - len(mel)
+            heard.append(wave[start * per_frame : (start + piece.kept_frames) * per_frame])
+        samples = torch.cat(heard).cpu().numpy()  # one copy, which waits for the device
+        return list(np.split(samples, np.cumsum([len(wave) for wave in heard])[:-1]))
 
-def time_points(like: torch.Tensor) -> torch.Tensor:
-    """The reference's sway-sampled times, `[NUM_STEPS]` from 0 to 1."""
-    times = torch.linspace(0, 1, NUM_STEPS, device=like.device, dtype=like.dtype)
-    return times + SWAY_COEFFICIENT * (torch.cos(torch.pi / 2 * times) - 1 + times)
-
-
-def integrate(velocity: Velocity, state: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-    """The 3/8-rule Runge-Kutta method of the reference (`RungeKutta4ODESolver`), one step between two times."""
-    for start, end in itertools.pairwise(times):
-        step = end - start
-        k1 = velocity(start, state)
-        k2 = velocity(start + step * (1 / 3), state + step * k1 * (1 / 3))
-        k3 = velocity(start + step * (2 / 3), state + step * (k2 - k1 * (1 / 3)))
-        k4 = velocity(end, state + step * (k1 - k2 + k3))
-        state = state + (k1 + 3 * (k2 + k3) + k4) * step / 8
-    return state
-
-
-def load_token2wav(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen2_5OmniToken2WavModel:
-    """The checkpoint's token2wav on `device`, nothing else of the checkpoint read."""
-    config = Qwen2_5OmniConfig.from_pretrained(folder).token2wav_config
-    config._attn_implementation = "sdpa"
-    with torch.device(device):
-        model = Qwen2_5OmniToken2WavModel(config)
-    model.load_state_dict(load_tensors(folder, WEIGHT_PREFIX, device))
-    return model.to(dtype).eval()
-
-
-def _equal_lengths(jobs: Sequence[DiffusionJob]) -> list[list[int]]:
-    groups: dict[int, list[int]] = {}
-    for i, job in enumerate(jobs):
-        groups.setdefault(job.frames, []).append(i)
-    return list(groups.values())
+    def _window(self, piece: Piece, mel: torch.Tensor) -> torch.Tensor:
+        """What the vocoder sees of a piece: the frames before it, its own, and the look-ahead's."""
+        if piece.stream is None:
+            return mel
+        before = piece.stream.mel
+        window = mel if before is None else torch.cat([before, mel])
+        kept = len(window) - (len(mel) - piece.kept_frames)
+        piece.stream.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
+        return window

@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind
-from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession
+from omni_cluster.models.memory import StageSizes
+from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
+from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
@@ -39,7 +42,7 @@ class Qwen2_5Omni(Family):
         if "talker_config" not in config:
             raise ConfigError(f"model {model} has no talker_config; use a Qwen2.5-Omni checkpoint.")
         self._ids = SpecialIds.from_config(config)
-        self._frames_per_code = config["token2wav_config"]["dit_config"]["repeats"]
+        self._blocks = CodeBlocks.from_config(config)
         self._voices = choose_voices(load_voices(model), voices, default_voice)
 
     @classmethod
@@ -66,24 +69,31 @@ class Qwen2_5Omni(Family):
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
         # All talker prompts are the same codec ids; what differs is their rows, which the prefix cache cannot see.
-        return EngineTraits(talker_config, takes_rows=True, has_tokenizer=False, shares_prefixes=False)
+        return EngineTraits(
+            talker_config, takes_rows=True, has_tokenizer=False, shares_prefixes=False, is_compiled=False
+        )
+
+    def memory(self, model_stage: str) -> StageSizes:
+        return stage_sizes(self._folder, model_stage)
 
     def ar_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> ARSession:
         if upstream is None:
             return ThinkerSession(request)
-        return TalkerSession(request, upstream, self._ids, self._text_embeddings, self.check_voice(request.voice))
+        voice, per_chunk = self.check_voice(request.voice), self._blocks.codes_per_block
+        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, per_chunk)
 
     def diffusion_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk]
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
     ) -> DiffusionSession:
-        return Code2WavSession(request, upstream, self._ids, self._frames_per_code, self.check_voice(request.voice))
+        voice = self.check_voice(request.voice)
+        return Code2WavSession(request, upstream, self._ids, self._blocks, voice, config.max_piece_blocks)
 
-    def diffusion_model(self, model_stage: str, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
+    def diffusion_model(self, model_stage: str, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
         from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 
-        return Code2WavModel(self._folder, self._voices, device, dtype)
+        return Code2WavModel(self._folder, self._voices, device, config)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         processor = self._processor

@@ -64,12 +64,14 @@ class TalkerSession:
         ids: SpecialIds,
         embeddings: TextEmbeddings,
         voice: str,
+        codes_per_chunk: int,
     ) -> None:
         self._request = request
         self._upstream = upstream
         self._ids = ids
         self._embeddings = embeddings
         self._voice = voice
+        self._codes_per_chunk = codes_per_chunk
         self._next_row = 0
 
     async def prompt(self) -> EngineInput | None:
@@ -80,7 +82,13 @@ class TalkerSession:
         self._next_row = prefix.rows.shape[0]
         return EngineInput(
             prompt=dict(self._tokens_prompt(prefix)),
-            sampling={"stop_token_ids": list(self._ids.codec_stops), "ignore_eos": True, "detokenize": False},
+            sampling={
+                "stop_token_ids": list(self._ids.codec_stops),
+                "ignore_eos": True,
+                "detokenize": False,
+                # Code2wav takes blocks of codes: a chunk a code would only keep three processes busy.
+                "stream_interval": self._codes_per_chunk,
+            },
             rows_complete=prefix.ended,
         )
 

@@ -1,36 +1,275 @@
+"""How the talker's codes become jobs: all at once, or piece by piece while more of them come."""
+
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import DiffusionJob
-from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession
+from omni_cluster.models.qwen2_5_omni.code2wav import MIN_BLOCKS, Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
-from tests.engine.stages import at_once
+from tests.engine.stages import PATIENCE_S, Feed, at_once
 
 IDS = SpecialIds(codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80)
+BLOCKS = CodeBlocks(frames_per_code=2, codes_per_block=12)
+BLOCK = BLOCKS.codes_per_block
 
 
-async def jobs(*chunks: StageChunk, seed: int = 3) -> list[DiffusionJob]:
-    session = Code2WavSession(OmniRequest("r", "", seed=seed), at_once(list(chunks)), IDS, 2, "Ethan")
-    return [job async for job in session.jobs()]
+def session_of(
+    upstream: AsyncIterator[StageChunk], *, streams: bool = True, max_piece_blocks: int = 16
+) -> Code2WavSession:
+    request = OmniRequest("r", "", seed=3, streams_audio=streams)
+    return Code2WavSession(request, upstream, IDS, BLOCKS, "Ethan", max_piece_blocks)
+
+
+async def whole(*chunks: StageChunk) -> list[DiffusionJob]:
+    return [job async for job in session_of(at_once(list(chunks)), streams=False).jobs()]
+
+
+def codes(start: int, end: int) -> StageChunk:
+    """Codes `start` to `end` of a request, each told from the next."""
+    return StageChunk(start, tuple(i % 80 for i in range(start, end)))
+
+
+def sizes(jobs: Sequence[DiffusionJob]) -> list[int]:
+    """Codes that each piece makes sound of."""
+    return [len(job.codes) - job.look_ahead for job in jobs]
+
+
+async def pieces(upstream: AsyncIterator[StageChunk], **settings: Any) -> list[DiffusionJob]:
+    return [job async for job in session_of(upstream, **settings).jobs()]
+
+
+# ----------------------------------------------------------------- whole mode
 
 
 async def test_all_codes_are_one_job_in_the_requests_voice_and_seed() -> None:
-    made = await jobs(StageChunk(0, (5, 6)), StageChunk(2, (7,)), StageChunk(3, finish_reason="length"))
+    made = await whole(StageChunk(0, (5, 6)), StageChunk(2, (7,)), StageChunk(3, finish_reason="length"))
     assert made == [DiffusionJob((5, 6, 7), "Ethan", 3, frames=6)]
 
 
 async def test_stop_codes_are_no_sound() -> None:
-    assert [job.codes for job in await jobs(StageChunk(0, (5, 6, 94), finish_reason="stop"))] == [(5, 6)]
-    assert [job.codes for job in await jobs(StageChunk(0, (5, 92), finish_reason="stop"))] == [(5,)]
+    assert [job.codes for job in await whole(StageChunk(0, (5, 6, 94), finish_reason="stop"))] == [(5, 6)]
+    assert [job.codes for job in await whole(StageChunk(0, (5, 92), finish_reason="stop"))] == [(5,)]
 
 
 async def test_codes_that_come_twice_are_dropped() -> None:
-    made = await jobs(StageChunk(0, (5, 6)), StageChunk(0, (5, 6)), StageChunk(1, (6, 7, 8)), StageChunk(4, (9,)))
+    made = await whole(StageChunk(0, (5, 6)), StageChunk(0, (5, 6)), StageChunk(1, (6, 7, 8)), StageChunk(4, (9,)))
     assert [job.codes for job in made] == [(5, 6, 7, 8, 9)]
 
 
-async def test_without_codes_there_is_no_job() -> None:
-    assert await jobs() == []
-    assert await jobs(StageChunk(finish_reason="stop")) == []
-    assert await jobs(StageChunk(0, (94,), finish_reason="stop")) == []
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("chunks", [[], [StageChunk(finish_reason="stop")], [StageChunk(0, (94,))]])
+async def test_without_codes_there_is_no_job(chunks: list[StageChunk], streams: bool) -> None:
+    assert await pieces(at_once(chunks), streams=streams) == []
+
+
+async def test_a_long_reply_stays_one_job_when_it_is_not_streamed() -> None:
+    (job,) = await whole(codes(0, 1000))
+    assert (len(job.codes), job.stream, job.look_ahead) == (1000, None, 0)
+
+
+# ------------------------------------------------------------------ streaming
+
+
+def check_plan(made: list[DiffusionJob], total: int, max_piece_blocks: int) -> None:
+    """What holds of all pieces, however the codes came."""
+    wanted = codes(0, total).token_ids
+    assert [job.start for job in made] == [sum(sizes(made)[:i]) for i in range(len(made))]
+    assert sum(sizes(made)) == total
+    for job in made:
+        assert job.codes == wanted[job.start : job.start + len(job.codes)]
+        assert (job.stream, job.voice, job.seed, job.frames) == ("r", "Ethan", 3, 2 * len(job.codes))
+        assert 0 < len(job.codes) - job.look_ahead <= max_piece_blocks * BLOCK
+    for job in made[:-1]:
+        assert len(job.codes) % BLOCK == 0 and job.look_ahead == BLOCK
+    assert all(job.look_ahead == 0 for job in made[-1:])
+
+
+@given(st.integers(0, 700), st.integers(2, 20))
+async def test_codes_that_are_all_there_are_covered_once_in_order(total: int, max_piece_blocks: int) -> None:
+    made = await pieces(at_once([codes(0, total)]), max_piece_blocks=max_piece_blocks)
+    check_plan(made, total, max_piece_blocks)
+
+
+@given(st.lists(st.integers(0, 90), max_size=12), st.lists(st.booleans(), min_size=12), st.integers(2, 20))
+async def test_codes_that_come_in_bursts_are_covered_once_in_order_by_pieces_of_the_plan(
+    bursts: list[int], asked_after: list[bool], max_piece_blocks: int
+) -> None:
+    feed, total, made = Feed(), sum(bursts), []
+    async with contextlib.aclosing(session_of(feed.read(), max_piece_blocks=max_piece_blocks).jobs()) as jobs:
+        asked = asyncio.ensure_future(anext(jobs, None))
+        start, upstream_ended = 0, False
+        ends: list[bool] = []
+
+        async def take() -> None:
+            nonlocal asked
+            while asked.done() and (job := asked.result()) is not None:
+                made.append(job)
+                ends.append(upstream_ended)
+                asked = asyncio.ensure_future(anext(jobs, None))
+                await settled()
+
+        for burst, look in zip(bursts, asked_after, strict=False):
+            feed.give(codes(start, start + burst))
+            start += burst
+            await settled()
+            if look:
+                await take()
+        await take()
+        feed.end()
+        upstream_ended = True
+        await settled()
+        await take()
+    check_plan(made, total, max_piece_blocks)
+    for n, (size, at_end) in enumerate(zip(sizes(made), ends, strict=True)):
+        planned = min(MIN_BLOCKS[min(n, len(MIN_BLOCKS) - 1)], max_piece_blocks) * BLOCK
+        assert at_end or size >= planned
+
+
+async def settled() -> None:
+    """Lets everything that can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_first_piece_is_a_block_and_comes_with_the_code_that_ends_its_look_ahead() -> None:
+    feed = Feed(codes(0, 2 * BLOCK - 1))
+    async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
+        first = asyncio.ensure_future(anext(jobs))
+        await settled()
+        assert not first.done()
+        feed.give(codes(2 * BLOCK - 1, 2 * BLOCK))
+        job = await asyncio.wait_for(first, PATIENCE_S)
+    assert (len(job.codes), job.start, job.look_ahead) == (2 * BLOCK, 0, BLOCK)
+
+
+async def test_pieces_grow_while_the_codes_come_one_by_one() -> None:
+    feed, made = Feed(), []
+    async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
+        asked = asyncio.ensure_future(anext(jobs))
+        for i in range(30 * BLOCK):
+            feed.give(codes(i, i + 1))
+            await settled()
+            if asked.done():
+                made.append(asked.result())
+                asked = asyncio.ensure_future(anext(jobs))
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    assert [size // BLOCK for size in sizes(made)] == [1, 1, 2, 4, 8, 8]
+
+
+async def test_a_piece_takes_what_came_while_the_one_before_was_made() -> None:
+    feed = Feed(codes(0, 24))
+    async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
+        await anext(jobs)
+        feed.give(codes(24, 24 + 9 * BLOCK + 5))
+        await settled()
+        second = await anext(jobs)
+    assert (second.start, len(second.codes), second.look_ahead) == (BLOCK, 10 * BLOCK, BLOCK)
+
+
+async def test_a_remainder_above_the_largest_piece_is_split_into_whole_blocks() -> None:
+    made = await pieces(at_once([codes(0, 5 * BLOCK + 1)]), max_piece_blocks=2)
+    assert sizes(made) == [2 * BLOCK, 2 * BLOCK, BLOCK + 1]
+    made = await pieces(at_once([codes(0, 2 * BLOCK + 1)]), max_piece_blocks=2)
+    assert sizes(made) == [BLOCK, BLOCK + 1]
+
+
+async def test_a_short_reply_is_one_piece_once_it_has_ended() -> None:
+    (job,) = await pieces(at_once([codes(0, 5)]))
+    assert (job.codes, job.start, job.look_ahead) == (tuple(range(5)), 0, 0)
+
+
+async def test_streamed_codes_that_come_twice_and_stops_are_dropped() -> None:
+    again = [codes(0, 30), codes(0, 30), codes(20, 61), StageChunk(61, (94,)), StageChunk(61, (94,))]
+    check_plan(await pieces(at_once(again)), 61, 16)
+
+
+# ------------------------------------------------------------- how it may end
+
+
+class UpstreamBroke(Exception):
+    pass
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_error_of_the_upstream_is_raised(streams: bool) -> None:
+    feed = Feed(codes(0, 10))
+    feed.fail(UpstreamBroke("gone"))
+    with pytest.raises(UpstreamBroke, match="gone"):
+        await asyncio.wait_for(pieces(feed.read(), streams=streams), PATIENCE_S)
+
+
+async def test_an_error_while_a_piece_is_made_is_raised_when_the_next_is_asked_for() -> None:
+    feed = Feed(codes(0, 24))
+    async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
+        await anext(jobs)
+        feed.give(codes(24, 200))
+        feed.fail(UpstreamBroke("gone"))
+        await settled()
+        with pytest.raises(UpstreamBroke):
+            await anext(jobs)
+
+
+class Watched:
+    """An upstream that says whether somebody still reads it."""
+
+    def __init__(self, *chunks: StageChunk) -> None:
+        self._feed = Feed(*chunks)
+        self.read_by = 0
+
+    async def read(self) -> AsyncIterator[StageChunk]:
+        self.read_by += 1
+        try:
+            async for chunk in self._feed.read():
+                yield chunk
+        finally:
+            self.read_by -= 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_closing_the_jobs_ends_the_reader(streams: bool) -> None:
+    upstream, before = Watched(codes(0, 24)), asyncio.all_tasks()
+    jobs = session_of(upstream.read(), streams=streams).jobs()
+    asked = asyncio.ensure_future(anext(jobs))
+    await settled()
+    assert upstream.read_by == 1
+    if not asked.done():
+        asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    await jobs.aclose()
+    assert upstream.read_by == 0 and asyncio.all_tasks() == before
+
+
+async def test_jobs_that_nobody_asked_for_read_nothing() -> None:
+    upstream = Watched(codes(0, 24))
+    await session_of(upstream.read()).jobs().aclose()
+    assert upstream.read_by == 0
+
+
+# --------------------------------------------------------------- the grid
+
+
+def test_blocks_are_those_of_the_checkpoints_config(tiny: Path) -> None:
+    config = read_config(tiny)
+    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12)
+    config["token2wav_config"]["dit_config"] |= {"block_size": 40, "repeats": 4}
+    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=4, codes_per_block=10)
+
+
+def test_a_config_that_leaves_the_blocks_out_means_those_of_transformers(tiny: Path) -> None:
+    config = read_config(tiny)
+    for key in ("block_size", "repeats"):
+        del config["token2wav_config"]["dit_config"][key]
+    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -78,3 +79,88 @@ def test_last_code_of_the_embedding_can_be_spoken(model: Code2WavModel, referenc
 def test_sound_stays_within_bounds_and_has_the_models_rate(model: Code2WavModel) -> None:
     (made,) = model.generate([job(60)])
     assert np.abs(made).max() <= 1 and model.sample_rate_hz == 24_000
+
+
+BLOCK = 12
+"""Codes of one block of the DiT."""
+
+
+def pieces(full: DiffusionJob, plan: list[int], name: str) -> list[DiffusionJob]:
+    """The job cut into pieces of so many blocks each, and a last one of what is left."""
+    made, start = [], 0
+    for blocks in plan:
+        codes = full.codes[start : start + (blocks + 1) * BLOCK]
+        made.append(DiffusionJob(codes, full.voice, full.seed, 2 * len(codes), name, start, BLOCK))
+        start += blocks * BLOCK
+    last = full.codes[start:]
+    return [*made, DiffusionJob(last, full.voice, full.seed, 2 * len(last), name, start, 0)]
+
+
+def streamed(model: Code2WavModel, full: DiffusionJob, plan: list[int], name: str = "s") -> np.ndarray:
+    made = [model.generate([piece])[0] for piece in pieces(full, plan, name)]
+    model.forget([name])
+    return np.concatenate(made)
+
+
+def snr_db(made: np.ndarray, wanted: np.ndarray) -> float:
+    return float(10 * np.log10((wanted**2).sum() / ((made - wanted) ** 2).sum()))
+
+
+@pytest.mark.parametrize(("count", "plan"), [(200, [1, 1, 2, 4]), (200, [1] * 14), (49, [1, 1]), (40, [1]), (24, [1])])
+def test_pieces_join_to_almost_the_whole_waveform(
+    model: Code2WavModel, reference: Reference, count: int, plan: list[int]
+) -> None:
+    """They differ as the look-ahead, one block, is less than all that the whole computation sees."""
+    full = job(count, "Ethan", 5)
+    made, whole = streamed(model, full, plan), wanted(reference, full)
+    assert made.shape == whole.shape
+    assert snr_db(made, whole) >= STREAMING_SNR_DB
+
+
+STREAMING_SNR_DB = 45.0
+
+
+def test_last_frames_that_nothing_follows_are_the_wholes(model: Code2WavModel, reference: Reference) -> None:
+    """One piece with all codes is the whole computation, in a stream too."""
+    full = job(30)
+    assert_close(streamed(model, full, []), wanted(reference, full))
+
+
+def test_streams_of_one_batch_are_what_they_are_alone(model: Code2WavModel) -> None:
+    full = [job(60, "Ethan", 1), job(100, "Chelsie", 2), job(49, "Chelsie", 3)]
+    plan = [1, 1]
+    alone = [streamed(model, one, plan) for one in full]
+    rounds = zip(*(pieces(one, plan, f"s{i}") for i, one in enumerate(full)), strict=True)
+    together = [model.generate([*batch, job(20)])[:3] for batch in rounds]
+    model.forget(["s0", "s1", "s2"])
+    for made, wanted_alone in zip(zip(*together, strict=True), alone, strict=True):
+        np.testing.assert_allclose(np.concatenate(made), wanted_alone, atol=1e-5, rtol=0)
+
+
+def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> None:
+    full = job(60, "Ethan", 1)
+    first = streamed(model, full, [1, 1])
+    abandoned = pieces(job(100, "Chelsie", 9), [1, 2], "abandoned")
+    model.generate(abandoned[:1])
+    model.forget(["abandoned", "abandoned", "never begun"])
+    np.testing.assert_array_equal(streamed(model, full, [1, 1]), first)
+
+
+def test_as_many_streams_as_there_is_room_for(tiny: Path) -> None:
+    small = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), DiffusionConfig(max_streams=2))
+    begun = [pieces(job(40), [1], name)[0] for name in ("a", "b", "c")]
+    small.generate(begun[:2])
+    with pytest.raises(RuntimeError, match="2 streams are open"):
+        small.generate(begun[2:])
+    small.forget(["a"])
+    assert len(small.generate(begun[2:])) == 1
+
+
+def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> None:
+    config = DiffusionConfig(dtype="bfloat16", vocoder_dtype="bfloat16")
+    fast = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), config)
+    (made,) = fast.generate([job(60)])
+    assert snr_db(made, wanted(reference, job(60))) >= BFLOAT16_SNR_DB
+
+
+BFLOAT16_SNR_DB = 25.0

@@ -22,6 +22,7 @@ PROMPT = 4
 POSITIONS = torch.arange(PROMPT).expand(3, -1).contiguous()
 EOS, PAD, CHELSIE, ETHAN = (torch.full((WIDTH,), value) for value in (-1.0, -2.0, -3.0, -4.0))
 EMBEDDINGS = TextEmbeddings(EOS, PAD, {"Chelsie": CHELSIE, "Ethan": ETHAN})
+CODES_PER_CHUNK = 12
 IDS = SpecialIds(
     codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80
 )  # fmt: skip
@@ -38,7 +39,7 @@ def chunk(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
 
 
 def session(*chunks: StageChunk, voice: str = "Chelsie") -> TalkerSession:
-    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice)
+    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice, CODES_PER_CHUNK)
 
 
 async def prompt_of(talker: TalkerSession) -> EngineInput:
@@ -124,7 +125,8 @@ async def test_reply_without_a_row_of_its_own_is_not_spoken(chunks: Sequence[Sta
 
 async def test_stops_are_codes_and_not_text() -> None:
     made = await prompt_of(session(chunk(0, 5)))
-    assert made.sampling == {"stop_token_ids": [92, 94], "ignore_eos": True, "detokenize": False}
+    stops = {"stop_token_ids": [92, 94], "ignore_eos": True, "detokenize": False}
+    assert made.sampling == stops | {"stream_interval": CODES_PER_CHUNK}
 
 
 async def test_rows_keep_the_thinkers_dtype() -> None:

@@ -1,0 +1,170 @@
+"""Requests over the real HTTP API, as a client of it sees them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from omni_cluster.bench.errors import BenchError
+from omni_cluster.bench.load import Load
+from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
+
+CONNECT_TIMEOUT_S = 10.0
+PCM16_BYTES = 2
+
+
+class RequestFailed(Exception):
+    """A request that the server refused or broke off: one sentence."""
+
+
+class HttpClient:
+    """Asks one server, with as many connections as there are requests."""
+
+    def __init__(self, http: httpx.AsyncClient, model: str, load: Load) -> None:
+        self._http = http
+        self._model = model
+        self._load = load
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    async def ask(self, number: int) -> RequestRecord:
+        """See `Client.ask`."""
+        answer = AnswerParts()
+        watch = Stopwatch()
+        try:
+            if self._load.stream:
+                await self._stream(number, answer, watch)
+            else:
+                await self._whole(number, answer, watch)
+        except (RequestFailed, httpx.HTTPError) as error:
+            answer.error = str(error) or type(error).__name__
+        return answer.record(number, watch())
+
+    async def _stream(self, number: int, answer: AnswerParts, watch: Stopwatch) -> None:
+        async with self._http.stream("POST", "/v1/chat/completions", json=self.body(number)) as response:
+            if response.status_code != httpx.codes.OK:
+                raise RequestFailed(refusal(response.status_code, await response.aread()))
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data:"):
+                    answer.add(json_object(line.removeprefix("data:")), watch())
+        raise RequestFailed("the stream ended without [DONE].")
+
+    async def _whole(self, number: int, answer: AnswerParts, watch: Stopwatch) -> None:
+        response = await self._http.post("/v1/chat/completions", json=self.body(number))
+        if response.status_code != httpx.codes.OK:
+            raise RequestFailed(refusal(response.status_code, response.content))
+        answer.add(json_object(response.text), watch())
+
+    def body(self, number: int) -> dict[str, Any]:
+        """What is sent: lengths by `sampling_params_list`, raw sound, and the usage that counts all tokens."""
+        audio = {"format": "pcm16"} | ({"voice": self._load.voice} if self._load.voice else {})
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": self._load.message(number)}],
+            "modalities": ["text", "audio"],
+            "audio": audio,
+            "sampling_params_list": self._load.sampling(),
+            "stream": self._load.stream,
+        }
+        return body | ({"stream_options": {"include_usage": True}} if self._load.stream else {})
+
+
+@dataclass(slots=True)
+class AnswerParts:
+    """What has come of one answer."""
+
+    text_s: list[float] = field(default_factory=list)
+    audio: list[AudioArrival] = field(default_factory=list)
+    stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def add(self, event: Mapping[str, Any], now_s: float) -> None:
+        """Takes an event of a stream, or the body of a whole answer. Raises RequestFailed for an error."""
+        if "error" in event:
+            raise RequestFailed(sentence(event["error"]))
+        for choice in event.get("choices", ()):
+            self._add_delta(choice.get("delta") or choice.get("message") or {}, now_s)
+        self.stages = (event.get("omni") or {}).get("stages") or self.stages
+        self.usage = event.get("usage") or self.usage
+
+    def _add_delta(self, delta: Mapping[str, Any], now_s: float) -> None:
+        if delta.get("content"):
+            self.text_s.append(now_s)
+        if data := (delta.get("audio") or {}).get("data"):
+            self.audio.append(AudioArrival(now_s, len(base64.b64decode(data)) // PCM16_BYTES))
+
+    def record(self, number: int, total_s: float) -> RequestRecord:
+        return RequestRecord(
+            number=number,
+            total_s=total_s,
+            text_s=tuple(self.text_s),
+            audio=tuple(self.audio),
+            stages=stage_seconds(self.stages),
+            prompt_tokens=self.usage.get("prompt_tokens", 0),
+            text_tokens=self.usage.get("completion_tokens", 0),
+            codec_tokens=(self.usage.get("completion_tokens_details") or {}).get("audio_tokens", 0),
+            error=self.error,
+        )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Raises RequestFailed for what is no JSON object."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise RequestFailed(f"the server sent {text[:60]!r}, which is no JSON object.")
+    return body
+
+
+def refusal(status: int, content: bytes) -> str:
+    """The server's own sentence, or its status and first words when it gave none."""
+    try:
+        return sentence(json.loads(content)["error"])
+    except (ValueError, LookupError, TypeError):
+        return f"the server answered {status}: {content[:80].decode(errors='replace')!r}."
+
+
+def sentence(error: object) -> str:
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
+
+
+@asynccontextmanager
+async def http_client(url: str, load: Load, timeout_s: float) -> AsyncIterator[HttpClient]:
+    """A client of the server at `url`, whose first model it asks. Raises BenchError when there is none to ask."""
+    timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    try:
+        # A proxy that the environment names would be measured with the server.
+        http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
+    except httpx.InvalidURL as error:
+        raise BenchError(f"--url is {url!r} ({error}); use one such as http://127.0.0.1:8000.") from None
+    async with http:
+        yield HttpClient(http, await first_model(http, url), load)
+
+
+async def first_model(http: httpx.AsyncClient, url: str) -> str:
+    """The id of the model that is served. Raises BenchError."""
+    try:
+        response = await http.get("/v1/models")
+        return str(response.raise_for_status().json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        raise BenchError(f"{url} answered {status} to GET /v1/models; name an API server by --url.") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = str(error) or type(error).__name__
+        raise BenchError(f"no server answers at {url} ({why}); start one, or name its address by --url.") from None
+    except (ValueError, LookupError, TypeError):
+        raise BenchError(f"{url} lists no model at /v1/models; name an API server by --url.") from None

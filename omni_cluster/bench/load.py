@@ -1,0 +1,81 @@
+"""The requests that are sent, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cluster.bench.record import Ask, RequestRecord
+
+_WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work number night point home water room mother area money "
+    "story fact month lot right study book eye job word business issue side kind head house service friend father power"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One kind of request: its lengths, which are exact but for the prompt's, and how its answer is to come.
+
+    `prompt_tokens` is the number of words of the message, each a token or little more; the chat template comes on top.
+    """
+
+    prompt_tokens: int = 100
+    text_tokens: int = 64
+    codec_tokens: int = 512
+    voice: str | None = None
+    stream: bool = True
+    seed: int = 0
+
+    def message(self, number: int) -> str:
+        """The message of request `number`: always the same one, and another for each number."""
+        words = random.Random(f"{self.seed} {number}").choices(_WORDS.split(), k=self.prompt_tokens)
+        return " ".join(words)
+
+    def sampling(self) -> tuple[dict[str, Any], dict[str, Any], None]:
+        """What fixes the lengths: for the stage of the text, that of the codec tokens, and that of the sound."""
+        text = {"max_tokens": self.text_tokens, "min_tokens": self.text_tokens, "ignore_eos": True}
+        return text, {"max_tokens": self.codec_tokens, "min_tokens": self.codec_tokens}, None
+
+
+def poisson_arrivals(rate_per_s: float, count: int, seed: int) -> tuple[float, ...]:
+    """When each of `count` requests is sent, seconds since the first: gaps are exponential, equal for equal seeds."""
+    gaps = random.Random(seed)
+    return tuple(itertools.accumulate((gaps.expovariate(rate_per_s) for _ in range(count - 1)), initial=0.0))
+
+
+async def closed_loop(ask: Ask, numbers: Sequence[int], concurrency: int) -> list[RequestRecord]:
+    """`concurrency` clients, each of which sends its next request when its last has ended."""
+    waiting: Iterator[int] = iter(numbers)
+
+    async def client() -> list[RequestRecord]:
+        return [await ask(number) for number in waiting]
+
+    return _joined(await asyncio.gather(*[client() for _ in range(concurrency)]))
+
+
+async def bursts(ask: Ask, numbers: Sequence[int], concurrency: int) -> list[RequestRecord]:
+    """`concurrency` requests at once, the next as many when all of them have ended."""
+    batches = [numbers[i : i + concurrency] for i in range(0, len(numbers), concurrency)]
+    return _joined([await asyncio.gather(*map(ask, batch)) for batch in batches])
+
+
+async def open_loop(ask: Ask, numbers: Sequence[int], arrivals_s: Sequence[float]) -> list[RequestRecord]:
+    """Each request at its time, whether or not earlier ones have ended."""
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+
+    async def one(number: int, at_s: float) -> RequestRecord:
+        await asyncio.sleep(started_s + at_s - loop.time())
+        return await ask(number)
+
+    return list(await asyncio.gather(*itertools.starmap(one, zip(numbers, arrivals_s, strict=True))))
+
+
+def _joined(lists: Iterable[Iterable[RequestRecord]]) -> list[RequestRecord]:
+    return list(itertools.chain.from_iterable(lists))

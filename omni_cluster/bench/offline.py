@@ -1,0 +1,117 @@
+"""The same requests to the engines alone, without Ray and HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from omni_cluster.bench.errors import BenchError
+from omni_cluster.bench.load import Load
+from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
+from omni_cluster.config.loader import load_config
+from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.omni_llm import AsyncOmniLLM
+from omni_cluster.errors import OmniError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.registry import known_families
+from omni_cluster.outputs import OmniRequestOutput, StageChunk
+
+
+class OfflineClient:
+    """Asks the engines in this process."""
+
+    def __init__(self, omni: AsyncOmniLLM, load: Load) -> None:
+        self._omni = omni
+        self._load = load
+        self._final_types = {s.model_stage: s.final_output_type for s in omni.config.stages}
+
+    @property
+    def model(self) -> str:
+        return self._omni.config.model
+
+    async def ask(self, number: int) -> RequestRecord:
+        """See `Client.ask`; the time runs from before the prompt is rendered, as a server's client has it."""
+        watch = Stopwatch()
+        heard, error = Heard(self._load.stream, watch), None
+        answer = Answer(str(number), self._final_types)
+        try:
+            async with contextlib.aclosing(self._omni.stream(self._request(number))) as events:
+                async for event in events:
+                    answer.add(event.stage, event.chunk)
+                    heard.add(event.chunk)
+        except OmniError as broken:
+            error = str(broken)
+        return self._record(number, heard, answer.finish(), error)
+
+    def _request(self, number: int) -> OmniRequest:
+        sampling = zip(self._final_types, self._load.sampling(), strict=True)
+        return OmniRequest(
+            request_id=f"bench-{number}",
+            prompt=self._omni.render([{"role": "user", "content": self._load.message(number)}]),
+            voice=self._load.voice,
+            sampling={stage: asked for stage, asked in sampling if asked},
+            seed=number,
+            streams_audio=self._load.stream,
+        )
+
+    def _record(self, number: int, heard: Heard, output: OmniRequestOutput, error: str | None) -> RequestRecord:
+        stages = self._omni.config.stages
+        fed = [output.stage_token_ids.get(s.model_stage, ()) for s in stages if s.engine_input_source]
+        text_s, audio, total_s = heard.finish()
+        return RequestRecord(
+            number=number,
+            total_s=total_s,
+            text_s=text_s,
+            audio=audio,
+            stages=stage_seconds({name: dataclasses.asdict(times) for name, times in output.times.items()}),
+            prompt_tokens=len(output.prompt_token_ids),
+            text_tokens=len(output.token_ids),
+            codec_tokens=sum(map(len, fed)),
+            error=error,
+        )
+
+
+class Heard:
+    """When text and sound came; all at the end for an answer that is not streamed, as a server would send it."""
+
+    def __init__(self, stream: bool, watch: Stopwatch) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._text_s: list[float] = []
+        self._audio: list[AudioArrival] = []
+
+    def add(self, chunk: StageChunk) -> None:
+        if chunk.text:
+            self._text_s.append(self._watch())
+        if chunk.pcm is not None:
+            self._audio.append(AudioArrival(self._watch(), len(chunk.pcm.samples)))
+
+    def finish(self) -> tuple[tuple[float, ...], tuple[AudioArrival, ...], float]:
+        """Arrivals of text, those of sound, and the end of the answer."""
+        now_s = self._watch()
+        if self._stream:
+            return tuple(self._text_s), tuple(self._audio), now_s
+        samples = sum(chunk.samples for chunk in self._audio)
+        return (now_s,) * bool(self._text_s), (AudioArrival(now_s, samples),) * bool(samples), now_s
+
+
+@asynccontextmanager
+async def offline_client(config: Path | None, model: str | None, load: Load) -> AsyncIterator[OfflineClient]:
+    """Starts all engines, and ends them. Raises ConfigError, and BenchError for stages that the load does not fit."""
+    omni = AsyncOmniLLM(_config(config, model))
+    if len(omni.config.stages) != len(load.sampling()):
+        raise BenchError(f"--config has {len(omni.config.stages)} stages; the load is for three: text, codes, sound.")
+    await omni.start()
+    try:
+        yield OfflineClient(omni, load)
+    finally:
+        await omni.shutdown()
+
+
+def _config(path: Path | None, model: str | None) -> PipelineConfig:
+    config = load_config(path, known_families=known_families())
+    return config if model is None else config.model_copy(update={"model": model})

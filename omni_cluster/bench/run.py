@@ -1,0 +1,160 @@
+"""`omni-cluster bench`: cell after cell, then the report."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from omni_cluster.bench.errors import BenchError
+from omni_cluster.bench.http_client import http_client
+from omni_cluster.bench.load import Load, bursts, closed_loop, open_loop, poisson_arrivals
+from omni_cluster.bench.machine import Machine, this_machine
+from omni_cluster.bench.plot import write_plot
+from omni_cluster.bench.record import Ask, Client, RequestRecord
+from omni_cluster.bench.result import FILE_NAME, Arrivals, Cell, Result, write_requests, write_result
+from omni_cluster.bench.stats import cell_of
+from omni_cluster.bench.table import print_result, wide_console
+
+CONCURRENCIES = (1, 4, 16, 32, 64)
+ROUNDS = 4
+MIN_REQUESTS = 8
+OPEN_LOOP_S = 30.0
+OFFLINE = "offline"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What the command line says. None for `requests` and `warmup`: as many as `CellPlan` finds fit."""
+
+    load: Load
+    out: Path
+    command: str
+    url: str
+    concurrency: tuple[int, ...] = CONCURRENCIES
+    rates_per_s: tuple[float, ...] = ()
+    burst: bool = False
+    requests: int | None = None
+    warmup: int | None = None
+    timeout_s: float = 600.0
+    offline: bool = False
+    config: Path | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlan:
+    """One cell before it is run: `level` is a concurrency, or the requests a second of an open loop."""
+
+    arrivals: Arrivals
+    level: float
+    requests: int
+    warmup: int
+
+    @classmethod
+    def of(cls, arrivals: Arrivals, level: float, options: BenchOptions) -> CellPlan:
+        fitting = level * (OPEN_LOOP_S if arrivals == "open" else ROUNDS)
+        at_once = 1 if arrivals == "open" else int(level)
+        return cls(
+            arrivals=arrivals,
+            level=level,
+            requests=options.requests or max(MIN_REQUESTS, round(fitting)),
+            warmup=at_once if options.warmup is None else options.warmup,
+        )
+
+
+def plan(options: BenchOptions) -> list[CellPlan]:
+    by_concurrency: Arrivals = "burst" if options.burst else "closed"
+    cells = [CellPlan.of(by_concurrency, level, options) for level in options.concurrency]
+    return cells + [CellPlan.of("open", rate, options) for rate in options.rates_per_s]
+
+
+def run_bench(options: BenchOptions) -> None:
+    """Runs all cells, writes result.json, result.png and requests.jsonl, prints the table.
+
+    Raises BenchError when it cannot begin, and at the end when no request of a cell succeeded; OmniError for what the
+    engines refuse.
+    """
+    _make_folder(options.out)
+    result = asyncio.run(_measured(options))
+    console = wide_console()
+    print_result(result, console)
+    plot = write_plot(result, options.out)
+    drawn = plot or "no plot, for matplotlib is not installed (extra bench)"
+    console.print(f"written: {options.out / FILE_NAME}; {drawn}", markup=False, soft_wrap=True)
+    failed = next((cell for cell in result.cells if cell.errors == cell.requests), None)
+    if failed is not None:
+        raise BenchError(f"no request of {failed.name} succeeded: {failed.first_error}")
+
+
+def _make_folder(folder: Path) -> None:
+    if (folder / FILE_NAME).exists():
+        raise BenchError(f"--out is {folder}, which holds the result of an earlier run; name another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"--out is {folder}, which cannot be made ({error.strerror}); name another folder.") from None
+
+
+async def _measured(options: BenchOptions) -> Result:
+    """Writes the result after each cell: what was measured is kept when a later cell breaks off."""
+    numbers = itertools.count()
+    cells: list[Cell] = []
+    progress = Console(stderr=True, highlight=False)
+    async with _client(options) as client:
+        for cell_plan in plan(options):
+            cell, records = await measure(cell_plan, client.ask, numbers, options.load.seed)
+            cells.append(cell)
+            write_requests(cell.name, records, options.out)
+            write_result(_result(options, client.model, cells), options.out)
+            progress.print(f"{cell.name}: {cell.requests} requests, {cell.errors} errors, {cell.wall_s:.1f} s")
+        return _result(options, client.model, cells)
+
+
+def _client(options: BenchOptions) -> AbstractAsyncContextManager[Client]:
+    if options.offline:
+        # The engines' libraries take seconds to import, and a client of a server needs none of them.
+        from omni_cluster.bench.offline import offline_client
+
+        return offline_client(options.config, options.model, options.load)
+    return http_client(options.url, options.load, options.timeout_s)
+
+
+def _result(options: BenchOptions, model: str, cells: Sequence[Cell]) -> Result:
+    return Result(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=options.command,
+        target=OFFLINE if options.offline else options.url,
+        model=model,
+        machine=_machine(options),
+        load=options.load,
+        cells=tuple(cells),
+    )
+
+
+def _machine(options: BenchOptions) -> Machine:
+    if options.offline:
+        return this_machine("the engines and what loads them")
+    return this_machine(f"the client; what serves {options.url} may be another machine with other versions")
+
+
+async def measure(cell_plan: CellPlan, ask: Ask, numbers: Iterator[int], seed: int) -> tuple[Cell, list[RequestRecord]]:
+    """One cell, after requests that are not counted; `numbers` gives each request one that no other has."""
+    await bursts(ask, list(itertools.islice(numbers, cell_plan.warmup)), max(1, cell_plan.warmup))
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    records = await _asked(cell_plan, ask, list(itertools.islice(numbers, cell_plan.requests)), seed)
+    return cell_of(cell_plan.arrivals, cell_plan.level, records, loop.time() - started_s), records
+
+
+async def _asked(cell_plan: CellPlan, ask: Ask, numbers: list[int], seed: int) -> list[RequestRecord]:
+    if cell_plan.arrivals == "open":
+        return await open_loop(ask, numbers, poisson_arrivals(cell_plan.level, len(numbers), seed))
+    arrive = bursts if cell_plan.arrivals == "burst" else closed_loop
+    return await arrive(ask, numbers, int(cell_plan.level))

@@ -1,0 +1,73 @@
+"""Results and their differences as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from omni_cluster.bench.result import Cell, Percentiles, Result
+
+PLAIN_WIDTH = 180
+"""Columns where no terminal says how many it has."""
+
+
+def wide_console() -> Console:
+    """On stdout, wide enough for a table also where that is a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def print_result(result: Result, console: Console) -> None:
+    """Two tables: what a client sees of each cell, and what each stage says of itself."""
+    console.print(f"{result.target}, model {result.model}, {_lengths(result)}", markup=False, soft_wrap=True)
+    console.print(client_table(result))
+    for cell in result.cells:
+        if cell.errors:
+            line = f"{cell.name}: {cell.errors} of {cell.requests} requests failed, the first: {cell.first_error}"
+            console.print(line, markup=False, soft_wrap=True)
+    console.print(stage_table(result))
+
+
+def _lengths(result: Result) -> str:
+    load = result.load
+    lengths = f"{load.prompt_tokens} words, {load.text_tokens} text tokens, {load.codec_tokens} codec tokens a request"
+    return f"{lengths}, {'streamed' if load.stream else 'not streamed'}"
+
+
+def client_table(result: Result) -> Table:
+    table = Table(title="seconds: p50 / p90 / p99")
+    for name in ("load", "requests", "errors", "requests/s", "audio s/s"):
+        table.add_column(name, justify="left" if name == "load" else "right")
+    for name in ("first text", "first audio", "JCT", "RTF", "underruns"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in result.cells:
+        table.add_row(*_client_row(cell))
+    return table
+
+
+def _client_row(cell: Cell) -> Iterator[str]:
+    yield from (cell.name, str(cell.requests), str(cell.errors))
+    yield from (f"{cell.requests_per_s:.3f}", f"{cell.audio_s_per_s:.3f}")
+    for name in ("first_text_s", "first_audio_s", "jct_s", "rtf"):
+        yield _shown(cell.figures.get(name))
+    yield _shown(cell.figures.get("underruns"), digits=0)
+
+
+def stage_table(result: Result) -> Table:
+    """A column for each time that any stage tells of."""
+    stages = [(cell.name, stage, times) for cell in result.cells for stage, times in cell.stages.items()]
+    names = list(dict.fromkeys(name for _, _, times in stages for name in times))
+    table = Table("load", "stage", title="stages, seconds; first and last since the request entered: p50 / p90 / p99")
+    for name in names:
+        table.add_column(name.removesuffix("_s"), justify="right", no_wrap=True)
+    for cell, stage, times in stages:
+        table.add_row(cell, stage, *[_shown(times.get(name)) for name in names])
+    return table
+
+
+def _shown(figures: Percentiles | None, digits: int = 3) -> str:
+    if figures is None:
+        return "-"
+    return f"{figures.p50:.{digits}f} / {figures.p90:.{digits}f} / {figures.p99:.{digits}f}"

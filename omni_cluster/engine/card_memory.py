@@ -1,0 +1,35 @@
+"""What the cards of this host have."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """One card, as the driver sees it now."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def measure_cards() -> tuple[CardMemory, ...]:
+    """The cards that this process sees, in its order; () on a host without any.
+
+    Asked in a process of its own: a CUDA context here would keep its part of every card as long as this process lives.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda_alike():
+        return ()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure).result()
+
+
+def _measure() -> tuple[CardMemory, ...]:
+    import torch
+
+    measured = (torch.cuda.mem_get_info(card) for card in range(torch.cuda.device_count()))
+    return tuple(CardMemory(total, free) for free, total in measured)

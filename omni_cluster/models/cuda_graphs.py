@@ -1,0 +1,47 @@
+"""Work captured as a CUDA graph, with the tensors that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import torch
+
+Inputs = TypeVar("Inputs")
+Output = TypeVar("Output")
+
+
+class GraphPool:
+    """Memory that graphs share because they never run at the same time."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+
+
+class CapturedWork(Generic[Inputs, Output]):
+    """`work` as one CUDA graph: `replay` runs it again on the same tensors, which `inputs` holds.
+
+    `work` runs twice before, as warm-up: kernels are compiled and chosen outside of the capture.
+    """
+
+    def __init__(self, inputs: Inputs, work: Callable[[], Output], pool: GraphPool) -> None:
+        self.inputs = inputs
+        self._graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(self._graph, pool=pool.handle):
+            self._output = work()
+
+    def replay(self) -> Output:
+        """What `work` gives, in memory that another replay of the pool's graphs uses again."""
+        self._graph.replay()
+        return self._output
+
+
+def size_at_least(count: int, sizes: Iterable[int]) -> int | None:
+    """The smallest of `sizes` that is at least `count`; None when all are smaller."""
+    return min((size for size in sizes if size >= count), default=None)

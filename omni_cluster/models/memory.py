@@ -1,0 +1,117 @@
+"""What a stage's memory is computed from: sizes that its family reads from a checkpoint's configuration and headers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_cluster.errors import ConfigError
+from omni_cluster.models.checkpoint_files import INDEX_NAME, SINGLE_NAME
+
+FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+OTHER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Tensors of the checkpoint under `prefix`; `split`: over the cards of a tensor-parallel group, or whole on each.
+
+    A tensor belongs to the group with the longest prefix of its name.
+    """
+
+    prefix: str
+    split: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSizes:
+    """An encoder of media.
+
+    `max_tokens` of one item come out, `output_size` wide; each has `positions_per_token` positions inside, which enter
+    with `input_size` values. `modalities`: what of `limit_mm_per_prompt` it reads.
+    """
+
+    modalities: tuple[str, ...]
+    max_tokens: int
+    positions_per_token: int
+    input_size: int
+    hidden_size: int
+    intermediate_size: int
+    output_size: int
+    split: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ARSizes:
+    """An autoregressive stage. `rows_size`: width of the rows that enter it, 0 for none."""
+
+    weights: tuple[WeightGroup, ...]
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_positions: int
+    rows_size: int = 0
+    towers: tuple[TowerSizes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionSizes:
+    """A diffusion stage. `stream_elements`: what a stream keeps between pieces, in the stage's dtype.
+
+    `frame_bytes`: activations of one frame of a batch; `frames_per_code`: of a request's frames.
+    """
+
+    weights: tuple[WeightGroup, ...]
+    stream_elements: int
+    frames_per_code: int
+    frame_bytes: int
+
+
+StageSizes = ARSizes | DiffusionSizes
+
+
+def weight_bytes(folder: Path, groups: tuple[WeightGroup, ...], dtype_bytes: int, tensor_parallel_size: int) -> int:
+    """Bytes on one card of the tensors in `groups`, floats in a dtype of `dtype_bytes`; only headers are read.
+
+    Raises ConfigError where the folder has no weights.
+    """
+    whole = {group: 0 for group in groups}
+    for name, size in _tensor_bytes(folder, dtype_bytes):
+        inside = [group for group in groups if name.startswith(group.prefix)]
+        if inside:
+            whole[max(inside, key=lambda group: len(group.prefix))] += size
+    return sum(math.ceil(size / tensor_parallel_size) if group.split else size for group, size in whole.items())
+
+
+def _tensor_bytes(folder: Path, dtype_bytes: int) -> Iterator[tuple[str, int]]:
+    for path in _weight_files(folder):
+        for name, tensor in _header(path).items():
+            if name != "__metadata__":
+                each = dtype_bytes if tensor["dtype"] in FLOAT_DTYPES else OTHER_BYTES[tensor["dtype"]]
+                yield name, math.prod(tensor["shape"]) * each
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_NAME
+    names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {SINGLE_NAME}
+    paths = [folder / name for name in sorted(names)]
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise ConfigError(f"{missing} is missing, so the weights cannot be counted; name a whole checkpoint's folder.")
+    return paths
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The safetensors format: eight bytes of length, little-endian, then that much JSON."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    return header

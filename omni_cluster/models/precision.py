@@ -1,0 +1,28 @@
+"""What a model computes in, as the configuration names it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from omni_cluster.config.schema import Precision
+
+
+def tensor_dtype(precision: Precision) -> torch.dtype:
+    """The dtype of weights and activations."""
+    dtype: torch.dtype = getattr(torch, "float32" if precision == "tfloat32" else precision)
+    return dtype
+
+
+@contextlib.contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Float32 products and convolutions on CUDA round to TF32 inside, or do not; PyTorch's switch for it is global."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tfloat32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -1,0 +1,268 @@
+"""The flow-matching DiT of code2wav, over packed blocks.
+
+The reference's attention never reaches past a neighbouring block of 24 mel frames. So a batch is a plain list of
+blocks, `[N, 24]` frames, of any number of requests and of any lengths, and three indices a block say which blocks are
+its neighbours: there is no padding between requests, and no mask of all frames by all frames. A block's left
+neighbour may also be one that was computed earlier, in a stream's last piece: its keys and values are kept for that.
+
+What does not change over the evaluations of one sample (speaker encoding, code embedding, time modulation, rotary
+table) is computed when the model is loaded, or once a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from omni_cluster.models.qwen2_5_omni import dit_kernels
+from omni_cluster.models.qwen2_5_omni.voices import Voice
+
+GUIDANCE_SCALE = 0.5
+NORM_EPS = 1e-6
+NO_BLOCK = -1
+FIRST_SLOT = -2
+"""A left neighbour of FIRST_SLOT - s is the block that slot s of the stream store keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """N blocks of a batch, each int32 `[N]` on the device but for codes.
+
+    `previous`, `following`: a neighbour's place in the batch, NO_BLOCK without one; `previous` may be a slot of the
+    stream store. `length`: frames of the block that are there. `keep`: the slot that keeps the block, NO_BLOCK for
+    none. `voice`: row of the voice. `codes` int64 `[N, codes of a block]`.
+    """
+
+    previous: torch.Tensor
+    following: torch.Tensor
+    length: torch.Tensor
+    keep: torch.Tensor
+    voice: torch.Tensor
+    codes: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DiTLayer:
+    """Weights of one layer. `qkv`: query, key and value as one product."""
+
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor
+    out: torch.Tensor
+    out_bias: torch.Tensor
+    up: torch.Tensor
+    up_bias: torch.Tensor
+    down: torch.Tensor
+    down_bias: torch.Tensor
+    looks_back: bool
+    looks_ahead: bool
+
+
+class BlockDiT:
+    """Computes what transformers' `Qwen2_5OmniToken2WavDiTModel` does, at fixed points of time.
+
+    Products are in `dtype`; the residual stream, norms and modulation in float32. `slots`: how many streams can be
+    kept between pieces.
+    """
+
+    def __init__(self, dit: Any, voices: Sequence[Voice], times: torch.Tensor, dtype: torch.dtype, slots: int) -> None:
+        config = dit.config
+        self.mel_dim, self.block_size, self.repeats = dit.mel_dim, dit.block_size, dit.repeats
+        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.dtype = dtype
+        self.layers = [self._layer(block) for block in dit.transformer_blocks]
+        self.modulation = _modulation(dit, times)
+        self.final_modulation = _final_modulation(dit, times)
+        self._embed_inputs(dit, voices)
+        self.proj_out, self.proj_out_bias = self._cast(dit.proj_out)
+        self.rotary = _rotary_table(dit, 3 * self.block_size)
+        back = sum(layer.looks_back for layer in self.layers)
+        inner = self.num_heads * self.head_dim
+        # One slot more, never read: blocks that nobody keeps need no branch.
+        self.store = torch.zeros(
+            len(times), back, slots, 2, self.block_size, 2, inner, dtype=dtype, device=times.device
+        )
+
+    def _layer(self, block: Any) -> DiTLayer:
+        attention, ff = block.attn, block.ff.ff
+        qkv = (attention.to_q, attention.to_k, attention.to_v)
+        weights, biases = [p.weight.detach() for p in qkv], [p.bias.detach() for p in qkv]
+        for i in (0, 1):  # query and key
+            weights[i], biases[i] = (_deinterleaved(p, self.head_dim) for p in (weights[i], biases[i]))
+        return DiTLayer(
+            torch.cat(weights).to(self.dtype),
+            torch.cat(biases).to(self.dtype),
+            *self._cast(attention.to_out[0]),
+            *self._cast(ff[0]),
+            *self._cast(ff[3]),
+            looks_back=block.look_backward_block > 0,
+            looks_ahead=block.look_ahead_block > 0,
+        )
+
+    def _cast(self, linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        return linear.weight.detach().to(self.dtype), linear.bias.detach().to(self.dtype)
+
+    def _embed_inputs(self, dit: Any, voices: Sequence[Voice]) -> None:
+        """Splits the input projection by what it is given: only the state changes from evaluation to evaluation."""
+        embed, config = dit.input_embed, dit.config
+        state, encoded, code, conditioning = embed.proj.weight.detach().split(
+            [config.mel_dim, config.enc_dim, config.emb_dim, config.enc_emb_dim], dim=1
+        )
+        table = dit.text_embed.codec_embed.weight.detach()
+        self.state_in = state.to(self.dtype)
+        self.code_rows = table @ code.T  # [codes + 1, hidden]
+        guided, unguided = [], []
+        for voice in voices:
+            mel = voice.reference_mel.to(embed.proj.weight)
+            given = voice.conditioning.to(embed.proj.weight) @ conditioning.T
+            guided.append(embed.spk_encoder(mel) @ encoded.T + given)
+            unguided.append(embed.spk_encoder(torch.zeros_like(mel)) @ encoded.T + self.code_rows[:1])
+        self.guided_rows = (torch.cat(guided) + embed.proj.bias).detach()  # [voices, hidden]
+        self.unguided_rows = (torch.cat(unguided) + embed.proj.bias).detach()
+
+    def conditions(self, blocks: PackedBlocks) -> torch.Tensor:
+        """What codes and voices add to the projected state, guided and unguided: float32 `[2, N * 24, hidden]`."""
+        codes = self.code_rows[blocks.codes].repeat_interleave(self.repeats, dim=1)  # [N, 24, hidden]
+        guided = codes + self.guided_rows[blocks.voice].unsqueeze(1)
+        unguided = self.unguided_rows[blocks.voice].unsqueeze(1).expand_as(guided)
+        return torch.stack([guided, unguided]).flatten(1, 2)
+
+    def velocity(
+        self, point: torch.Tensor, state: torch.Tensor, conditions: torch.Tensor, blocks: PackedBlocks
+    ) -> torch.Tensor:
+        """The guided velocity field at the time number `point` (int64 `[1]`): float32 `[N * 24, 80]` -> the same."""
+        hidden = (F.linear(state.to(self.dtype), self.state_in).float() + conditions).flatten(0, 1)
+        modulation, final = self.modulation[point][0], self.final_modulation[point][0]
+        out, gate, back = None, None, 0
+        for layer, (shift, scale, gate_attn, shift_ff, scale_ff, gate_ff) in zip(
+            self.layers, modulation.unbind(), strict=True
+        ):
+            normed = self._add_and_norm(hidden, out, gate, scale, shift)
+            attended = self._attend(F.linear(normed, layer.qkv, layer.qkv_bias), layer, back, point, blocks)
+            back += layer.looks_back
+            out = F.linear(attended, layer.out, layer.out_bias)
+            normed = self._add_and_norm(hidden, out, gate_attn, scale_ff, shift_ff)
+            out = F.linear(normed, layer.up, layer.up_bias)
+            out, gate = F.linear(F.gelu(out, approximate="tanh"), layer.down, layer.down_bias), gate_ff
+        normed = self._add_and_norm(hidden, out, gate, final[0], final[1])
+        guided, unguided = F.linear(normed, self.proj_out, self.proj_out_bias).float().chunk(2)
+        return guided + (guided - unguided) * GUIDANCE_SCALE
+
+    def _add_and_norm(
+        self,
+        hidden: torch.Tensor,
+        out: torch.Tensor | None,
+        gate: torch.Tensor | None,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+    ) -> torch.Tensor:
+        """Adds the gated output to `hidden` in place; gives the modulated norm of the sum, in the products' dtype."""
+        if hidden.is_cuda:
+            return dit_kernels.add_and_norm(hidden, out, gate, scale, shift, NORM_EPS, self.dtype)
+        if out is not None and gate is not None:
+            hidden += gate * out
+        return (F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift).to(self.dtype)
+
+    def _attend(
+        self, qkv: torch.Tensor, layer: DiTLayer, back: int, point: torch.Tensor, blocks: PackedBlocks
+    ) -> torch.Tensor:
+        """Attention of every block to itself and the neighbours that the layer looks at: `[2 * N * 24, inner]`.
+
+        `back`: how many layers before this one look back. Blocks to keep are kept after all have been read.
+        """
+        store = self.store[:, back] if layer.looks_back else None
+        attend = dit_kernels.block_attention if qkv.is_cuda else self.attend_on_host
+        attended = attend(qkv, blocks, self.rotary, store, point, layer.looks_ahead, self.block_size, self.num_heads)
+        if store is not None:
+            keep = dit_kernels.keep_blocks if qkv.is_cuda else keep_on_host
+            keep(qkv, blocks.keep, store, point, self.block_size)
+        return attended
+
+    @staticmethod
+    def attend_on_host(
+        qkv: torch.Tensor,
+        blocks: PackedBlocks,
+        rotary: torch.Tensor,
+        store: torch.Tensor | None,
+        point: torch.Tensor,
+        looks_ahead: bool,
+        size: int,
+        heads: int,
+    ) -> torch.Tensor:
+        num_blocks = blocks.length.shape[0]
+        packed = qkv.view(2, num_blocks, size, 3, -1)
+        query, own = packed[:, :, :, 0], packed[:, :, :, 1:]
+        there = torch.arange(size, device=qkv.device) < blocks.length[:, None]  # [N, 24]
+        neighbours, masks, places = [own], [there], [1]
+        if store is not None:
+            kept = store[point][0, (FIRST_SLOT - blocks.previous).clamp(min=0)].transpose(0, 1)
+            in_batch = own[:, blocks.previous.clamp(min=0)]
+            neighbours.append(torch.where((blocks.previous >= 0).view(1, -1, 1, 1, 1), in_batch, kept))
+            masks.append((blocks.previous != NO_BLOCK)[:, None].expand_as(there))
+            places.append(0)
+        if looks_ahead:
+            neighbours.append(own[:, blocks.following.clamp(min=0)])
+            masks.append(there[blocks.following.clamp(min=0)] & (blocks.following != NO_BLOCK)[:, None])
+            places.append(2)
+        cos, sin = rotary.view(2, 3, size, -1)
+        keys = torch.cat(
+            [_rotated(kv[:, :, :, 0], cos[i], sin[i], heads) for kv, i in zip(neighbours, places, strict=True)], dim=3
+        )
+        values = torch.cat([_by_head(kv[:, :, :, 1], heads) for kv in neighbours], dim=3)
+        mask = torch.cat(masks, dim=1)[None, :, None, None, :]
+        # A block of which no frame is there only fills the batch: let it see itself, for no softmax over nothing.
+        mask = mask | (blocks.length == 0).view(1, -1, 1, 1, 1)
+        attended = F.scaled_dot_product_attention(_rotated(query, cos[1], sin[1], heads), keys, values, mask)
+        return attended.transpose(2, 3).reshape(qkv.shape[0], -1)
+
+
+def keep_on_host(qkv: torch.Tensor, keep: torch.Tensor, store: torch.Tensor, point: torch.Tensor, size: int) -> None:
+    kept = keep >= 0
+    packed = qkv.view(2, keep.shape[0], size, 3, -1)
+    store[point, keep[kept].long()] = packed[:, kept, :, 1:].transpose(0, 1)
+
+
+def _by_head(packed: torch.Tensor, heads: int) -> torch.Tensor:
+    """`[2, N, 24, inner]` -> `[2, N, heads, 24, head_dim]`."""
+    return packed.unflatten(-1, (heads, -1)).transpose(2, 3)
+
+
+def _rotated(packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
+    """By head, the first head rotated: the reference's DiT gives positions to no other head."""
+    by_head = _by_head(packed, heads)
+    first, second = by_head[:, :, :1].float().chunk(2, dim=-1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([rotated.to(packed.dtype), by_head[:, :, 1:]], dim=2)
+
+
+def _deinterleaved(parameter: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The first head's rows in half-split order: the checkpoint has rotary pairs side by side."""
+    rows = parameter[:head_dim]
+    return torch.cat([rows[0::2], rows[1::2], parameter[head_dim:]])
+
+
+def _rotary_table(dit: Any, length: int) -> torch.Tensor:
+    """Cosines and sines `[2, length, head_dim / 2]`, float32, of positions relative to the left neighbour's start.
+
+    Scores depend on differences of positions only, so three blocks' worth of positions serve every block.
+    """
+    frequencies = dit.rotary_embed.inv_freq.float()
+    angles = torch.arange(length, device=frequencies.device).float()[:, None] * frequencies
+    return torch.stack([angles.cos(), angles.sin()]) * dit.rotary_embed.attention_scaling
+
+
+def _modulation(dit: Any, times: torch.Tensor) -> torch.Tensor:
+    """Shift, scale and gate of attention, then of the feed-forward: float32 `[times, layers, 6, hidden]`."""
+    embedded = F.silu(dit.time_embed(times))
+    rows = [block.attn_norm.linear(embedded).unflatten(-1, (6, -1)) for block in dit.transformer_blocks]
+    return torch.stack(rows, dim=1).detach()
+
+
+def _final_modulation(dit: Any, times: torch.Tensor) -> torch.Tensor:
+    """Scale and shift of the last norm: float32 `[times, 2, hidden]`."""
+    rows: torch.Tensor = dit.norm_out.linear(F.silu(dit.time_embed(times)))
+    return rows.unflatten(-1, (2, -1)).detach()

@@ -1,0 +1,144 @@
+"""What the memory of the three stages is computed from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from omni_cluster.models.memory import ARSizes, DiffusionSizes, StageSizes, TowerSizes, WeightGroup
+
+FLOAT32_BYTES = 4
+EVALUATIONS = 36
+"""Of the velocity in one sample: nine Runge-Kutta steps of four."""
+
+VOCODER_BUFFERS = 12
+"""Tensors as wide as BigVGAN's widest that are alive at once: 11.02 by tracing its forward pass on the meta device."""
+
+AUDIO_ITEM_TOKENS = 750
+"""vLLM's largest audio of this family: 30 s."""
+
+MAX_IMAGE_PIXELS = 16_384 * 28 * 28
+"""The hub's processor, for a checkpoint that does not say."""
+
+
+def stage_sizes(folder: Path, model_stage: str) -> StageSizes:
+    """Read from config.json by transformers, which knows the defaults of what a checkpoint leaves out."""
+    from transformers import Qwen2_5OmniConfig
+
+    config = Qwen2_5OmniConfig.from_pretrained(folder)
+    if model_stage == "thinker":
+        return _thinker_sizes(folder, config.thinker_config)
+    if model_stage == "talker":
+        return _talker_sizes(config.talker_config)
+    return _code2wav_sizes(config.token2wav_config)
+
+
+def _thinker_sizes(folder: Path, thinker: Any) -> ARSizes:
+    # The audio encoder is transformers' own inside vLLM's model, which splits the rest.
+    weights = (WeightGroup("thinker."), WeightGroup("thinker.audio_tower.", split=False))
+    towers = (_eye(folder, thinker.vision_config), _ear(thinker.audio_config))
+    return _decoder(thinker.text_config, weights, towers=towers)
+
+
+def _talker_sizes(talker: Any) -> ARSizes:
+    weights = (WeightGroup("talker."), WeightGroup("talker.thinker_to_talker_proj.", split=False))
+    return _decoder(talker, weights, rows_size=talker.embedding_size)
+
+
+def _eye(folder: Path, vision: Any) -> TowerSizes:
+    merged = vision.spatial_merge_size**2
+    return TowerSizes(
+        modalities=("image", "video"),
+        max_tokens=max_image_pixels(folder) // (vision.patch_size**2 * merged),
+        positions_per_token=merged,
+        input_size=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        hidden_size=vision.hidden_size,
+        intermediate_size=vision.intermediate_size,
+        output_size=vision.out_hidden_size,
+    )
+
+
+def _ear(audio: Any) -> TowerSizes:
+    """Two mel frames a position, two positions a token."""
+    return TowerSizes(
+        modalities=("audio",),
+        max_tokens=AUDIO_ITEM_TOKENS,
+        positions_per_token=2,
+        input_size=2 * audio.num_mel_bins,
+        hidden_size=audio.d_model,
+        intermediate_size=audio.encoder_ffn_dim,
+        output_size=audio.output_dim,
+        split=False,
+    )
+
+
+def _decoder(
+    config: Any,
+    weights: tuple[WeightGroup, ...],
+    rows_size: int = 0,
+    towers: tuple[TowerSizes, ...] = (),
+) -> ARSizes:
+    return ARSizes(
+        weights=weights,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        rows_size=rows_size,
+        towers=towers,
+    )
+
+
+def _code2wav_sizes(config: Any) -> DiffusionSizes:
+    return DiffusionSizes(
+        weights=(WeightGroup("token2wav."),),
+        stream_elements=stream_elements(config.dit_config),
+        frames_per_code=config.dit_config.repeats,
+        # The DiT's stay in its graphs' pool while the vocoder runs.
+        frame_bytes=dit_frame_bytes(config.dit_config) + vocoder_frame_bytes(config.bigvgan_config),
+    )
+
+
+def stream_elements(dit: Any) -> int:
+    """Keys and values, guided and unguided, of one block, for each evaluation and each layer that looks back."""
+    inner = dit.num_attention_heads * dit.head_dim
+    elements: int = EVALUATIONS * len(dit.look_backward_layers) * 2 * 2 * dit.block_size * inner
+    return elements
+
+
+def dit_frame_bytes(dit: Any) -> int:
+    """Of one mel frame, guided and unguided, in float32: what a layer has alive if nothing is freed before its end.
+
+    Residual, condition, norm and output are `hidden_size` wide; query, key, value and attention `inner`; the
+    feed-forward twice `ff_mult * hidden_size`.
+    """
+    inner = dit.num_attention_heads * dit.head_dim
+    return 2 * FLOAT32_BYTES * int(4 * dit.hidden_size + 4 * inner + 2 * dit.ff_mult * dit.hidden_size)
+
+
+def vocoder_frame_bytes(bigvgan: Any) -> int:
+    """Of one mel frame in float32: `VOCODER_BUFFERS` of the widest layer, channels x samples a frame."""
+    channels, samples, widest = int(bigvgan.upsample_initial_channel), 1, 0
+    for rate in bigvgan.upsample_rates:
+        channels, samples = channels // 2, samples * rate
+        widest = max(widest, channels * samples)
+    return FLOAT32_BYTES * VOCODER_BUFFERS * widest
+
+
+def max_image_pixels(folder: Path) -> int:
+    """What the checkpoint's processor scales larger images down to."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        path = folder / name
+        if path.is_file():
+            given = json.loads(path.read_text())
+            image = given.get("image_processor", given)
+            pixels = image.get("max_pixels") or (image.get("size") or {}).get("longest_edge")
+            if pixels:
+                return math.floor(pixels)
+    return MAX_IMAGE_PIXELS

@@ -1,0 +1,91 @@
+"""Mel windows of many jobs through the vocoder, in few passes and, on CUDA, by captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
+from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
+
+GRAPH_FRAMES = (72, 96, 144, 240, 432)
+"""Window lengths to capture: the context of both sides and 1, 2, 4, 8 or 16 blocks."""
+GRAPH_BATCHES = (1, 2, 4, 8, 16)
+GRAPH_MAX_FRAMES = 1_280
+"""Frames of a captured batch at most: a larger one keeps the device busy without a graph."""
+MAX_PASS_FRAMES = 16_384
+"""Frames of one pass at most: activations take some 200 KiB a frame in float32."""
+
+
+class VocoderInputs:
+    """A batch that stays where it is: mels `[B, n, 80]`, and the frames of each that are there."""
+
+    def __init__(self, batch: int, frames: int, mel_dim: int, device: torch.device) -> None:
+        self.mels = torch.zeros(batch, frames, mel_dim, device=device)
+        self.lengths = torch.ones(batch, dtype=torch.int32, device=device)
+
+    def fill(self, windows: Sequence[torch.Tensor], lengths: torch.Tensor) -> None:
+        padded = pad_sequence(list(windows), batch_first=True)
+        self.mels[: padded.shape[0], : padded.shape[1]].copy_(padded)
+        self.lengths[: len(windows)].copy_(lengths)
+
+
+class Vocoding:
+    """Waveforms of windows of any lengths. Windows of similar lengths share a pass."""
+
+    def __init__(self, vocoder: Vocoder, mel_dim: int, device: torch.device, captures: bool) -> None:
+        self._vocoder = vocoder
+        self._mel_dim = mel_dim
+        self._device = device
+        pool = GraphPool() if captures else None
+        sizes = sorted(graph_sizes(), key=lambda size: -size[0] * size[1])
+        self._graphs = {size: self._capture(*size, pool) for size in sizes if pool is not None}
+
+    def __call__(self, windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Windows `[frames, 80]` -> waveforms float32 `[240 * frames]` on the device."""
+        waves: list[torch.Tensor] = [torch.empty(0)] * len(windows)
+        for group in groups([len(window) for window in windows]):
+            for i, wave in zip(group, self._vocode([windows[i] for i in group]), strict=True):
+                waves[i] = wave
+        return waves
+
+    def _vocode(self, windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        counts = [len(window) for window in windows]
+        lengths = torch.tensor(counts, dtype=torch.int32).to(self._device)
+        work = self._graph_for(len(windows), max(counts))
+        if work is None:
+            waves = self._vocoder(pad_sequence(list(windows), batch_first=True), lengths)
+            per_frame = waves.shape[1] // max(counts)
+        else:
+            work.inputs.fill(windows, lengths)
+            waves = work.replay()
+            per_frame = waves.shape[1] // work.inputs.mels.shape[1]
+        return [wave[: count * per_frame].clone() for wave, count in zip(waves, counts, strict=False)]
+
+    def _graph_for(self, batch: int, frames: int) -> CapturedWork[VocoderInputs, torch.Tensor] | None:
+        size = (size_at_least(batch, GRAPH_BATCHES), size_at_least(frames, GRAPH_FRAMES))
+        return self._graphs.get(size)  # type: ignore[arg-type]
+
+    def _capture(self, batch: int, frames: int, pool: GraphPool) -> CapturedWork[VocoderInputs, torch.Tensor]:
+        inputs = VocoderInputs(batch, frames, self._mel_dim, self._device)
+        return CapturedWork(inputs, lambda: self._vocoder(inputs.mels, inputs.lengths), pool)
+
+
+def graph_sizes() -> Iterable[tuple[int, int]]:
+    """Batches and frames of the passes to capture."""
+    return [(b, n) for b in GRAPH_BATCHES for n in GRAPH_FRAMES if b * n <= GRAPH_MAX_FRAMES]
+
+
+def groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Places of windows that share a pass: those of one captured size, or longer ones of about one length."""
+    by_size: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        size = size_at_least(length, GRAPH_FRAMES) or 1 << (length - 1).bit_length()
+        by_size.setdefault(size, []).append(place)
+    return [batch for size, places in by_size.items() for batch in _batches(places, max(1, MAX_PASS_FRAMES // size))]
+
+
+def _batches(places: list[int], most: int) -> list[list[int]]:
+    return [places[i : i + most] for i in range(0, len(places), most)]

@@ -1,0 +1,34 @@
+"""`omni-cluster bench --offline` on the embedded default, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from omni_cluster.bench.result import read_result
+from omni_cluster.cli import main
+
+CODES = 30
+SAMPLES_A_CODE = 480
+
+
+def test_the_engines_alone(tmp_path: Path) -> None:
+    argv = (
+        f"bench --offline --concurrency 1 2 --rate 50 --burst --requests 2 --warmup 1 --prompt-tokens 12 "
+        f"--text-tokens 6 --codec-tokens {CODES} --out {tmp_path}"
+    )
+    assert main(argv.split()) == 0
+    result = read_result(tmp_path / "result.json")
+    assert result.target == "offline" and result.model == "preset:tiny"
+    assert [cell.name for cell in result.cells] == ["burst 1", "burst 2", "open 50/s"]
+    for cell in result.cells:
+        assert (cell.requests, cell.errors) == (2, 0)
+        assert cell.figures["text_tokens"].p50 == 6 and cell.figures["codec_tokens"].p50 == CODES
+        assert cell.figures["audio_s"].p50 == CODES * 0.02
+        assert cell.figures["prompt_tokens"].p50 > 12
+        assert set(cell.stages) == {"thinker", "talker", "code2wav"}
+        assert 0 < cell.figures["first_text_s"].p50 < cell.figures["first_audio_s"].p50 <= cell.figures["jct_s"].p50
+    requests = [json.loads(line)["request"] for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert len({request["number"] for request in requests}) == 6
+    assert {sum(a["samples"] for a in request["audio"]) for request in requests} == {CODES * SAMPLES_A_CODE}
+    assert (tmp_path / "result.png").stat().st_size > 0

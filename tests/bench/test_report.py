@@ -1,0 +1,110 @@
+"""Files and tables of a result."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from omni_cluster.bench.compare import difference_table, differences, run_compare
+from omni_cluster.bench.errors import BenchError
+from omni_cluster.bench.load import Load
+from omni_cluster.bench.machine import this_machine
+from omni_cluster.bench.plot import write_plot
+from omni_cluster.bench.result import read_result, write_requests, write_result
+from omni_cluster.bench.table import print_result
+from tests.bench.records import record, result, two_cells
+
+
+def printed(*things: object) -> str:
+    file = io.StringIO()
+    Console(file=file, width=160).print(*things)
+    return file.getvalue()
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = result(two_cells())
+    path = write_result(written, tmp_path)
+    assert read_result(path) == written
+    assert json.loads(path.read_text())["cells"][0]["figures"]["jct_s"]["p50"] == 4.0
+
+
+def test_what_is_no_result_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"none\.json cannot be read"):
+        read_result(tmp_path / "none.json")
+    (tmp_path / "other.json").write_text('{"cells": 5}')
+    with pytest.raises(BenchError, match="is no result of this command"):
+        read_result(tmp_path / "other.json")
+
+
+def test_every_request_is_a_line(tmp_path: Path) -> None:
+    write_requests("closed 1", [record(0)], tmp_path)
+    write_requests("closed 4", [record(1), record(2, error="no.")], tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert [(line["cell"], line["request"]["number"]) for line in lines] == [
+        ("closed 1", 0), ("closed 4", 1), ("closed 4", 2),
+    ]  # fmt: skip
+    assert lines[0]["request"]["audio"][1] == {"at_s": 3.0, "samples": 24_000}
+    assert lines[2]["request"]["error"] == "no."
+
+
+@pytest.mark.parametrize("cells", [two_cells(), two_cells()[:1], ()], ids=["two cells", "one cell", "no cell"])
+def test_the_plot_is_a_picture(tmp_path: Path, cells: tuple) -> None:  # type: ignore[type-arg]
+    path = write_plot(result(cells, target="http://[::1]:8000/$_x$"), tmp_path)
+    assert path == tmp_path / "result.png"
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.width > 1000
+        assert len(image.convert("RGB").getcolors(1 << 24)) > 2
+
+
+def test_the_tables_name_loads_stages_and_the_first_error() -> None:
+    file = io.StringIO()
+    print_result(result(two_cells(), target="http://[::1]:8000"), Console(file=file, width=160))
+    text = file.getvalue()
+    assert "http://[::1]:8000, model m, 100 words, 64 text tokens, 512 codec tokens a request, streamed" in text
+    assert "4.000 / 4.000 / 4.000" in text and "0.100 / 0.100 / 0.100" in text
+    assert "open 0.5/s: 1 of 5 requests failed, the first: no." in text
+    assert sum("second" in line and "1.000 / 1.000 / 1.000" in line for line in text.splitlines()) == 2
+    assert "wait" in text
+
+
+def test_a_comparison_is_cell_by_cell() -> None:
+    slow, fast = result(two_cells(1.5), target="http://[::1]:1"), result(two_cells()[:1])
+    found = {(d.cell, d.figure): d for d in differences(slow, fast)}
+    assert {cell for cell, _ in found} == {"closed 2"}
+    text = found["closed 2", "first text p50"]
+    assert (text.unit, text.a, text.b, text.more) == ("ms", *map(pytest.approx, (150.0, 100.0, 50.0)))
+    assert text.more_percent == pytest.approx(50.0)
+    assert found["closed 2", "requests"].more_percent == pytest.approx(-100 / 3)
+    assert "+50.0" in printed(difference_table(slow, fast)) and "http://[::1]:1" in printed(
+        difference_table(slow, fast)
+    )
+
+
+def test_runs_that_have_nothing_in_common_are_not_compared() -> None:
+    with pytest.raises(BenchError, match="text_tokens is 64 in A and 8 in B"):
+        differences(result(two_cells()), result(two_cells(), load=Load(text_tokens=8)))
+    with pytest.raises(BenchError, match=r"A has the loads closed 2 and B open 0\.5/s"):
+        differences(result(two_cells()[:1]), result(two_cells()[1:]))
+
+
+def test_the_comparison_of_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name, slower in (("a", 2.0), ("b", 1.0)):
+        (tmp_path / name).mkdir()
+        paths.append(write_result(result(two_cells(slower)), tmp_path / name))
+    run_compare(*paths)
+    text = capsys.readouterr().out
+    assert "+4000.000" in text and "+100.0" in text
+    assert text.replace("\n", "").count("1 of 5 requests of open 0.5/s failed") == 2
+
+
+def test_the_machine_says_whose_it_is() -> None:
+    machine = this_machine("the client")
+    assert machine.role == "the client" and machine.cpus > 0
+    assert {"ray", "torch"} <= set(machine.versions)
+    assert bool(machine.cards) == (machine.driver is not None)

@@ -1,0 +1,449 @@
+"""A running code2wav stage: pieces of streams, whole answers beside them, and what an ended stream leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.engine.diffusion_engine import DiffusionEngine, DiffusionEngineStopped
+from omni_cluster.engine.omni_llm import AsyncOmniLLM
+from omni_cluster.errors import ConfigError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.family import DiffusionJob
+from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
+from tests.engine.stages import PATIENCE_S, Feed, at_once, request, running, talker_stage, thinker_stage, until_counts
+
+SAMPLES_PER_CODE = 480
+BLOCK = 12
+MAX_STREAMS = 3
+MAX_PIECE_BLOCKS = 4
+SOUND_TOLERANCE = 1e-5
+EDGE_TOLERANCE = 2e-3
+"""Between two ways of cutting one stream into pieces: at an edge the vocoder sees an estimate of what follows. Another
+seed or voice is ten times as far away."""
+
+
+def config() -> PipelineConfig:
+    diffusion = DiffusionConfig(max_streams=MAX_STREAMS, max_piece_blocks=MAX_PIECE_BLOCKS, max_wait_ms=1)
+    code2wav = StageConfig(
+        stage_id=2,
+        model_stage="code2wav",
+        engine_input_source=[1],
+        num_gpus=0,
+        final_output_type="audio",
+        diffusion=diffusion,
+    )
+    return PipelineConfig(
+        model="preset:tiny", family="qwen2_5_omni", stages=[thinker_stage(), talker_stage(), code2wav]
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine() -> AsyncIterator[DiffusionEngine]:
+    async with running(config(), "code2wav") as stage:
+        assert isinstance(stage, DiffusionEngine)
+        yield stage
+
+
+class Watch:
+    """The stage's own model, seen at work: what it was told, and batches that wait while `held`."""
+
+    def __init__(self, model: Any) -> None:
+        self._generate, self._forget = model.generate, model.forget
+        self._open = threading.Event()
+        self._open.set()
+        self.batches: list[list[DiffusionJob]] = []
+        self.said: list[str] = []
+
+    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+        self.batches.append(list(jobs))
+        self.said.append("begin " + " ".join(sorted(str(job.stream) for job in jobs)))
+        assert self._open.wait(PATIENCE_S)
+        waves: list[np.ndarray] = self._generate(jobs)
+        self.said.append("end")
+        return waves
+
+    def forget(self, streams: Sequence[str]) -> None:
+        self.said += [f"forget {stream}" for stream in streams]
+        self._forget(streams)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Batches that begin meanwhile end afterwards."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+    def forgotten(self) -> list[str]:
+        return [said.removeprefix("forget ") for said in self.said if said.startswith("forget ")]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def watch(engine: DiffusionEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+    await until_free(engine)
+    (model,) = await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+    seen = Watch(model)
+    monkeypatch.setattr(model, "generate", seen.generate)
+    monkeypatch.setattr(model, "forget", seen.forget)
+    yield seen
+    seen._open.set()
+
+
+def spoken(request_id: str, voice: str = "Chelsie", seed: int = 0, *, streams: bool = True) -> OmniRequest:
+    return OmniRequest(request_id, "", voice=voice, seed=seed, streams_audio=streams)
+
+
+def codes(count: int, first: int = 0) -> StageChunk:
+    """Codes `first` to `count` of a reply."""
+    return StageChunk(first, tuple(int(c) for c in np.random.RandomState(1).randint(0, 8192, count)[first:]))
+
+
+def joined(chunks: Sequence[StageChunk]) -> np.ndarray:
+    return np.concatenate([chunk.pcm.samples for chunk in chunks if chunk.pcm is not None])
+
+
+async def sound(engine: DiffusionEngine, asked: OmniRequest, upstream: AsyncIterator[StageChunk]) -> np.ndarray:
+    return joined([chunk async for chunk in engine.generate(asked, upstream)])
+
+
+async def until_free(engine: DiffusionEngine) -> None:
+    await until_counts(engine, running=0, waiting=0, streams=0)
+
+
+# ------------------------------------------------------------------ the sound
+
+
+@pytest.mark.parametrize("count", [1, 24, 25, 61, 200])
+async def test_pieces_follow_each_other_and_have_a_sample_for_each_of_a_code(
+    engine: DiffusionEngine, count: int
+) -> None:
+    chunks = [chunk async for chunk in engine.generate(spoken(f"all-{count}"), at_once([codes(count)]))]
+    pieces: list[Pcm] = [chunk.pcm for chunk in chunks if chunk.pcm is not None]
+    assert [piece.start for piece in pieces] == [0, *[piece.end for piece in pieces[:-1]]]
+    assert pieces[-1].end == count * SAMPLES_PER_CODE
+    assert {piece.sample_rate_hz for piece in pieces} == {24_000}
+    assert np.abs(joined(chunks)).max() > 0.01
+    assert [chunk.finish_reason for chunk in chunks] == [None] * len(pieces) + ["stop"]
+
+
+async def test_sound_comes_while_codes_are_still_made(engine: DiffusionEngine) -> None:
+    feed = Feed(codes(2 * BLOCK))
+    async with contextlib.aclosing(engine.generate(spoken("early"), feed.read())) as chunks:
+        first = await asyncio.wait_for(anext(chunks), PATIENCE_S)
+        assert first.pcm is not None and len(first.pcm.samples) == BLOCK * SAMPLES_PER_CODE
+        feed.give(codes(3 * BLOCK, first=2 * BLOCK))
+        second = await asyncio.wait_for(anext(chunks), PATIENCE_S)
+        assert second.pcm is not None and second.pcm.start == first.pcm.end
+        feed.end()
+        rest = [chunk async for chunk in chunks]
+    assert joined([first, second, *rest]).shape == (3 * BLOCK * SAMPLES_PER_CODE,)
+
+
+async def test_configuration_says_how_large_a_piece_may_be(engine: DiffusionEngine) -> None:
+    chunks = [chunk async for chunk in engine.generate(spoken("large"), at_once([codes(200)]))]
+    sizes = [len(chunk.pcm.samples) // SAMPLES_PER_CODE for chunk in chunks if chunk.pcm is not None]
+    assert max(sizes) == MAX_PIECE_BLOCKS * BLOCK
+
+
+ASKED = [("Chelsie", 1, 130), ("Ethan", 2, 24), ("Ethan", 3, 77), ("Chelsie", 4, 5), ("Chelsie", 1, 60)]
+
+
+async def test_streams_at_once_sound_as_each_does_alone(engine: DiffusionEngine) -> None:
+    """More of them than may hold state, and in their own voice, seed and length."""
+    alone = [await sound(engine, spoken("alone", v, s), at_once([codes(n)])) for v, s, n in ASKED]
+    made = await asyncio.gather(
+        *(sound(engine, spoken(f"many-{i}", v, s), at_once([codes(n)])) for i, (v, s, n) in enumerate(ASKED))
+    )
+    for one, expected in zip(made, alone, strict=True):
+        np.testing.assert_allclose(one, expected, atol=SOUND_TOLERANCE, rtol=0)
+    await until_free(engine)
+
+
+async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: DiffusionEngine, watch: Watch) -> None:
+    asked = [spoken("whole", seed=5, streams=False), spoken("stream", "Ethan", 6)]
+    alone = [await sound(engine, one, at_once([codes(70)])) for one in asked]
+    watch.batches.clear()
+    with watch.held():
+        first = asyncio.create_task(sound(engine, spoken("first"), at_once([codes(5)])))
+        await until_counts(engine, running=1)
+        both = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in asked]
+        await until_counts(engine, waiting=2)
+    made = await asyncio.gather(*both)
+    await first
+    assert {job.stream for job in watch.batches[1]} == {None, "stream"}
+    for one, expected in zip(made, alone, strict=True):
+        np.testing.assert_allclose(one, expected, atol=SOUND_TOLERANCE, rtol=0)
+
+
+async def test_a_stream_named_as_one_before_it_begins_anew(engine: DiffusionEngine) -> None:
+    first, again = [await sound(engine, spoken("name", seed=8), at_once([codes(60)])) for _ in range(2)]
+    np.testing.assert_array_equal(first, again)
+
+
+async def test_without_codes_there_is_no_sound_and_nothing_to_forget(engine: DiffusionEngine, watch: Watch) -> None:
+    chunks = [chunk async for chunk in engine.generate(spoken("mute"), at_once([StageChunk(finish_reason="stop")]))]
+    assert chunks == [StageChunk(finish_reason="stop")] and watch.said == []
+
+
+# ---------------------------------------------------------------- what is due first
+
+
+async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine, watch: Watch) -> None:
+    """A newcomer's first piece is due at once, a later piece when its client has heard the one before, whole sound
+    when it would have been heard."""
+    feed = Feed(codes(8 * BLOCK))
+    async with contextlib.aclosing(engine.generate(spoken("later"), feed.read())) as chunks:
+        await anext(chunks)
+        watch.batches.clear()
+        with watch.held():
+            busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
+            await until_counts(engine, running=1)
+            whole = asyncio.create_task(sound(engine, spoken("w", streams=False), at_once([codes(300)])))
+            await until_counts(engine, waiting=1)
+            piece = asyncio.ensure_future(anext(chunks))
+            await until_counts(engine, waiting=2)
+            new = asyncio.create_task(sound(engine, spoken("new"), at_once([codes(1)])))
+            await until_counts(engine, waiting=3)
+        await asyncio.gather(busy, whole, piece, new)
+    order = [job.stream for batch in watch.batches for job in batch]
+    assert order.index(None) > order.index("new") and order.index(None) > order.index("later")
+    await until_free(engine)
+
+
+# ---------------------------------------------------------- how a stream ends
+
+
+async def test_a_stream_that_is_done_is_forgotten(engine: DiffusionEngine, watch: Watch) -> None:
+    await sound(engine, spoken("done"), at_once([codes(40)]))
+    await until_free(engine)
+    assert watch.forgotten() == ["done"] and watch.said[-1] == "forget done"
+
+
+async def test_whole_answers_have_no_state_to_forget(engine: DiffusionEngine, watch: Watch) -> None:
+    await sound(engine, spoken("whole", streams=False), at_once([codes(40)]))
+    await until_free(engine)
+    assert watch.forgotten() == []
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def assert_all_places_are_free(engine: DiffusionEngine) -> None:
+    """As many streams as may hold state get their first piece and keep it; none more."""
+    await until_free(engine)
+    async with contextlib.AsyncExitStack() as streams:
+        for i in range(MAX_STREAMS):
+            chunks = engine.generate(spoken(f"place-{i}"), Feed(codes(2 * BLOCK)).read())
+            await streams.enter_async_context(contextlib.aclosing(chunks))
+            await asyncio.wait_for(anext(chunks), PATIENCE_S)
+        assert (await engine.counts())["streams"] == MAX_STREAMS
+        surplus = asyncio.create_task(sound(engine, spoken("surplus"), at_once([codes(2 * BLOCK)])))
+        await until_counts(engine, waiting=1, running=0)
+        await cancelled(surplus)
+    await until_free(engine)
+
+
+async def test_a_stream_closed_between_two_pieces_is_forgotten(engine: DiffusionEngine, watch: Watch) -> None:
+    chunks = engine.generate(spoken("between"), Feed(codes(2 * BLOCK)).read())
+    await anext(chunks)
+    await chunks.aclose()
+    await until_free(engine)
+    assert watch.forgotten() == ["between"]
+    await assert_all_places_are_free(engine)
+
+
+async def test_a_stream_cancelled_before_its_first_piece_holds_nothing(engine: DiffusionEngine, watch: Watch) -> None:
+    task = asyncio.create_task(sound(engine, spoken("before"), Feed(codes(5)).read()))
+    await asyncio.sleep(0)
+    await cancelled(task)
+    assert watch.said == []
+    await assert_all_places_are_free(engine)
+
+
+async def test_a_stream_cancelled_while_its_piece_waits_is_not_made(engine: DiffusionEngine, watch: Watch) -> None:
+    with watch.held():
+        other = asyncio.create_task(sound(engine, spoken("other"), at_once([codes(5)])))
+        await until_counts(engine, running=1)
+        task = asyncio.create_task(sound(engine, spoken("queued"), at_once([codes(5)])))
+        await until_counts(engine, waiting=1)
+        await cancelled(task)
+        assert (await engine.counts())["waiting"] == 0
+    await other
+    await assert_all_places_are_free(engine)
+    assert "queued" not in [job.stream for batch in watch.batches for job in batch]
+
+
+async def test_a_stream_cancelled_while_its_piece_is_made_is_forgotten_after_that(
+    engine: DiffusionEngine, watch: Watch
+) -> None:
+    with watch.held():
+        task = asyncio.create_task(sound(engine, spoken("running"), at_once([codes(40)])))
+        await until_counts(engine, running=1)
+        await cancelled(task)
+        assert (await engine.counts())["streams"] == 1
+    await until_free(engine)
+    assert watch.said == ["begin running", "end", "forget running"]
+    await assert_all_places_are_free(engine)
+
+
+async def test_its_name_may_be_used_again_while_its_last_piece_is_still_made(
+    engine: DiffusionEngine, watch: Watch
+) -> None:
+    expected = await sound(engine, spoken("plain", seed=9), at_once([codes(60)]))
+    with watch.held():
+        task = asyncio.create_task(sound(engine, spoken("again", seed=1), at_once([codes(100)])))
+        await until_counts(engine, running=1)
+        await cancelled(task)
+        again = asyncio.create_task(sound(engine, spoken("again", seed=9), at_once([codes(60)])))
+        await until_counts(engine, waiting=1)
+    np.testing.assert_allclose(await again, expected, atol=SOUND_TOLERANCE, rtol=0)
+    await until_free(engine)
+
+
+async def test_a_stream_cancelled_while_it_waits_for_a_place_leaves_it_to_others(
+    engine: DiffusionEngine, watch: Watch
+) -> None:
+    holders = [engine.generate(spoken(f"holder-{i}"), Feed(codes(2 * BLOCK)).read()) for i in range(MAX_STREAMS)]
+    for holder in holders:
+        await anext(holder)
+    task = asyncio.create_task(sound(engine, spoken("outside"), at_once([codes(5)])))
+    await until_counts(engine, waiting=1, running=0)
+    next_one = asyncio.create_task(sound(engine, spoken("next"), at_once([codes(5)])))
+    await until_counts(engine, waiting=2)
+    await cancelled(task)
+    await holders[0].aclose()
+    assert len(await asyncio.wait_for(next_one, PATIENCE_S)) == 5 * SAMPLES_PER_CODE
+    for holder in holders[1:]:
+        await holder.aclose()
+    assert "outside" not in [job.stream for batch in watch.batches for job in batch]
+    await assert_all_places_are_free(engine)
+
+
+class UpstreamBroke(Exception):
+    pass
+
+
+async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine: DiffusionEngine, watch: Watch) -> None:
+    feed = Feed(codes(2 * BLOCK))
+    with pytest.raises(UpstreamBroke):
+        async for _ in engine.generate(spoken("broken"), feed.read()):
+            feed.fail(UpstreamBroke())
+    await until_free(engine)
+    assert watch.forgotten() == ["broken"]
+    await assert_all_places_are_free(engine)
+
+
+async def test_a_batch_that_fails_fails_its_requests_and_the_stage_goes_on(engine: DiffusionEngine) -> None:
+    no_code = StageChunk(0, (1 << 20,))
+    with pytest.raises(Exception, match="index"):
+        await asyncio.wait_for(sound(engine, spoken("bad"), at_once([no_code])), PATIENCE_S)
+    await assert_all_places_are_free(engine)
+
+
+async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: DiffusionEngine, watch: Watch) -> None:
+    made = await asyncio.gather(
+        *(sound(engine, spoken(f"crowd-{i}"), at_once([codes(30 + i)])) for i in range(4 * MAX_STREAMS))
+    )
+    assert [len(one) for one in made] == [(30 + i) * SAMPLES_PER_CODE for i in range(4 * MAX_STREAMS)]
+    await until_free(engine)
+    alive: set[str] = set()
+    for said in watch.said:
+        verb, *names = said.split()
+        alive = alive | set(names) if verb == "begin" else alive - set(names)
+        assert len(alive) <= MAX_STREAMS
+    assert sorted(watch.forgotten()) == sorted(f"crowd-{i}" for i in range(4 * MAX_STREAMS))
+
+
+# ------------------------------------------------------------- how the stage ends
+
+
+async def test_shutdown_ends_what_runs_and_what_waits() -> None:
+    async with running(config(), "code2wav") as stage:
+        assert isinstance(stage, DiffusionEngine)
+        (model,) = await stage._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+        seen = Watch(model)
+        model.generate = seen.generate
+        with seen.held():
+            first = asyncio.create_task(sound(stage, spoken("runs"), at_once([codes(5)])))
+            await until_counts(stage, running=1)
+            queued = [
+                asyncio.create_task(sound(stage, spoken(f"waits-{i}"), at_once([codes(5)]))) for i in range(MAX_STREAMS)
+            ]
+            await until_counts(stage, waiting=MAX_STREAMS)
+            ending = asyncio.create_task(stage.shutdown())
+            ended = await asyncio.wait_for(asyncio.gather(first, *queued, return_exceptions=True), PATIENCE_S)
+        await ending
+        assert [type(error) for error in ended] == [DiffusionEngineStopped] * (MAX_STREAMS + 1)
+        with pytest.raises(DiffusionEngineStopped):
+            await stage.check_health()
+
+
+async def test_a_stage_without_a_source_says_so(engine: DiffusionEngine) -> None:
+    with pytest.raises(ConfigError, match="engine_input_source"):
+        await anext(engine.generate(spoken("alone"), None))
+
+
+# ------------------------------------------------------------- in the pipeline
+
+
+def long_reply(request_id: str, **fields: Any) -> OmniRequest:
+    return request(request_id, sampling={"talker": {"max_tokens": 200}}, streams_audio=True, **fields)
+
+
+def codes_said(output: OmniRequestOutput) -> int:
+    return len(output.stage_token_ids["talker"])
+
+
+async def test_a_streamed_reply_of_the_pipeline_has_every_sample_once(pipeline: AsyncOmniLLM) -> None:
+    pieces: list[Pcm] = []
+    said = 0
+    async for event in pipeline.stream(long_reply("piecewise")):
+        said += len(event.chunk.token_ids) if event.stage == "talker" else 0
+        if event.chunk.pcm is not None:
+            pieces.append(event.chunk.pcm)
+    assert said == 200 and len(pieces) > 1
+    assert [piece.start for piece in pieces] == [0, *[piece.end for piece in pieces[:-1]]]
+    assert pieces[-1].end == said * SAMPLES_PER_CODE
+
+
+async def test_streamed_replies_at_once_sound_as_each_does_alone(pipeline: AsyncOmniLLM) -> None:
+    asked = [("Chelsie", 1, 200), ("Ethan", 2, 90), ("Ethan", 3, 30), ("Chelsie", 4, 150)]
+
+    async def reply(name: str, voice: str, seed: int, count: int) -> OmniRequestOutput:
+        sampling = {"talker": {"max_tokens": count}}
+        return await pipeline.generate(request(name, voice=voice, seed=seed, sampling=sampling, streams_audio=True))
+
+    alone = [await reply(f"one-{i}", *one) for i, one in enumerate(asked)]
+    made = await asyncio.gather(*(reply(f"all-{i}", *one) for i, one in enumerate(asked)))
+    for output, expected, (_, _, count) in zip(made, alone, asked, strict=True):
+        assert output.stage_token_ids == expected.stage_token_ids and codes_said(output) == count
+        assert output.audio is not None and expected.audio is not None
+        assert len(output.audio.samples) == count * SAMPLES_PER_CODE
+        np.testing.assert_allclose(output.audio.samples, expected.audio.samples, atol=EDGE_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("leaves", ["first sound", "first code"])
+async def test_a_streamed_reply_that_is_left_frees_every_stage(pipeline: AsyncOmniLLM, leaves: str) -> None:
+    wanted: Callable[[Any], bool] = (
+        (lambda event: event.chunk.pcm is not None) if leaves == "first sound" else (lambda e: e.stage == "talker")
+    )
+    events = pipeline.stream(long_reply(f"left-at-{leaves}"))
+    async for event in events:
+        if wanted(event):
+            break
+    await events.aclose()
+    await until_counts(pipeline._stages["code2wav"], running=0, waiting=0, streams=0)
+    for stage in ("thinker", "talker"):
+        await until_counts(pipeline._stages[stage], running=0, waiting=0, held=0, kv_blocks_used=0)

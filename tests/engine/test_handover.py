@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from omni_cluster.engine.handover import Handover, stamped
+from omni_cluster.outputs import StageChunk
+
+
+async def given(*chunks: StageChunk) -> AsyncGenerator[StageChunk, None]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def drained(handover: Handover, *chunks: StageChunk) -> list[StageChunk]:
+    return [chunk async for chunk in handover.watched(given(*chunks))]
+
+
+async def test_last_chunk_says_how_long_chunks_were_under_way() -> None:
+    handover, now_s = Handover(), time.time()
+    sent = [StageChunk(i, (i,), made_at_s=now_s - age_s) for i, age_s in enumerate((5.0, 1.0, 9.0))]
+    assert await drained(handover, *sent) == sent
+    times = handover.signed(StageChunk(finish_reason="stop")).handover
+    passed_s = time.time() - now_s
+    assert times is not None
+    assert 5.0 <= times.p50_s <= 5.0 + passed_s and 9.0 <= times.max_s <= 9.0 + passed_s
+
+
+async def test_only_the_last_chunk_says_it() -> None:
+    handover = Handover()
+    await drained(handover, stamped(StageChunk()))
+    middle = StageChunk(0, (1,))
+    assert handover.signed(middle) is middle
+
+
+async def test_a_stage_without_a_source_has_no_handover() -> None:
+    last = StageChunk(finish_reason="stop")
+    assert Handover().signed(last) is last
+
+
+def test_joined_chunks_are_as_old_as_the_first_of_them() -> None:
+    first, second = stamped(StageChunk(0, (1,))), stamped(StageChunk(1, (2,)))
+    assert first.made_at_s is not None
+    assert StageChunk.joined([first, replace(second, made_at_s=first.made_at_s + 1)]).made_at_s == first.made_at_s
+
+
+async def test_closing_the_watch_closes_the_source() -> None:
+    closed = []
+
+    async def endless() -> AsyncGenerator[StageChunk, None]:
+        try:
+            while True:
+                yield StageChunk()
+        finally:
+            closed.append(True)
+
+    watched = Handover().watched(endless())
+    await anext(watched)
+    await watched.aclose()
+    assert closed == [True]

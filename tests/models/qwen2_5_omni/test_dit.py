@@ -1,0 +1,152 @@
+"""The packed DiT: what a block sees, and the CUDA kernels against plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni_cluster.models.qwen2_5_omni import dit_kernels
+from omni_cluster.models.qwen2_5_omni.dit import FIRST_SLOT, NO_BLOCK, BlockDiT, PackedBlocks, keep_on_host
+from omni_cluster.models.qwen2_5_omni.flow import Flow, evaluation_times
+from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
+from omni_cluster.models.qwen2_5_omni.voices import load_voices
+
+SIZE = 24
+SLOTS = 4
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def make_dit(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> BlockDiT:
+    place = torch.device(device)
+    model = load_token2wav(folder, place).code2wav_dit_model
+    return BlockDiT(model, list(load_voices(folder).values()), evaluation_times(place), dtype, SLOTS)
+
+
+@pytest.fixture(scope="module")
+def dit(tiny: Path) -> BlockDiT:
+    return make_dit(tiny, "cpu")
+
+
+def blocks(
+    previous: list[int], following: list[int], length: list[int], keep: list[int], device: str = "cpu"
+) -> PackedBlocks:
+    codes = torch.arange(12).repeat(len(length), 1).to(device)
+    voice = [i % 2 for i in range(len(length))]
+    rows = torch.tensor([previous, following, length, keep, voice], dtype=torch.int32, device=device)
+    return PackedBlocks(rows[0], rows[1], rows[2], rows[3], rows[4], codes)
+
+
+def solve(dit: BlockDiT, noise: torch.Tensor, layout: PackedBlocks) -> torch.Tensor:
+    return Flow(dit, noise.device).solve(noise, layout)
+
+
+def noise(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, SIZE, 80, generator=torch.Generator().manual_seed(seed))
+
+
+def test_requests_of_a_batch_do_not_see_each_other(dit: BlockDiT) -> None:
+    drawn = noise(5)
+    together = solve(dit, drawn, blocks([-1, 0, -1, 2, -1], [1, -1, 3, -1, -1], [24, 24, 24, 10, 24], [-1] * 5))
+    first = solve(dit, drawn[:2], blocks([-1, 0], [1, -1], [24, 24], [-1] * 2))
+    torch.testing.assert_close(together[:2], first, atol=1e-5, rtol=0)
+
+
+def test_frames_past_a_blocks_length_change_nothing(dit: BlockDiT) -> None:
+    drawn, other = noise(2), noise(2)
+    other[1, 10:] = 5.0
+    layout = blocks([-1, 0], [1, -1], [24, 10], [-1, -1])
+    made, again = solve(dit, drawn, layout), solve(dit, other, layout)
+    torch.testing.assert_close(made[0], again[0], atol=0, rtol=0)
+    torch.testing.assert_close(made[1, :10], again[1, :10], atol=0, rtol=0)
+
+
+def test_a_kept_block_is_what_the_next_piece_would_have_seen(dit: BlockDiT) -> None:
+    """Without a look-ahead the left neighbour's keys and values are all that a block has of what came before it."""
+    drawn = noise(3)
+    whole = solve(dit, drawn, blocks([-1, 0, 1], [-1, -1, -1], [24] * 3, [-1] * 3))
+    solve(dit, drawn[:2], blocks([-1, 0], [-1, -1], [24] * 2, [-1, 3]))
+    layout = blocks([FIRST_SLOT - 3], [-1], [24], [-1])
+    torch.testing.assert_close(solve(dit, drawn[2:], layout)[0], whole[2], atol=1e-5, rtol=0)
+    strangers = blocks([NO_BLOCK], [-1], [24], [-1])
+    assert (solve(dit, drawn[2:], strangers)[0] - whole[2]).abs().max() > 1e-3
+
+
+def test_blocks_that_fill_the_batch_are_harmless(dit: BlockDiT) -> None:
+    drawn = noise(2)
+    alone = solve(dit, drawn[:1], blocks([-1], [-1], [24], [-1]))
+    filled = solve(dit, drawn, blocks([-1, -1], [-1, -1], [24, 0], [-1, -1]))
+    torch.testing.assert_close(filled[0], alone[0], atol=1e-6, rtol=0)
+    assert filled.isfinite().all()
+
+
+LAYOUT = (
+    [-1, 0, 1, FIRST_SLOT - 3, 3, -1, -1],
+    [1, 2, -1, 4, -1, -1, -1],
+    [24, 24, 10, 24, 24, 3, 0],
+    [-1, -1, -1, 3, -1, -1, 2],
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("back", "ahead"), [(False, False), (True, False), (False, True), (True, True)])
+def test_attention_kernel_is_the_plain_attention(
+    tiny: Path, dtype: torch.dtype, close: float, back: bool, ahead: bool
+) -> None:
+    dit = make_dit(tiny, "cuda", dtype)
+    layout = blocks(*LAYOUT, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(1)
+    inner = dit.num_heads * dit.head_dim
+    qkv = torch.randn(2 * 7 * SIZE, 3 * inner, device="cuda", generator=generator).to(dtype)
+    dit.store.normal_(generator=generator)
+    store, point = dit.store[:, 0] if back else None, torch.tensor([5], device="cuda")
+    asked = (qkv, layout, dit.rotary, store, point, ahead, SIZE, dit.num_heads)
+    made, wanted = dit_kernels.block_attention(*asked), BlockDiT.attend_on_host(*asked)
+    there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten().repeat(2)
+    torch.testing.assert_close(made[there], wanted[there], atol=close, rtol=0)
+
+
+@pytest.mark.gpu
+def test_keep_kernel_keeps_what_has_a_slot(tiny: Path) -> None:
+    dit = make_dit(tiny, "cuda")
+    layout = blocks(*LAYOUT, device="cuda")
+    qkv = torch.randn(2 * 7 * SIZE, 3 * dit.num_heads * dit.head_dim, device="cuda")
+    wanted, point = dit.store.clone(), torch.tensor([5], device="cuda")
+    dit_kernels.keep_blocks(qkv, layout.keep, dit.store[:, 0], point, SIZE)
+    keep_on_host(qkv, layout.keep, wanted[:, 0], point, SIZE)
+    assert wanted[5, 0, 3].abs().sum() > 0
+    torch.testing.assert_close(dit.store, wanted, atol=0, rtol=0)
+
+
+@pytest.mark.gpu
+def test_norm_kernel_is_the_plain_norm() -> None:
+    hidden, out = torch.randn(2, 50, 1000, device="cuda")
+    gate, scale, shift = torch.randn(3, 1000, device="cuda")
+    wanted = hidden + gate * out
+    made = dit_kernels.add_and_norm(hidden, out, gate, scale, shift, 1e-6, torch.float32)
+    torch.testing.assert_close(hidden, wanted, atol=1e-5, rtol=0)
+    normed = torch.nn.functional.layer_norm(wanted, (1000,), eps=1e-6) * (1 + scale) + shift
+    torch.testing.assert_close(made, normed, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_captured_steps_are_the_plain_steps(tiny: Path, count: int) -> None:
+    dit = make_dit(tiny, "cuda")
+    drawn = noise(count).cuda()
+    layout = blocks([-1, *range(count - 1)], [*range(1, count), -1], [24] * count, [-1] * (count - 1) + [1], "cuda")
+    plain = Flow(dit, drawn.device).solve(drawn, layout)
+    kept = dit.store[:, :, 1].clone()
+    captured = Flow(dit, drawn.device, (2, 4))
+    for _ in range(2):  # the second batch finds what the first left behind
+        dit.store.zero_()
+        torch.testing.assert_close(captured.solve(drawn, layout), plain, atol=1e-5, rtol=0)
+        torch.testing.assert_close(dit.store[:, :, 1], kept, atol=1e-5, rtol=0)
