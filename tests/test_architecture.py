@@ -49,7 +49,8 @@ ALLOWED: Mapping[str, str] = {
     "engine/diffusion_engine.py DiffusionEngine._run swallows": "a batch's requests get its error, the stage goes on",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
     "engine/rows_pusher.py RowsPusher._error_of_sending swallows": "every caller whose rows were sent raises it",
-    "engine/cards.py sets VARIABLE": "which cards a stage's processes see, and only while they are started",
+    "engine/cards.py sets variables": "how a stage's processes share a card, and only while they are started",
+    "engine/cards.py sets name": "which cards a stage's processes see, and only while they are started",
     "config/engine_args.py sets VLLM_USE_V2_MODEL_RUNNER": "vLLM has no other switch for the runner that we extend",
     "config/engine_args.py sets VLLM_WORKER_MULTIPROC_METHOD": "a forked engine could not use CUDA; results are equal",
 }

@@ -19,16 +19,19 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.plan import resolve_plan
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import check_stages, in_data_order
+from omni_cluster.engine.cards import card_environment
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 
 CALLS_PER_REQUEST = 3
-"""What one request has open at a replica at most: `generate`, and its consumer's `first_chunk` or `chunks`."""
+"""What one request has open at a replica at most: `generate`, and its consumer's `chunks` and `chunk`."""
 
 INGRESS_NAME = "ingress"
 RETRY_AFTER_S = 2
 SHUTDOWN_MARGIN_S = 30.0
 
+# One thread: what torch computes on the host is small, and idle threads that spin take the cores of other stages.
+GPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 CPU_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     # Several engines share the cores: no pinning to the first one, one thread each.
@@ -88,11 +91,10 @@ def ingress_deployment(config: PipelineConfig) -> Any:
 def actor_options(stage: StageConfig) -> dict[str, Any]:
     """Ray's resources of one replica; a stage without GPUs sees none."""
     options: dict[str, Any] = {"num_cpus": stage.num_cpus, "num_gpus": stage.gpus_per_replica}
-    environment = {} if stage.gpus_per_replica else dict(CPU_ENVIRONMENT)
+    environment = dict(GPU_ENVIRONMENT if stage.gpus_per_replica else CPU_ENVIRONMENT)
     if stage.gpus is not None:
-        # Exact cards: Ray counts none, or it would choose others.
-        options["num_gpus"] = 0
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, stage.gpus))
+        options["num_gpus"] = 0  # exact cards: Ray counts none, or it would choose others
+    environment |= card_environment(stage)
     return options | {"runtime_env": {"env_vars": environment}}
 
 

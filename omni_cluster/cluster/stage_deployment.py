@@ -11,18 +11,15 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import LOAD, engine_load
-from omni_cluster.cluster.transport import RemoteStage, Ticket, WireChunk, own_replica_id
+from omni_cluster.cluster.transport import BulkChunk, RemoteStage, Ticket, WireChunk, own_replica_id
 from omni_cluster.cluster.upstream import pull
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.handover import Handover, stamped
 from omni_cluster.engine.memory import fit_replica
-from omni_cluster.engine.outbox import Outbox, Outboxes
+from omni_cluster.engine.outbox import Outbox, Outboxes, chunk_bytes
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
-
-MAX_ITEM_BYTES = 1 << 20
-"""What a streamed item may hold: Serve's gRPC takes 4 MB."""
 
 
 class StageReplica:
@@ -88,19 +85,18 @@ class StageReplica:
         if source is None or ticket is None or self._source is None:
             return None
         limits = self._bound.config.limits
-        emits_rows = self._bound.family.traits(source.model_stage).emits_rows
-        return pull(self._source, ticket, limits.max_payload_elements, bulk_first=emits_rows)
+        return pull(self._source, ticket, limits.max_payload_elements)
 
-    async def first_chunk(self, request_id: str) -> WireChunk:
-        """The request's first chunk, which has all rows of its prompt. OutboxUnknown after the request's end."""
-        chunk = await self._outboxes.get(request_id).first()
-        return WireChunk.of(chunk if chunk is not None else StageChunk())
+    async def chunk(self, request_id: str, number: int) -> WireChunk:
+        """One of the request's chunks that are there. OutboxUnknown after the request's end."""
+        return WireChunk.of(self._outboxes.get(request_id).chunk(number))
 
-    async def chunks(self, request_id: str, first: int) -> AsyncGenerator[WireChunk, None]:
-        """The request's chunks from number `first` on, those that are there together as one item."""
-        async with contextlib.aclosing(self._outboxes.get(request_id).read(first, MAX_ITEM_BYTES)) as chunks:
-            async for chunk in chunks:
-                yield WireChunk.of(chunk)
+    async def chunks(self, request_id: str) -> AsyncGenerator[WireChunk | BulkChunk, None]:
+        """The request's chunks, those that are there together as one item; a large one only by its number."""
+        most = self._bound.config.handover.max_item_bytes
+        async with contextlib.aclosing(self._outboxes.get(request_id).items(most)) as items:
+            async for number, chunk in items:
+                yield BulkChunk(number) if chunk_bytes(chunk) > most else WireChunk.of(chunk)
 
     async def check_health(self) -> None:
         await self._engine.check_health()

@@ -56,6 +56,13 @@ class WireChunk:
         return self.chunk.with_rows(RowsChunk.unpack(torch.from_numpy(self.packed_rows), max_elements=max_elements))
 
 
+@dataclass(frozen=True, slots=True)
+class BulkChunk:
+    """In place of chunk `number` of a request, which is too large for a streamed item: to be fetched by itself."""
+
+    number: int
+
+
 def own_replica_id() -> str:
     """The id by which other replicas can address this one."""
     return cast(str, serve.get_replica_context().replica_id.unique_id)

@@ -144,6 +144,7 @@ def _schedules_async(settings: Mapping[str, Any]) -> bool:
 
 def _executor(stage: StageConfig) -> str:
     # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism. A diffusion
-    # model's executor is in this process, which may see other cards than the stage should: then it gets its own.
-    own_process = stage.tensor_parallel_size > 1 or (stage.diffusion is not None and stage.gpus is not None)
+    # model on a card gets a process too, as an AR engine has: launching its kernels would hold up the requests of this
+    # one, which may also see other cards than the stage should.
+    own_process = stage.tensor_parallel_size > 1 or (stage.diffusion is not None and stage.gpus_per_replica > 0)
     return "mp" if own_process else IN_PROCESS_EXECUTOR

@@ -111,7 +111,15 @@ class HandoverConfig(_Strict):
     """How small items travel from a producing replica to its consumer."""
 
     transport: Literal["object", "grpc"] = Field(
-        default="object", description="object: as Ray objects; grpc: in Serve's own stream.", examples=["object"]
+        default="grpc", description="object: as Ray objects; grpc: in Serve's own stream.", examples=["grpc"]
+    )
+    # Serve's gRPC takes 4 MB, what is around the rows included.
+    max_item_bytes: int = Field(
+        default=1_048_576,
+        ge=1,
+        le=3_145_728,
+        description="Rows of one item at most; more, as of a long prompt, are one Ray object that is read in place.",
+        examples=[1_048_576],
     )
 
 
@@ -204,6 +212,16 @@ class StageConfig(_Strict):
     )
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's engine arguments.", examples=[{"max_model_len": 32_768}]
+    )
+    card_priority: Literal["normal", "low"] = Field(
+        default="normal", description="Under MPS: low lets the other stages of the card go first.", examples=["low"]
+    )
+    card_percent: int | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description="Under MPS: multiprocessors of the card that the stage may use; null: all.",
+        examples=[70],
     )
     memory_gib: float | None = Field(
         default=None,

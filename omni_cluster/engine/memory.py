@@ -62,7 +62,7 @@ BLOCK_TOKENS = 16
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_NUM_SEQS = 128
 
-DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+DTYPE_BYTES = {"float32": 4, "tfloat32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
 def fit_process(bound: BoundPipeline) -> BoundPipeline:
@@ -272,15 +272,16 @@ def diffusion_parts(
     settings: DiffusionConfig, config: PipelineConfig, folder: Path, sizes: DiffusionSizes
 ) -> FixedParts:
     """What a diffusion engine takes. A job larger than a batch's bound runs alone; a loading model is there twice."""
-    dtype = DTYPE_BYTES[settings.dtype]
+    dtype, vocoder_dtype = DTYPE_BYTES[settings.dtype], DTYPE_BYTES[settings.vocoder_dtype]
     frames = max(settings.max_batch_frames, config.limits.max_codec_tokens * sizes.frames_per_code)
-    loading = weight_bytes(folder, sizes.weights, DTYPE_BYTES["float32"], 1)
+    loading = weight_bytes(folder, (*sizes.weights, *sizes.vocoder_weights), DTYPE_BYTES["float32"], 1)
     activations = max(frames * sizes.frame_bytes, loading)
     return FixedParts(
-        weights=weight_bytes(folder, sizes.weights, dtype, 1),
+        weights=weight_bytes(folder, sizes.weights, dtype, 1)
+        + weight_bytes(folder, sizes.vocoder_weights, vocoder_dtype, 1),
         activations=activations,
         streams=settings.max_streams * sizes.stream_elements * dtype,
-        cuda_graphs=CUDA_GRAPHS_BYTES,
+        cuda_graphs=CUDA_GRAPHS_BYTES if settings.cuda_graphs else 0,
         cuda_context=CUDA_CONTEXT_BYTES,
         margin=_margin(activations),
     )

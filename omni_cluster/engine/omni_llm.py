@@ -19,7 +19,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
-from omni_cluster.engine.cards import visible_cards
+from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.handover import Handover, stamped
 from omni_cluster.engine.memory import fit_process
@@ -71,7 +71,7 @@ class AsyncOmniLLM:
         try:
             self._stages = {s.model_stage: make_stage(s, self.bound) for s in self.config.stages}
             for stage in self.config.stages:
-                with visible_cards(stage.gpus):
+                with environment(card_environment(stage)):
                     await self._stages[stage.model_stage].start()
         except BaseException:
             await self.shutdown()

@@ -58,19 +58,23 @@ class Outbox:
         self._error = error
         self.close()
 
-    async def first(self) -> StageChunk | None:
-        """The first chunk, once it is there; None when the stage made none."""
-        await self._wait_for(0)
-        return self._chunks[0] if self._chunks else None
+    def chunk(self, number: int) -> StageChunk:
+        """A chunk that is there."""
+        return self._chunks[number]
 
-    async def read(self, first: int = 0, max_item_bytes: int | None = None) -> AsyncGenerator[StageChunk, None]:
-        """Chunks from number `first` on, one item for all that were put since the last item.
+    async def read(self, first: int = 0) -> AsyncGenerator[StageChunk, None]:
+        """Chunks from number `first` on, one item for all that were put since the last item."""
+        async for _, item in self.items(None, first):
+            yield item
+
+    async def items(self, max_item_bytes: int | None, first: int = 0) -> AsyncGenerator[tuple[int, StageChunk], None]:
+        """As `read`, each item with the number of its first chunk.
 
         An item of several chunks is cut at `max_item_bytes`; a single chunk is never cut.
         """
         while await self._wait_for(first):
             last = self._item_end(first, max_item_bytes)
-            yield StageChunk.joined(self._chunks[first:last])
+            yield first, StageChunk.joined(self._chunks[first:last])
             first = last
 
     async def _wait_for(self, number: int) -> bool:

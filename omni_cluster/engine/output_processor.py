@@ -8,16 +8,18 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 from omni_cluster.errors import PayloadError
+from omni_cluster.models.family import Pace
 from omni_cluster.payloads import RowsChunk
 
 
 class RowsSink:
     """The rows of one request that its reader has not taken yet, without gap and without repetition.
 
-    A preempted request computes its positions again; what comes a second time is dropped.
+    A preempted request computes its positions again; what comes a second time is dropped. `pace`: of its tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace
         self._chunks: list[RowsChunk] = []
         self._taken = 0
         self._end = 0
@@ -54,8 +56,8 @@ class OmniOutputProcessor(OutputProcessor):
         self._sinks: dict[str, RowsSink] = {}
         self._prefill_stats: dict[str, Any] = {}
 
-    def open_sink(self, external_id: str) -> RowsSink:
-        sink = self._sinks[external_id] = RowsSink()
+    def open_sink(self, external_id: str, pace: Pace | None = None) -> RowsSink:
+        sink = self._sinks[external_id] = RowsSink(pace)
         return sink
 
     def close_sink(self, external_id: str) -> None:
@@ -65,7 +67,20 @@ class OmniOutputProcessor(OutputProcessor):
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
     ) -> OutputProcessorOutput:
         passed = [output for output in engine_core_outputs if self._take_rows(output)]
+        for output in passed:
+            self._keep_pace(output)
         return super().process_outputs(passed, *args, **kwargs)
+
+    def _keep_pace(self, output: EngineCoreOutput) -> None:
+        """vLLM's own interval begins after the first token and is for ever; a pace begins with what is needed first."""
+        state = self.request_states.get(output.request_id)
+        sink = self._sinks.get(state.external_req_id) if state is not None else None
+        if state is None or sink is None or sink.pace is None or state.detokenizer is None:
+            return
+        made = state.detokenizer.num_output_tokens() + len(output.new_token_ids)
+        state.stream_interval = sink.pace.interval(made)
+        if state.stream_interval == 1:
+            state.sent_tokens_offset = made  # vLLM counts what was sent only with a longer interval
 
     def _take_rows(self, output: EngineCoreOutput) -> bool:
         """Moves the output's rows to the sink; says whether anything is left of it for vLLM."""

@@ -1,40 +1,61 @@
-"""Rows of many requests on their way into one engine, in as few messages as the engine can take."""
+"""Rows of many requests on their way into one engine, soon and in few messages."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from omni_cluster.inputs import RowsPush
 
+GATHERING_S = 0.001
+"""Rows of one step of the source come within about this time, and leave as one message: an engine's loop has its hands
+full with steps."""
+MAX_MESSAGES = 16
+"""Under way at once. The engine answers once a step; to wait for each answer would cost a row a step or two."""
+MAX_PUSHES = 32
+"""Under way at once of one request."""
+
+Sent = asyncio.Future[None]
+
 
 class RowsPusher:
-    """While one message is under way, what comes meanwhile waits and leaves as one.
+    """Sends what `send` is given in the order of its coming.
 
-    Bounded without a queue of its own: a caller of `push` waits until its rows have arrived, so each request has at
-    most one push waiting. Messages are sent by a task of their own, so that a caller who leaves takes nobody's rows
-    along.
+    Messages are sent by a task of their own, so that a caller who leaves takes nobody's rows along. Bounded by
+    `MAX_PUSHES` a request, as long as its rows go through a `PushWindow`.
     """
 
     def __init__(self, send: Callable[[list[RowsPush]], Awaitable[None]]) -> None:
         self._send = send
-        self._waiting: list[tuple[RowsPush, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[RowsPush, Sent]] = []
+        self._places = asyncio.Semaphore(MAX_MESSAGES)
         self._sender: asyncio.Task[None] | None = None
+        self._messages: set[asyncio.Task[None]] = set()
 
-    async def push(self, push: RowsPush) -> None:
-        """Returns when the engine has the rows; raises what the engine raised."""
-        arrived = asyncio.get_running_loop().create_future()
+    def put(self, push: RowsPush) -> Sent:
+        """Done when the engine has the rows; has what the engine raised."""
+        arrived: Sent = asyncio.get_running_loop().create_future()
         self._waiting.append((push, arrived))
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all())
-        await arrived
+        return arrived
 
     async def _send_all(self) -> None:
         while self._waiting:
+            await asyncio.sleep(GATHERING_S)
+            await self._places.acquire()
             batch, self._waiting = self._waiting, []
-            error = await self._error_of_sending([push for push, _ in batch])
-            for _, arrived in batch:
-                _settle(arrived, error)
+            # Tasks begin in the order in which they are made, and a message is on its way once its task has begun.
+            message = asyncio.create_task(self._send_one(batch))
+            self._messages.add(message)
+            message.add_done_callback(self._messages.discard)
+
+    async def _send_one(self, batch: list[tuple[RowsPush, Sent]]) -> None:
+        error = await self._error_of_sending([push for push, _ in batch])
+        self._places.release()
+        for _, arrived in batch:
+            _settle(arrived, error)
 
     async def _error_of_sending(self, pushes: list[RowsPush]) -> Exception | None:
         try:
@@ -44,7 +65,24 @@ class RowsPusher:
         return None
 
 
-def _settle(arrived: asyncio.Future[None], error: Exception | None) -> None:
+class PushWindow:
+    """The pushes of one request: `push` waits only when too many are under way, and raises what an earlier one met."""
+
+    def __init__(self, pusher: RowsPusher) -> None:
+        self._pusher = pusher
+        self._under_way: deque[Sent] = deque()
+
+    async def push(self, push: RowsPush) -> None:
+        while self._under_way and (self._under_way[0].done() or len(self._under_way) >= MAX_PUSHES):
+            await self._under_way.popleft()
+        self._under_way.append(self._pusher.put(push))
+
+    async def all_arrived(self) -> None:
+        while self._under_way:
+            await self._under_way.popleft()
+
+
+def _settle(arrived: Sent, error: Exception | None) -> None:
     if arrived.done():  # its caller has left
         return
     if error is None:

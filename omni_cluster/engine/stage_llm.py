@@ -20,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
-from omni_cluster.engine.rows_pusher import RowsPusher
+from omni_cluster.engine.rows_pusher import PushWindow, RowsPusher
 from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
@@ -81,7 +81,7 @@ class StageLLM:
         if engine_input is None:
             yield StageChunk(finish_reason="stop")
             return
-        sink = self.llm.output_processor.open_sink(request.request_id)
+        sink = self.llm.output_processor.open_sink(request.request_id, engine_input.pace)
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
             feeder = None
@@ -161,10 +161,12 @@ class StageLLM:
 
     async def _feed(self, request_id: str, session: ARSession) -> None:
         """Pushes rows as they come; when their source breaks, the request ends, for it could never go on."""
+        window = PushWindow(self._pusher)
         try:
             async for later in session.later_rows():
                 payload = PromptEmbedsPayload.from_tensor(later.rows)
-                await self._pusher.push(RowsPush(request_id, payload, later.complete))
+                await window.push(RowsPush(request_id, payload, later.complete))
+            await window.all_arrived()
         except Exception:
             await self.llm.abort(request_id)
             raise

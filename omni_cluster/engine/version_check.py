@@ -25,6 +25,8 @@ def check_vllm() -> None:
         "GPUModelRunner._preprocess": hasattr(GPUModelRunner, "_preprocess"),
         "GPUModelRunner._init_mrope_positions": hasattr(GPUModelRunner, "_init_mrope_positions"),
         "GPUModelRunner._gather_mm_embeddings": hasattr(GPUModelRunner, "_gather_mm_embeddings"),
+        "GPUModelRunner._sample": hasattr(GPUModelRunner, "_sample"),
+        "GPUModelRunner.discard_request_mask": "discard_request_mask" in inspect.getsource(GPUModelRunner.__init__),
         "EngineCore utility calls": hasattr(EngineCore, "add_request"),
         "OutputProcessor.process_outputs": hasattr(OutputProcessor, "process_outputs"),
     }

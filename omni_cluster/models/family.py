@@ -32,18 +32,34 @@ class StageKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """When a stage's tokens are handed on: one by one until there are `first`, then `then` at a time.
+
+    A consumer that takes tokens in blocks would do nothing with less, and every chunk keeps three processes busy.
+    """
+
+    first: int
+    then: int
+
+    def interval(self, made: int) -> int:
+        """Tokens between two chunks when `made` tokens are there."""
+        return 1 if made <= self.first else self.then
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInput:
     """What an AR engine is given for a request.
 
     `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
     insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_complete`: no later rows will come.
+    `rows_complete`: no later rows will come. `pace`: None hands each token on as it is made.
     """
 
     prompt: Mapping[str, Any]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     emit_rows: bool = False
     rows_complete: bool = True
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

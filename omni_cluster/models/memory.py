@@ -64,12 +64,15 @@ class ARSizes:
 
 @dataclass(frozen=True, slots=True)
 class DiffusionSizes:
-    """A diffusion stage. `stream_elements`: what a stream keeps between pieces, in the stage's dtype.
+    """A diffusion stage; `vocoder_weights` are in a dtype of their own.
+
+    `stream_elements`: what a stream keeps between pieces, in the stage's dtype.
 
     `frame_bytes`: activations of one frame of a batch; `frames_per_code`: of a request's frames.
     """
 
     weights: tuple[WeightGroup, ...]
+    vocoder_weights: tuple[WeightGroup, ...]
     stream_elements: int
     frames_per_code: int
     frame_bytes: int

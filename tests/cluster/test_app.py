@@ -20,6 +20,7 @@ from ray._private.authentication.http_token_authentication import get_auth_heade
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.cluster.upstream import pull
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
@@ -312,13 +313,11 @@ async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: 
         async for chunk in made:
             if chunk.finish_reason is not None:
                 break
-        first = await thinker.call("first_chunk", ticket.request_id, replica_id=ticket.replica_id)
-        chunks = [first.open(1 << 28)]
-        items = thinker.stream("chunks", ticket.request_id, 1, replica_id=ticket.replica_id)
-        async with contextlib.aclosing(items):
-            async for item in items:
+        chunks = []
+        async with contextlib.aclosing(pull(thinker, ticket, 1 << 28)) as pulled:
+            async for chunk in pulled:
                 await asyncio.sleep(0.5)  # the lag that this test is about
-                chunks.append(item.open(1 << 28))
+                chunks.append(chunk)
     rows = torch.cat([c.rows.rows for c in chunks if c.rows is not None])
     torch.testing.assert_close(rows, expected.rows, atol=1e-4, rtol=0)
     assert [t for c in chunks for t in c.token_ids] == list(expected.token_ids)

@@ -37,7 +37,7 @@ from omni_cluster.engine.memory import (
 )
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.checkpoint_files import load_tensors
-from omni_cluster.models.memory import ARSizes, WeightGroup, weight_bytes
+from omni_cluster.models.memory import ARSizes, DiffusionSizes, WeightGroup, weight_bytes
 from omni_cluster.models.qwen2_5_omni.checkpoint import build_config, parameter_counts
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, stage_sizes, vocoder_frame_bytes
 
@@ -105,7 +105,9 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
 
 @pytest.mark.parametrize(("stage", "part"), [("thinker", "thinker"), ("talker", "talker"), ("code2wav", "token2wav")])
 def test_weights_of_7b_are_its_parameters(seven_b: Path, stage: str, part: str) -> None:
-    assert weight_bytes(seven_b, stage_sizes(seven_b, stage).weights, 2, 1) == 2 * parameter_counts("7b")[part]
+    sizes = stage_sizes(seven_b, stage)
+    groups = sizes.weights + (sizes.vocoder_weights if isinstance(sizes, DiffusionSizes) else ())
+    assert weight_bytes(seven_b, groups, 2, 1) == 2 * parameter_counts("7b")[part]
 
 
 def test_tensor_parallelism_halves_all_but_what_is_on_each_card(seven_b: Path) -> None:

@@ -133,6 +133,17 @@ async def test_closing_one_reader_leaves_the_others(outbox: Outbox) -> None:
     assert token_ids(await all_of(staying)) == [1, 2]
 
 
+async def test_items_have_the_number_of_their_first_chunk_and_are_cut_between_chunks(outbox: Outbox) -> None:
+    for start in range(3):
+        outbox.put(with_rows(start))
+    outbox.put(tokens(0, 1))
+    outbox.close()
+    items = [(number, chunk_bytes(item)) async for number, item in outbox.items(32)]
+    assert items == [(0, 32), (2, 16)]
+    assert [number async for number, _ in outbox.items(8)] == [0, 1, 2, 3]
+    assert outbox.chunk(1).rows is not None
+
+
 async def test_bound_can_be_reached_exactly(outbox: Outbox) -> None:
     outbox.put(with_rows(0, count=3))
     outbox.put(with_rows(3, count=1))

@@ -5,6 +5,7 @@ import torch
 
 from omni_cluster.engine.output_processor import RowsSink
 from omni_cluster.errors import PayloadError
+from omni_cluster.models.family import Pace
 from omni_cluster.payloads import RowsChunk
 
 
@@ -81,3 +82,8 @@ def test_first_rows_must_be_those_of_position_zero() -> None:
     with pytest.raises(PayloadError, match="gap"):
         sink.put(chunk(1, 2))
         sink.take()
+
+
+@pytest.mark.parametrize(("made", "interval"), [(1, 1), (24, 1), (25, 12), (36, 12)])
+def test_pace_is_one_by_one_until_what_is_needed_first(made: int, interval: int) -> None:
+    assert Pace(24, 12).interval(made) == interval

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from omni_cluster.engine.rows_pusher import RowsPusher
+from omni_cluster.engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, RowsPusher, Sent
 from omni_cluster.inputs import RowsPush
 from omni_cluster.payloads import PromptEmbedsPayload
 
@@ -15,27 +15,25 @@ def push(key: str) -> RowsPush:
 
 
 class Engine:
-    """Takes messages one at a time, each once its gate is opened."""
+    """Takes messages, and answers each once its gate is opened."""
 
     def __init__(self) -> None:
         self.messages: list[list[str]] = []
         self.arrived = asyncio.Semaphore(0)
         self.gate = asyncio.Semaphore(0)
         self.errors: dict[int, Exception] = {}
-        self.at_once = 0
 
     async def send(self, pushes: list[RowsPush]) -> None:
+        number = len(self.messages)
         self.messages.append([p.key for p in pushes])
-        number = len(self.messages) - 1
-        self.at_once += 1
-        assert self.at_once == 1
         self.arrived.release()
-        try:
-            await self.gate.acquire()
-        finally:
-            self.at_once -= 1
+        await self.gate.acquire()
         if number in self.errors:
             raise self.errors[number]
+
+    def answer(self, count: int) -> None:
+        for _ in range(count):
+            self.gate.release()
 
 
 @pytest.fixture
@@ -48,101 +46,104 @@ def pusher(engine: Engine) -> RowsPusher:
     return RowsPusher(engine.send)
 
 
-async def pushing(pusher: RowsPusher, *keys: str) -> list[asyncio.Task[None]]:
-    """Pushes under way, in this order."""
-    tasks = [asyncio.create_task(pusher.push(push(key))) for key in keys]
-    await asyncio.sleep(0)
-    return tasks
+def put(pusher: RowsPusher, *keys: str) -> list[Sent]:
+    return [pusher.put(push(key)) for key in keys]
 
 
-async def test_push_returns_when_the_engine_has_the_rows(engine: Engine, pusher: RowsPusher) -> None:
-    (task,) = await pushing(pusher, "a")
+async def test_rows_have_arrived_when_the_engine_answers(engine: Engine, pusher: RowsPusher) -> None:
+    (sent,) = put(pusher, "a")
     await engine.arrived.acquire()
-    assert not task.done()
-    engine.gate.release()
-    await task
+    assert not sent.done()
+    engine.answer(1)
+    await sent
     assert engine.messages == [["a"]]
 
 
-async def test_what_comes_while_a_message_is_under_way_leaves_as_one(engine: Engine, pusher: RowsPusher) -> None:
-    first = await pushing(pusher, "a")
+async def test_what_comes_together_leaves_as_one_and_waits_for_no_answer(engine: Engine, pusher: RowsPusher) -> None:
+    first = put(pusher, "a", "b")
     await engine.arrived.acquire()
-    later = await pushing(pusher, "b", "c", "d")
-    engine.gate.release()
-    await asyncio.gather(*first)
+    later = put(pusher, "c", "d", "e")
     await engine.arrived.acquire()
-    assert not any(task.done() for task in later)
-    engine.gate.release()
-    await asyncio.gather(*later)
-    assert engine.messages == [["a"], ["b", "c", "d"]]
+    assert engine.messages == [["a", "b"], ["c", "d", "e"]]
+    assert not any(sent.done() for sent in first + later)
+    engine.answer(2)
+    await asyncio.gather(*first, *later)
+
+
+async def test_messages_under_way_are_bounded_and_the_rest_leaves_as_one(engine: Engine, pusher: RowsPusher) -> None:
+    sent = []
+    for number in range(MAX_MESSAGES):
+        sent += put(pusher, str(number))
+        await engine.arrived.acquire()
+    sent += put(pusher, "x")
+    sent += put(pusher, "y")
+    engine.answer(1)
+    await engine.arrived.acquire()
+    assert engine.messages[MAX_MESSAGES:] == [["x", "y"]]
+    engine.answer(MAX_MESSAGES)
+    await asyncio.gather(*sent)
 
 
 async def test_rows_of_a_request_stay_in_order(engine: Engine, pusher: RowsPusher) -> None:
     async def all_of(key: str) -> None:
-        for number in range(5):
-            await pusher.push(push(f"{key}{number}"))
+        window = PushWindow(pusher)
+        for number in range(3 * MAX_PUSHES):
+            await window.push(push(f"{key}{number}"))
+        await window.all_arrived()
 
-    for _ in range(100):
-        engine.gate.release()
+    engine.answer(1000)
     await asyncio.gather(all_of("a"), all_of("b"), all_of("c"))
     sent = [key for message in engine.messages for key in message]
     for key in "abc":
-        assert [k for k in sent if k.startswith(key)] == [f"{key}{number}" for number in range(5)]
+        assert [k for k in sent if k.startswith(key)] == [f"{key}{number}" for number in range(3 * MAX_PUSHES)]
+
+
+async def test_a_window_holds_its_request_back_at_the_bound(engine: Engine, pusher: RowsPusher) -> None:
+    window = PushWindow(pusher)
+    for number in range(MAX_PUSHES):
+        await window.push(push(str(number)))
+    one_more = asyncio.create_task(window.push(push("one more")))
+    await engine.arrived.acquire()
+    assert engine.messages == [[str(number) for number in range(MAX_PUSHES)]] and not one_more.done()
+    engine.answer(2)
+    await one_more
+    await window.all_arrived()
+    assert engine.messages[1] == ["one more"]
 
 
 async def test_engines_error_reaches_everyone_in_the_message_and_no_one_else(
     engine: Engine, pusher: RowsPusher
 ) -> None:
     engine.errors[1] = ValueError("refused")
-    first = await pushing(pusher, "a")
-    await engine.arrived.acquire()
-    failing = await pushing(pusher, "b", "c", "d")
-    engine.gate.release()
-    await engine.arrived.acquire()
-    after = await pushing(pusher, "e")
-    engine.gate.release()
-    engine.gate.release()
-    results = await asyncio.gather(*first, *failing, *after, return_exceptions=True)
+    sent = []
+    for keys in ("a", "bcd", "e"):
+        sent += put(pusher, *keys)
+        await engine.arrived.acquire()
+    engine.answer(3)
+    results = await asyncio.gather(*sent, return_exceptions=True)
     assert [repr(r) for r in results] == ["None", *["ValueError('refused')"] * 3, "None"]
-    assert engine.messages == [["a"], ["b", "c", "d"], ["e"]]
 
 
-async def test_a_waiter_that_is_cancelled_loses_nobody_elses_rows(engine: Engine, pusher: RowsPusher) -> None:
-    first = await pushing(pusher, "a")
+async def test_a_window_raises_what_an_earlier_push_met(engine: Engine, pusher: RowsPusher) -> None:
+    engine.errors[0] = ValueError("refused")
+    window = PushWindow(pusher)
+    await window.push(push("a"))
+    engine.answer(2)
+    with pytest.raises(ValueError, match="refused"):
+        await window.all_arrived()
+
+
+async def test_one_who_leaves_loses_nobody_elses_rows(engine: Engine, pusher: RowsPusher) -> None:
+    left, kept = put(pusher, "a", "b")
+    left.cancel()
     await engine.arrived.acquire()
-    cancelled, kept = await pushing(pusher, "b", "c")
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
-    engine.gate.release()
-    await asyncio.gather(*first)
-    await engine.arrived.acquire()
-    engine.gate.release()
+    engine.answer(1)
     await kept
-    assert "c" in engine.messages[1]
+    assert "b" in engine.messages[0] and left.cancelled()
 
 
-async def test_cancelling_the_one_whose_task_sends_loses_nobody_elses_rows(engine: Engine, pusher: RowsPusher) -> None:
-    """The task that carries a message carries the rows of others too, who did not ask to be cancelled."""
-    first = await pushing(pusher, "a")
-    await engine.arrived.acquire()
-    carrier, other = await pushing(pusher, "b", "c")
-    engine.gate.release()
-    await asyncio.gather(*first)
-    await engine.arrived.acquire()
-    carrier.cancel()
-    engine.gate.release()
-    engine.gate.release()
-    results = await asyncio.gather(carrier, other, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError)
-    assert results[1] is None
-
-
-async def test_pusher_goes_on_after_a_cancelled_message(engine: Engine, pusher: RowsPusher) -> None:
-    (cancelled,) = await pushing(pusher, "a")
-    await engine.arrived.acquire()
-    cancelled.cancel()
-    engine.gate.release()
-    await asyncio.gather(cancelled, return_exceptions=True)
-    engine.gate.release()
-    await pusher.push(push("b"))
-    assert engine.messages[-1] == ["b"]
+async def test_pusher_goes_on_after_it_was_idle(engine: Engine, pusher: RowsPusher) -> None:
+    engine.answer(2)
+    await asyncio.gather(*put(pusher, "a"))
+    await asyncio.gather(*put(pusher, "b"))
+    assert engine.messages == [["a"], ["b"]]

@@ -12,6 +12,7 @@ from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import (
+    MAX_CODES,
     MAX_TOKENS,
     PATIENCE_S,
     Feed,
@@ -260,3 +261,13 @@ async def test_a_least_number_of_codes_forbids_no_code_that_is_not_a_stop(
 
 async def test_health_is_good(talker: Stage) -> None:
     await talker.check_health()
+
+
+async def test_codes_come_one_by_one_for_the_first_piece_of_sound_and_then_in_blocks(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    chunks = [chunk async for chunk in talker.generate(request("paced"), at_once(fed["text"]))]
+    assert [code for chunk in chunks for code in chunk.token_ids] == speak("text").codes
+    # A reader that is late gets what came meanwhile as one: chunks end where the pace says, and may leave ends out.
+    ends = [chunk.token_end for chunk in chunks]
+    assert set(ends) <= {*range(1, 25), 36, 48, MAX_CODES} and {36, 48, MAX_CODES} <= set(ends)

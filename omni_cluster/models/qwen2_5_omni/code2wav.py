@@ -14,9 +14,11 @@ from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 
-MIN_BLOCKS = (1, 1, 2, 4, 8)
-"""Blocks that the n-th piece has at least, the last figure for all that follow: the first sound comes early, and later
-pieces, which the client has a reserve for, are worth their look-ahead."""
+FIRST_BLOCKS = (1, 1, 2, 4)
+"""Blocks of a stream's first pieces: the first sound comes early, and each is made in less time than the ones before it
+sound, on a busy card too. Those that follow have `LATER_BLOCKS` at least, which are worth their look-ahead, and more
+when more codes wait."""
+LATER_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +69,24 @@ class Code2WavSession:
                     yield self._job(self._codes.between(0, len(self._codes)))
                 return
             start = 0
-            for min_blocks in itertools.chain(MIN_BLOCKS, itertools.repeat(MIN_BLOCKS[-1])):
-                job = await self._next_piece(start, min(min_blocks, self._max_piece_blocks))
+            for number in itertools.count():
+                job = await self._next_piece(start, *piece_range(number, self._max_piece_blocks))
                 if job is None:
                     return
                 yield job
                 start += len(job.codes) - job.look_ahead
 
-    async def _next_piece(self, start: int, min_blocks: int) -> DiffusionJob | None:
-        """Waits for `min_blocks` and the look-ahead, then takes all that is there; None when nothing is left."""
+    async def _next_piece(self, start: int, min_blocks: int, max_blocks: int) -> DiffusionJob | None:
+        """Waits for `min_blocks` and the look-ahead, then takes what is there; None when nothing is left."""
         await self._codes.wait_for(start + (min_blocks + 1) * self._blocks.codes_per_block)
-        size, look_ahead = self._piece_size(len(self._codes) - start)
+        size, look_ahead = self._piece_size(len(self._codes) - start, max_blocks)
         codes = self._codes.between(start, start + size + look_ahead)
         return self._job(codes, self._request.request_id, start, look_ahead) if codes else None
 
-    def _piece_size(self, waiting: int) -> tuple[int, int]:
+    def _piece_size(self, waiting: int, max_blocks: int) -> tuple[int, int]:
         """Codes of the next piece, and of its look-ahead, when `waiting` are there that no piece has had."""
-        block, most = self._blocks.codes_per_block, self._max_piece_blocks * self._blocks.codes_per_block
-        if self._codes.complete and waiting <= most:
+        block, most = self._blocks.codes_per_block, max_blocks * self._blocks.codes_per_block
+        if self._codes.complete and waiting <= max(most, 2 * block - 1):  # less than a block and its look-ahead
             return waiting, 0
         return min((waiting - block) // block * block, most), block
 
@@ -93,6 +95,14 @@ class Code2WavSession:
     ) -> DiffusionJob:
         frames = len(codes) * self._blocks.frames_per_code
         return DiffusionJob(codes, self._voice, self._request.seed, frames, stream, start, look_ahead)
+
+
+def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:
+    """Blocks of a stream's piece, at least and at most."""
+    if number < len(FIRST_BLOCKS):
+        blocks = min(FIRST_BLOCKS[number], max_piece_blocks)
+        return blocks, blocks
+    return min(LATER_BLOCKS, max_piece_blocks), max_piece_blocks
 
 
 class CodeReader:

@@ -14,7 +14,7 @@ from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind
+from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, Pace, StageKind
 from omni_cluster.models.memory import StageSizes
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
@@ -81,8 +81,10 @@ class Qwen2_5Omni(Family):
     ) -> ARSession:
         if upstream is None:
             return ThinkerSession(request)
-        voice, per_chunk = self.check_voice(request.voice), self._blocks.codes_per_block
-        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, per_chunk)
+        voice, block = self.check_voice(request.voice), self._blocks.codes_per_block
+        # Code2wav's first piece is a block and its look-ahead.
+        pace = Pace(first=2 * block, then=block)
+        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, pace)
 
     def diffusion_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig

@@ -97,7 +97,8 @@ def _decoder(
 
 def _code2wav_sizes(config: Any) -> DiffusionSizes:
     return DiffusionSizes(
-        weights=(WeightGroup("token2wav."),),
+        weights=(WeightGroup("token2wav.code2wav_dit_model."),),
+        vocoder_weights=(WeightGroup("token2wav.code2wav_bigvgan_model."),),
         stream_elements=stream_elements(config.dit_config),
         frames_per_code=config.dit_config.repeats,
         # The DiT's stay in its graphs' pool while the vocoder runs.

@@ -15,7 +15,7 @@ import torch
 
 from omni_cluster.inputs import OmniRequest, OmniTokensPrompt
 from omni_cluster.models.checkpoint_files import tensor_rows
-from omni_cluster.models.family import EngineInput, LaterRows
+from omni_cluster.models.family import EngineInput, LaterRows, Pace
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.outputs import StageChunk
@@ -64,14 +64,14 @@ class TalkerSession:
         ids: SpecialIds,
         embeddings: TextEmbeddings,
         voice: str,
-        codes_per_chunk: int,
+        pace: Pace,
     ) -> None:
         self._request = request
         self._upstream = upstream
         self._ids = ids
         self._embeddings = embeddings
         self._voice = voice
-        self._codes_per_chunk = codes_per_chunk
+        self._pace = pace
         self._next_row = 0
 
     async def prompt(self) -> EngineInput | None:
@@ -86,10 +86,9 @@ class TalkerSession:
                 "stop_token_ids": list(self._ids.codec_stops),
                 "ignore_eos": True,
                 "detokenize": False,
-                # Code2wav takes blocks of codes: a chunk a code would only keep three processes busy.
-                "stream_interval": self._codes_per_chunk,
             },
             rows_complete=prefix.ended,
+            pace=self._pace,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import DiffusionJob
-from omni_cluster.models.qwen2_5_omni.code2wav import MIN_BLOCKS, Code2WavSession, CodeBlocks
+from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks, piece_range
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import PATIENCE_S, Feed, at_once
@@ -90,7 +90,7 @@ def check_plan(made: list[DiffusionJob], total: int, max_piece_blocks: int) -> N
     for job in made:
         assert job.codes == wanted[job.start : job.start + len(job.codes)]
         assert (job.stream, job.voice, job.seed, job.frames) == ("r", "Ethan", 3, 2 * len(job.codes))
-        assert 0 < len(job.codes) - job.look_ahead <= max_piece_blocks * BLOCK
+        assert 0 < len(job.codes) - job.look_ahead <= max(max_piece_blocks * BLOCK, 2 * BLOCK - 1)
     for job in made[:-1]:
         assert len(job.codes) % BLOCK == 0 and job.look_ahead == BLOCK
     assert all(job.look_ahead == 0 for job in made[-1:])
@@ -133,8 +133,9 @@ async def test_codes_that_come_in_bursts_are_covered_once_in_order_by_pieces_of_
         await take()
     check_plan(made, total, max_piece_blocks)
     for n, (size, at_end) in enumerate(zip(sizes(made), ends, strict=True)):
-        planned = min(MIN_BLOCKS[min(n, len(MIN_BLOCKS) - 1)], max_piece_blocks) * BLOCK
-        assert at_end or size >= planned
+        least, most = piece_range(n, max_piece_blocks)
+        assert at_end or size >= least * BLOCK
+        assert size <= max(most * BLOCK, 2 * BLOCK - 1)
 
 
 async def settled() -> None:
@@ -169,19 +170,28 @@ async def test_pieces_grow_while_the_codes_come_one_by_one() -> None:
     assert [size // BLOCK for size in sizes(made)] == [1, 1, 2, 4, 8, 8]
 
 
-async def test_a_piece_takes_what_came_while_the_one_before_was_made() -> None:
-    feed = Feed(codes(0, 24))
+async def test_first_pieces_are_as_planned_though_more_came_and_later_ones_take_it() -> None:
+    feed = Feed(codes(0, 40 * BLOCK))
     async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
-        await anext(jobs)
-        feed.give(codes(24, 24 + 9 * BLOCK + 5))
+        made = [await anext(jobs) for _ in range(6)]
+    assert sizes(made) == [b * BLOCK for b in (1, 1, 2, 4, 16, 15)]
+
+
+async def test_a_piece_takes_what_came_while_the_one_before_was_made() -> None:
+    feed = Feed(codes(0, 18 * BLOCK))
+    async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
+        for _ in range(5):
+            before = await anext(jobs)
+        assert (before.start, len(before.codes)) == (8 * BLOCK, 10 * BLOCK)
+        feed.give(codes(18 * BLOCK, 29 * BLOCK + 5))
         await settled()
-        second = await anext(jobs)
-    assert (second.start, len(second.codes), second.look_ahead) == (BLOCK, 10 * BLOCK, BLOCK)
+        after = await anext(jobs)
+        assert (after.start, len(after.codes), after.look_ahead) == (17 * BLOCK, 12 * BLOCK, BLOCK)
 
 
 async def test_a_remainder_above_the_largest_piece_is_split_into_whole_blocks() -> None:
     made = await pieces(at_once([codes(0, 5 * BLOCK + 1)]), max_piece_blocks=2)
-    assert sizes(made) == [2 * BLOCK, 2 * BLOCK, BLOCK + 1]
+    assert sizes(made) == [BLOCK, BLOCK, 2 * BLOCK, BLOCK + 1]
     made = await pieces(at_once([codes(0, 2 * BLOCK + 1)]), max_piece_blocks=2)
     assert sizes(made) == [BLOCK, BLOCK + 1]
 

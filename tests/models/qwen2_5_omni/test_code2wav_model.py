@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.schema import DiffusionConfig, Precision
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -164,3 +164,41 @@ def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> Non
 
 
 BFLOAT16_SNR_DB = 25.0
+
+
+# ------------------------------------------------------------------------ CUDA
+
+
+def on_cuda(tiny: Path, precision: Precision, vocoder: Precision) -> Code2WavModel:
+    config = DiffusionConfig(dtype=precision, vocoder_dtype=vocoder, max_streams=4, max_batch_frames=480)
+    return Code2WavModel(tiny, load_voices(tiny), torch.device("cuda"), config)
+
+
+@pytest.mark.gpu
+def test_float32_on_cuda_is_the_reference_alone_and_batched(tiny: Path, reference: Reference) -> None:
+    model = on_cuda(tiny, "float32", "float32")
+    asked = [job(60, "Ethan", 1), job(50, "Chelsie", 2), job(13), job(1)]
+    for one in asked:
+        assert_close(model.generate([one])[0], wanted(reference, one))
+    for made, one in zip(model.generate(asked), asked, strict=True):
+        assert_close(made, wanted(reference, one))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "vocoder", "least_db"),
+    [
+        ("float32", "float32", 80.0),
+        ("tfloat32", "tfloat32", 35.0),
+        ("bfloat16", "tfloat32", 30.0),
+        ("float16", "float16", 35.0),
+        ("bfloat16", "bfloat16", 25.0),
+    ],
+)
+def test_each_precision_on_cuda_is_near_the_reference(
+    tiny: Path, reference: Reference, precision: Precision, vocoder: Precision, least_db: float
+) -> None:
+    model, full = on_cuda(tiny, precision, vocoder), job(100, "Ethan", 5)
+    (whole,) = model.generate([full])
+    assert snr_db(whole, wanted(reference, full)) >= least_db
+    assert snr_db(streamed(model, full, [1, 1, 2]), wanted(reference, full)) >= min(least_db, STREAMING_SNR_DB)

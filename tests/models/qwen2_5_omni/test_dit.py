@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from omni_cluster.models.qwen2_5_omni import dit_kernels
-from omni_cluster.models.qwen2_5_omni.dit import FIRST_SLOT, NO_BLOCK, BlockDiT, PackedBlocks, keep_on_host
+from omni_cluster.models.qwen2_5_omni.dit import (
+    FIRST_SLOT,
+    NO_BLOCK,
+    BlockDiT,
+    PackedBlocks,
+    gelu_of_linear,
+    keep_on_host,
+)
 from omni_cluster.models.qwen2_5_omni.flow import Flow, evaluation_times
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -135,6 +142,13 @@ def test_norm_kernel_is_the_plain_norm() -> None:
     torch.testing.assert_close(hidden, wanted, atol=1e-5, rtol=0)
     normed = torch.nn.functional.layer_norm(wanted, (1000,), eps=1e-6) * (1 + scale) + shift
     torch.testing.assert_close(made, normed, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+def test_gelu_in_the_products_last_step_is_the_one_by_tanh() -> None:
+    rows, weight, bias = torch.randn(50, 64), torch.randn(128, 64), torch.randn(128)
+    made = gelu_of_linear(rows.cuda(), weight.cuda(), bias.cuda())
+    torch.testing.assert_close(made.cpu(), gelu_of_linear(rows, weight, bias), atol=1e-4, rtol=0)
 
 
 @pytest.mark.gpu
