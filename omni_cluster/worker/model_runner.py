@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
@@ -13,6 +14,7 @@ from omni_cluster.inputs import StageExtra
 from omni_cluster.worker.model_input import OmniModelInputBuilder, TokenSpan
 from omni_cluster.worker.rows_out import RowsOfStep
 from omni_cluster.worker.seen_tokens import SeenTokens, plain_repetition
+from omni_cluster.worker.top_k_sampler import TopKSampler
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -38,6 +40,7 @@ class OmniGPUModelRunner(_Runner):
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
+        self.sampler.topk_topp_sampler = TopKSampler(self.sampler.topk_topp_sampler, self._top_k_of_batch)
         self._seen = SeenTokens(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -130,6 +133,9 @@ class OmniGPUModelRunner(_Runner):
         discarded = self.discard_request_mask.gpu[: len(request_ids)]
         self._seen.note(request_ids, output.sampled_token_ids[:, 0], discarded)
         return output
+
+    def _top_k_of_batch(self) -> np.ndarray:
+        return self.input_batch.top_k_cpu[: self.input_batch.num_reqs]
 
     def _penalties_are_plain(self) -> bool:
         """Whether every penalty of the batch is one that `SeenTokens` knows."""
