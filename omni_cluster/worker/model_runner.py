@@ -63,11 +63,14 @@ class OmniGPUModelRunner(_Runner):
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
             if self._inputs is not None:
                 self._inputs.push(request_id, rows)
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._seen.remove(request_id)  # there is room for those that run, not for all that wait
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            if self._seen.tracks(request_id):  # a token sampled while the request was preempted may have been dropped
-                state = self.requests[request_id]
-                self._seen.admit(request_id, [*state.prompt_token_ids, *state.output_token_ids])
+            state = self.requests[request_id]
+            if plain_repetition(state.sampling_params):
+                known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
+                self._seen.admit(request_id, [*state.prompt_token_ids, *known])
         return updated
 
     def _admit(self, request_id: str, extra: StageExtra) -> None:
