@@ -39,7 +39,8 @@ class OmniModelConfig:
     """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
 
     `emits_rows`: requests may ask for a row per position. `takes_rows`: the model has a static `extra_rows` buffer.
-    `max_payload_elements`: no embedding payload may have more elements.
+    `max_payload_elements`: no embedding payload may have more elements. `max_decode_steps`: tokens that a request may
+    get in one step of the engine.
     """
 
     stage_id: int
@@ -48,6 +49,7 @@ class OmniModelConfig:
     emits_rows: bool = False
     takes_rows: bool = False
     max_payload_elements: int = 1 << 28
+    max_decode_steps: int = 1
     diffusion: DiffusionConfig | None = None
 
     @classmethod
@@ -85,8 +87,11 @@ class OmniEngineArgs(AsyncEngineArgs):
             traits.emits_rows,
             traits.takes_rows,
             pipeline.limits.max_payload_elements,
+            stage.max_decode_steps if traits.takes_rows else 1,
         )
         settings = _ar_defaults(traits) | _checked(stage)
+        if model_config.max_decode_steps > 1:
+            settings["async_scheduling"] = _waits_for_tokens(stage)
         settings["scheduler_cls"] = ASYNC_SCHEDULER if _schedules_async(settings) else SCHEDULER
         return cls(
             model=model,
@@ -136,6 +141,16 @@ def _checked(stage: StageConfig) -> dict[str, Any]:
             f"use names of vLLM's EngineArgs, for example max_num_seqs."
         )
     return dict(stage.engine_args)
+
+
+def _waits_for_tokens(stage: StageConfig) -> bool:
+    """False, vLLM's word for an engine that waits for a step's tokens: only then it knows how many there are."""
+    if stage.engine_args.get("async_scheduling"):
+        raise ConfigError(
+            f"stage {stage.stage_id} ({stage.model_stage}): engine_args.async_scheduling is true, which goes with one "
+            f"token a step only; leave it out, or set max_decode_steps to 1."
+        )
+    return False
 
 
 def _schedules_async(settings: Mapping[str, Any]) -> bool:

@@ -235,6 +235,14 @@ class StageConfig(_Strict):
         description="Tokens of a sequence that the KV cache is sized for, times max_num_seqs; null: max_model_len.",
         examples=[4_096],
     )
+    # Eight hide most of what an engine does around a step; rows that come and requests that start wait for its end.
+    max_decode_steps: int = Field(
+        default=8,
+        ge=1,
+        le=64,
+        description="Tokens of a request in one step of its engine at most, where another stage's rows feed it.",
+        examples=[8],
+    )
     default_sampling_params: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's sampling parameters.", examples=[{"max_tokens": 1024}]
     )

@@ -78,7 +78,7 @@ class OmniOutputProcessor(OutputProcessor):
         if state is None or sink is None or sink.pace is None or state.detokenizer is None:
             return
         made = state.detokenizer.num_output_tokens() + len(output.new_token_ids)
-        state.stream_interval = sink.pace.interval(made)
+        state.stream_interval = sink.pace.interval(state.sent_tokens_offset)
         if state.stream_interval == 1:
             state.sent_tokens_offset = made  # vLLM counts what was sent only with a longer interval
 

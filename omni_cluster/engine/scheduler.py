@@ -46,12 +46,16 @@ class OmniSchedulerMixin(_Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._max_elements = OmniModelConfig.of(self.vllm_config).max_payload_elements
+        config = OmniModelConfig.of(self.vllm_config)
+        self._max_elements = config.max_payload_elements
+        # vLLM keeps this many places in the KV cache behind a step's tokens, for those that its further steps compute.
+        self.num_lookahead_tokens += config.max_decode_steps - 1
         self._request_ids: dict[str, str] = {}
         self._keys: dict[str, str] = {}
         self._counts: dict[str, RowCount] = {}
         self._to_workers: list[tuple[str, torch.Tensor]] = []
         self._num_preemptions = 0
+        self._num_steps = 0
 
     def add_request(self, request: Request) -> None:
         extra = StageExtra.of(request.sampling_params.extra_args if request.sampling_params else None)
@@ -84,8 +88,38 @@ class OmniSchedulerMixin(_Scheduler):
         for request in reversed(blocked):
             self.waiting.prepend_request(request)
         self._num_preemptions += len(output.preempted_req_ids or ())
-        output.omni_rows, self._to_workers = self._to_workers, []  # rides the pickled output to every rank
+        self._num_steps += bool(output.num_scheduled_tokens)
+        output.omni_rows, self._to_workers = self._to_workers, []  # these two ride the pickled output to every rank
+        output.omni_further = self._further_steps(output)
         return output
+
+    def _further_steps(self, output: SchedulerOutput) -> dict[str, int]:
+        """How many tokens more than one each request of the step may get; only those that may."""
+        if not self.num_lookahead_tokens:
+            return {}
+        rooms = {r: self._room(self.requests[r]) for r in output.num_scheduled_tokens}
+        return {r: room for r, room in rooms.items() if room > 0}
+
+    def _room(self, request: Request) -> int:
+        """Tokens behind the one that this step samples for which all is known and allowed before the host sees it."""
+        count = self._counts.get(request.request_id)
+        if count is None or request.num_computed_tokens < request.num_tokens:
+            return 0
+        room = min(
+            self.num_lookahead_tokens,
+            request.max_tokens - request.num_output_tokens - 1,
+            self.max_model_len - request.num_tokens - 1,
+        )
+        least = request.sampling_params.min_tokens if request.sampling_params else 0
+        if request.num_output_tokens < least:
+            room = min(room, least - request.num_output_tokens - 1)  # then the tokens that end a request are let in
+        return room if count.complete else min(room, count.rows - request.num_tokens)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
+    ) -> tuple[list[int], bool]:
+        request.num_computed_tokens += len(new_token_ids) - 1  # vLLM counted the one that it scheduled
+        return super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
 
     def _is_held(self, request: Request) -> bool:
         count = self._counts.get(request.request_id)
@@ -123,13 +157,14 @@ class OmniSchedulerMixin(_Scheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def omni_counts(self) -> dict[str, int]:
-        """What a test or a metric asks: requests, held ones, preemptions so far, KV blocks in use."""
+        """What a test or a metric asks: requests, held ones, preemptions and steps so far, KV blocks in use."""
         pool = self.kv_cache_manager.block_pool
         return {
             "running": len(self.running),
             "waiting": len(self.waiting) + len(self.skipped_waiting),
             "held": self.num_held(),
             "preemptions": self._num_preemptions,
+            "steps": self._num_steps,
             "kv_blocks_used": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,  # one block is vLLM's null block
             "row_counts": len(self._counts),
         }

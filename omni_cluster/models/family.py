@@ -33,7 +33,7 @@ class StageKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a stage's tokens are handed on: one by one until there are `first`, then `then` at a time.
+    """When a stage's tokens are handed on: as they are made until `first` have been, then at least `then` at a time.
 
     A consumer that takes tokens in blocks would do nothing with less, and every chunk keeps three processes busy.
     """
@@ -41,9 +41,9 @@ class Pace:
     first: int
     then: int
 
-    def interval(self, made: int) -> int:
-        """Tokens between two chunks when `made` tokens are there."""
-        return 1 if made <= self.first else self.then
+    def interval(self, handed_on: int) -> int:
+        """Tokens of the next chunk at least, when `handed_on` have been."""
+        return 1 if handed_on < self.first else self.then
 
 
 @dataclass(frozen=True, slots=True)

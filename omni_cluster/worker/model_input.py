@@ -19,6 +19,10 @@ class TokenSpan:
     length: int
 
 
+NOWHERE = 1 << 62
+"""A position behind all rows, for a request that a step computes to no effect."""
+
+
 @dataclass(frozen=True, slots=True)
 class OmniModelInputForGPU:
     """What a step feeds beside vLLM's own inputs. `rows`: `[num_tokens, H]` on the host, in the batch's order.
@@ -63,8 +67,8 @@ class RequestRows:
 class OmniModelInputBuilder:
     """Keeps the rows of all requests of a runner and lays out those that a step needs.
 
-    `staging` `[max_num_batched_tokens, H]` is reused by every step: the runner must have finished the copy of the
-    step before, which vLLM's `synchronize_input_prep` gives.
+    `staging` `[n, H]` is reused by every step: the runner must have finished the copy of the step before, which vLLM's
+    `synchronize_input_prep` gives. Its further steps come behind it, so n is what all of them take together.
     """
 
     def __init__(self, staging: torch.Tensor, max_elements: int) -> None:
@@ -73,6 +77,7 @@ class OmniModelInputBuilder:
         self._requests: dict[str, RequestRows] = {}
         self._no_row = staging.new_zeros(1, staging.shape[1])
         self._padded: list[tuple[str, int]] = []
+        self._staged = 0
 
     def admit(self, request_id: str, extra: StageExtra) -> None:
         """Takes a new request's first rows; a request that comes again after a preemption keeps those it has."""
@@ -102,13 +107,18 @@ class OmniModelInputBuilder:
         request = self._requests.get(request_id)
         return None if request is None else request.positions
 
-    def build(self, spans: Sequence[TokenSpan]) -> OmniModelInputForGPU:
-        """Rows of every position of the step; zero for requests that brought none."""
+    def build(self, spans: Sequence[TokenSpan], *, is_further: bool = False) -> OmniModelInputForGPU:
+        """Rows of every position of the step; zero for requests that brought none.
+
+        `is_further`: what was built before is still on its way to the device.
+        """
+        first = self._staged if is_further else 0
         num_tokens = sum(span.length for span in spans)
         padded = [(span.request_id, span.length) for span in spans if self._only_pads(span)]
         unchanged = len(padded) == len(spans) and padded == self._padded
         self._padded = padded if len(padded) == len(spans) else []
-        rows = self._staging[:num_tokens]
+        self._staged = first + num_tokens
+        rows = self._staging[first : self._staged]
         if not unchanged:
             torch.cat([piece for span in spans for piece in self._pieces(span)], out=rows)
         return OmniModelInputForGPU(rows, not unchanged)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.outputs import SamplerOutput
 
 from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.inputs import StageExtra
-from omni_cluster.worker.model_input import OmniModelInputBuilder, TokenSpan
+from omni_cluster.worker.further_steps import FurtherSteps
+from omni_cluster.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
 from omni_cluster.worker.rows_out import RowsOfStep
 from omni_cluster.worker.seen_tokens import SeenTokens, plain_repetition
 from omni_cluster.worker.top_k_sampler import TopKSampler
@@ -40,6 +43,8 @@ class OmniGPUModelRunner(_Runner):
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
+        self._further_steps: FurtherSteps | None = None
+        self._further: dict[str, int] = {}
         self.sampler.topk_topp_sampler = TopKSampler(self.sampler.topk_topp_sampler, self._top_k_of_batch)
         self._seen = SeenTokens(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
 
@@ -47,8 +52,11 @@ class OmniGPUModelRunner(_Runner):
         super().load_model(*args, **kwargs)
         if self.omni_config.takes_rows:
             buffer = self.get_model().extra_rows
-            staging = torch.zeros(buffer.shape, dtype=buffer.dtype, pin_memory=self.device.type == "cuda")
+            num_rows = buffer.shape[0] + (self.omni_config.max_decode_steps - 1) * self.max_num_reqs
+            is_cuda = self.device.type == "cuda"
+            staging = torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, pin_memory=is_cuda)
             self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
+            self._further_steps = FurtherSteps(self)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
@@ -65,6 +73,7 @@ class OmniGPUModelRunner(_Runner):
                 self._inputs.push(request_id, rows)
         for request_id in scheduler_output.preempted_req_ids or ():
             self._seen.remove(request_id)  # there is room for those that run, not for all that wait
+        self._further = getattr(scheduler_output, "omni_further", {})
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             state = self.requests[request_id]
@@ -100,9 +109,7 @@ class OmniGPUModelRunner(_Runner):
 
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if self._inputs is not None:
-            step = self._inputs.build(self._spans(scheduler_output))
-            if step.changed:
-                self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
+            self._feed(self._inputs.build(self._spans(scheduler_output)))
         inputs = super()._preprocess(scheduler_output, *args, **kwargs)
         if self._emits(scheduler_output):
             self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
@@ -120,22 +127,56 @@ class OmniGPUModelRunner(_Runner):
         return [TokenSpan(r, int(computed[i]), scheduled[r]) for i, r in enumerate(self.input_batch.req_ids)]
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
-        """Samples as vLLM does, the repetition penalty applied on the device where that is all there is to apply."""
-        request_ids = self.input_batch.req_ids
-        if logits is None or not len(self._seen):
+        """Samples as vLLM does, and goes on where the scheduler left room for it: int32 `[n, tokens]`."""
+        if logits is None:
             return super()._sample(logits, spec_decode_metadata)
+        batch = self.input_batch
+        discarded = self.discard_request_mask.gpu[: len(batch.req_ids)]
+        output = self.sample_step(logits, discarded, batch.sampling_metadata.generators)
+        if self._further_steps is None or not self._further or not self._goes_on():
+            return output
+        tokens = self._further_steps.run(output.sampled_token_ids, self._further)
+        return replace(output, sampled_token_ids=tokens)
+
+    def _goes_on(self) -> bool:
+        """Whether the batch's next logits need nothing that only the host knows after a step."""
+        metadata = self.input_batch.sampling_metadata
+        return self._penalties_are_plain() and metadata.max_num_logprobs is None and not metadata.bad_words_token_ids
+
+    def sample_step(
+        self, logits: torch.Tensor, discarded: torch.Tensor, generators: dict[int, torch.Generator]
+    ) -> SamplerOutput:
+        """Samples one token a request as vLLM does, the repetition penalty on the device where it is all there is.
+
+        `logits` `[n, vocab_size]`; `discarded` bool `[n]`: requests whose token is not theirs to keep; `generators`: by
+        row, for requests that have a seed.
+        """
+        request_ids = self.input_batch.req_ids
         stock = self.input_batch.sampling_metadata
         if self.input_batch.repetition_penalties_reqs and self._penalties_are_plain():
             logits = logits.float()
             self._seen.penalise(logits, request_ids, stock.repetition_penalties)
-            self.input_batch.sampling_metadata = replace(stock, no_penalties=True, output_token_ids=[])
+            plain = replace(stock, no_penalties=True, output_token_ids=[], generators=generators)
+        else:
+            plain = replace(stock, generators=generators)
+        self.input_batch.sampling_metadata = plain
         try:
-            output = super()._sample(logits, spec_decode_metadata)
+            output = super()._sample(logits, None)
         finally:
             self.input_batch.sampling_metadata = stock
-        discarded = self.discard_request_mask.gpu[: len(request_ids)]
-        self._seen.note(request_ids, output.sampled_token_ids[:, 0], discarded)
-        return output
+        if len(self._seen):
+            self._seen.note(request_ids, output.sampled_token_ids[:, 0], discarded)
+        return output  # type: ignore[no-any-return]
+
+    def fill_rows(self, request_ids: Sequence[str], positions: np.ndarray) -> None:
+        """Feeds each request's row at `positions` int `[n]`, -1 for one that the step computes to no effect."""
+        spans = [TokenSpan(r, int(p) if p >= 0 else NOWHERE, 1) for r, p in zip(request_ids, positions, strict=True)]
+        if self._inputs is not None:
+            self._feed(self._inputs.build(spans, is_further=True))
+
+    def _feed(self, step: OmniModelInputForGPU) -> None:
+        if step.changed:
+            self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
 
     def _top_k_of_batch(self) -> np.ndarray:
         return self.input_batch.top_k_cpu[: self.input_batch.num_reqs]

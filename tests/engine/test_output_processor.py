@@ -84,6 +84,6 @@ def test_first_rows_must_be_those_of_position_zero() -> None:
         sink.take()
 
 
-@pytest.mark.parametrize(("made", "interval"), [(1, 1), (24, 1), (25, 12), (36, 12)])
-def test_pace_is_one_by_one_until_what_is_needed_first(made: int, interval: int) -> None:
-    assert Pace(24, 12).interval(made) == interval
+@pytest.mark.parametrize(("handed_on", "interval"), [(0, 1), (23, 1), (24, 12), (36, 12)])
+def test_pace_is_at_once_until_what_is_needed_first_was_handed_on(handed_on: int, interval: int) -> None:
+    assert Pace(24, 12).interval(handed_on) == interval

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 import pytest_asyncio
 
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
+from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import (
     MAX_CODES,
@@ -263,11 +265,30 @@ async def test_health_is_good(talker: Stage) -> None:
     await talker.check_health()
 
 
-async def test_codes_come_one_by_one_for_the_first_piece_of_sound_and_then_in_blocks(
+async def test_codes_come_at_once_for_the_first_piece_of_sound_and_then_half_a_block_at_least(
     talker: Stage, fed: Fed, speak: Speak
 ) -> None:
     chunks = [chunk async for chunk in talker.generate(request("paced"), at_once(fed["text"]))]
     assert [code for chunk in chunks for code in chunk.token_ids] == speak("text").codes
-    # A reader that is late gets what came meanwhile as one: chunks end where the pace says, and may leave ends out.
+    # A reader that is late gets what came meanwhile as one: chunks end where the engine's steps do, or fewer of them.
     ends = [chunk.token_end for chunk in chunks]
-    assert set(ends) <= {*range(1, 25), 36, 48, MAX_CODES} and {36, 48, MAX_CODES} <= set(ends)
+    assert ends[-1] == MAX_CODES and all(later - end >= 6 for end, later in pairwise(ends[:-1]) if end >= 24)
+
+
+async def test_one_step_of_the_engine_makes_several_codes_and_one_where_rows_are_missing(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    before = (await talker.counts())["steps"]
+    made = await collect(talker.generate(request("steps"), at_once(fed["text"])))
+    assert list(made.token_ids) == speak("text").codes
+    steps = (await talker.counts())["steps"] - before
+    assert MAX_CODES / 8 <= steps < MAX_CODES / 2
+
+
+async def test_least_codes_that_end_within_a_step_let_the_end_in_at_once(
+    talker: Stage, fed: Fed, reference: Reference
+) -> None:
+    end = SpecialIds.from_config(reference.model.config.to_dict()).codec_stops[0]
+    asked = request("least-11", sampling={"talker": {"min_tokens": 11, "logit_bias": {end: 1e4}}})
+    made = await collect(talker.generate(asked, at_once(fed["text"])))
+    assert len(made.token_ids) == 12 and made.token_ids[-1] == end and made.finish_reason == "stop"

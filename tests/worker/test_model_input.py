@@ -6,7 +6,7 @@ import torch
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import StageExtra
 from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
-from omni_cluster.worker.model_input import OmniModelInputBuilder, TokenSpan
+from omni_cluster.worker.model_input import NOWHERE, OmniModelInputBuilder, TokenSpan
 
 WIDTH = 4
 PAD_ROW = torch.full((WIDTH,), -1.0)
@@ -161,3 +161,13 @@ def test_steps_of_pad_rows_alone_say_that_nothing_changed(builder: OmniModelInpu
     builder.push("a", rows(12, 5))
     assert changed(("a", 6, 1))
     assert numbers(builder, ("a", 6, 1)) == [16]
+
+
+def test_rows_of_further_steps_lie_behind_those_that_are_still_on_their_way(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(10, 5)))
+    builder.admit("b", extra(rows(20, 5)))
+    first = builder.build([TokenSpan("a", 0, 3), TokenSpan("b", 0, 2)])
+    second = builder.build([TokenSpan("a", 3, 1), TokenSpan("b", 2, 1)], is_further=True)
+    third = builder.build([TokenSpan("a", 4, 1), TokenSpan("b", NOWHERE, 1)], is_further=True)
+    assert [step.rows[:, 0].tolist() for step in (first, second, third)] == [[10, 11, 12, 20, 21], [13, 22], [14, -1]]
+    assert numbers(builder, ("a", 0, 1)) == [10] and first.rows[0, 0] == 10
