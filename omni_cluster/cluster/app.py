@@ -24,7 +24,9 @@ from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 
 CALLS_PER_REQUEST = 3
-"""What one request has open at a replica at most: `generate`, and its consumer's `chunks` and `chunk`."""
+"""What one request has open at a replica at most: `generate`, and of its two readers `subscribe` or `chunk`."""
+MAX_LINKS = 64
+"""Replicas that read from one replica, ingresses included."""
 
 INGRESS_NAME = "ingress"
 RETRY_AFTER_S = 2
@@ -67,7 +69,7 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
         StageReplica,
         name=stage.model_stage,
         # Admission is the ingress's; what it lets in must never wait at a stage's door.
-        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + 1,
+        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + MAX_LINKS,
         ray_actor_options=actor_options(stage),
         request_router_config=ROUTER,
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,

@@ -25,8 +25,7 @@ from omni_cluster.cluster.answers import (
     whole_audio,
 )
 from omni_cluster.cluster.body import read_body
-from omni_cluster.cluster.orchestrator import Orchestrator
-from omni_cluster.cluster.transport import RemoteStage
+from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import bind
@@ -52,8 +51,9 @@ class Ingress:
     def __init__(self, config: PipelineConfig, handles: Mapping[str, DeploymentHandle]) -> None:
         self._config = config
         self._bound = bind(config)
-        stages = {name: RemoteStage(handle, config.handover.transport) for name, handle in handles.items()}
-        self._orchestrator = Orchestrator(self._bound, stages)
+        self._orchestrator = Orchestrator(
+            self._bound, {name: stage_access(handle, config) for name, handle in handles.items()}
+        )
         self._limits = api_limits(config)
         self._created = int(time.time())
 

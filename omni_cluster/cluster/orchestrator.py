@@ -6,18 +6,35 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 
+from ray.serve.handle import DeploymentHandle
+
+from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.transport import RemoteStage, Ticket
-from omni_cluster.config.schema import StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.inputs import OmniRequest
 
 
+@dataclass(frozen=True, slots=True)
+class StageAccess:
+    """A stage as the ingress sees it: it starts requests there by `calls`, and reads what comes of them by `links`."""
+
+    calls: RemoteStage
+    links: Links
+
+
+def stage_access(handle: DeploymentHandle, config: PipelineConfig) -> StageAccess:
+    calls = RemoteStage(handle, config.handover.transport)
+    return StageAccess(calls, Links(calls, config.limits.max_payload_elements))
+
+
 class Orchestrator:
     """Holds a request's state and never touches an embedding."""
 
-    def __init__(self, bound: BoundPipeline, stages: Mapping[str, RemoteStage]) -> None:
+    def __init__(self, bound: BoundPipeline, stages: Mapping[str, StageAccess]) -> None:
         self._bound = bound
         self._stages = stages
 
@@ -48,16 +65,16 @@ class Orchestrator:
     ) -> None:
         """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
         source = self._bound.source(stage)
+        remote = self._stages[stage.model_stage]
         ticket = await asyncio.shield(tickets[source.stage_id]) if source else None
-        items = self._stages[stage.model_stage].stream("generate", request, ticket)
-        async with contextlib.aclosing(items):
-            async for item in items:
-                if isinstance(item, Ticket):
-                    tickets[stage.stage_id].set_result(item)
-                    continue
-                await emit(StageEvent(stage.model_stage, item))
-                if item.finish_reason is not None:
-                    break
+        async with contextlib.aclosing(remote.calls.stream("generate", request, ticket)) as call:
+            own = await anext(call)
+            tickets[stage.stage_id].set_result(own)
+            async with contextlib.aclosing(remote.links.read(own, with_rows=False)) as chunks:
+                async for chunk in chunks:
+                    await emit(StageEvent(stage.model_stage, chunk))
+                    if chunk.finish_reason is not None:
+                        break
             await all_read.wait()
 
 

@@ -63,6 +63,24 @@ class BulkChunk:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One reader's wish for all chunks of a request. `reader`: a number that the consumer gives each of its own."""
+
+    reader: int
+    request_id: str
+    with_rows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkItem:
+    """What one reader is sent. No body: the end, and what broke if something did."""
+
+    reader: int
+    body: WireChunk | BulkChunk | None
+    error: Exception | None = None
+
+
 def own_replica_id() -> str:
     """The id by which other replicas can address this one."""
     return cast(str, serve.get_replica_context().replica_id.unique_id)

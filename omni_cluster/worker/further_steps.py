@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import CUDAGraphMode
-from vllm.forward_context import set_forward_context
+from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.v1.outputs import SamplerOutput
 
 NO_TOKEN = -1
@@ -37,6 +37,19 @@ class StepInputs:
     lengths: torch.Tensor
     slots: torch.Tensor
     active: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """How vLLM runs the batch: `attended` rows have attention metadata, padding of a whole graph included."""
+
+    num_requests: int
+    attended: int
+    mode: CUDAGraphMode
+    batch: BatchDescriptor
+    across_dp: torch.Tensor | None
+    slots_by_group: dict[int, torch.Tensor]
+    slots_by_layer: dict[str, torch.Tensor]
 
 
 class FurtherSteps:
@@ -61,10 +74,11 @@ class FurtherSteps:
         inputs = self._inputs(request_ids, next_positions, counts)
         columns = [sampled]
         with self._one_token_each(len(request_ids), int((next_positions + counts).max())):
+            shape = self._shape(len(request_ids))
             for step in range(int(counts.max())):
                 active = counts > step
                 runner.fill_rows(request_ids, np.where(active, next_positions + step, -1))
-                logits = self._logits(columns[-1], inputs, step)
+                logits = self._logits(columns[-1], inputs, step, shape)
                 columns.append(self._sampled(logits, inputs.active[step], active))
         further_tokens = torch.cat(columns[1:], dim=1).masked_fill_(~inputs.active.t(), NO_TOKEN)
         return torch.cat([sampled, further_tokens], dim=1)
@@ -74,10 +88,8 @@ class FurtherSteps:
         steps = np.arange(counts.max())[:, None]
         active = steps < counts
         indices = np.where(active, next_positions + steps, 0)
-        shift = (
-            np.array([runner.requests[r].mrope_position_delta or 0 for r in request_ids]) if runner.uses_mrope else 0
-        )
-        host = torch.from_numpy(np.stack([indices, indices + shift, active]).astype(np.int64))
+        shifts = [runner.requests[r].mrope_position_delta or 0 for r in request_ids] if runner.uses_mrope else 0
+        host = torch.from_numpy(np.stack([indices, indices + shifts, active]).astype(np.int64))
         host = host.pin_memory() if runner.device.type == "cuda" else host
         indices_, positions, active_ = host.to(runner.device, non_blocking=True)
         return StepInputs(positions, (indices_ + 1).int(), self._slots(indices_, active_.bool()), active_.bool())
@@ -104,50 +116,56 @@ class FurtherSteps:
         finally:
             runner.query_start_loc = stock
 
-    def _logits(self, tokens: torch.Tensor, inputs: StepInputs, step: int) -> torch.Tensor:
-        runner, n = self._runner, tokens.shape[0]
-        runner.input_ids.gpu[:n].copy_(tokens[:, 0])
-        positions = runner.mrope_positions.gpu if runner.uses_mrope else runner.positions
-        positions[..., :n] = inputs.positions[step]
-        runner.seq_lens[:n] = inputs.lengths[step]
-        runner.input_batch.block_table[0].slot_mapping.gpu[:n] = inputs.slots[step]
-        hidden_states = self._forward(n)
-        return runner.model.compute_logits(hidden_states[:n])  # type: ignore[no-any-return]
-
-    def _forward(self, n: int) -> torch.Tensor:
-        """One decoding step of the batch as `GPUModelRunner.execute_model` runs it."""
+    def _shape(self, num_requests: int) -> BatchShape:
+        """How vLLM runs a decoding step of so many requests: by which graph, filled up to which size."""
         runner = self._runner
         mode, batch, _, across_dp, _ = runner._determine_batch_execution_and_padding(
-            num_tokens=n,
-            num_reqs=n,
-            num_scheduled_tokens_np=np.ones(n, dtype=np.int32),
+            num_tokens=num_requests,
+            num_reqs=num_requests,
+            num_scheduled_tokens_np=np.ones(num_requests, dtype=np.int32),
             max_num_scheduled_tokens=1,
             use_cascade_attn=False,
         )
-        padded = batch.num_tokens
-        attended = padded if mode == CUDAGraphMode.FULL else n
-        slots_by_group, slots_by_layer = runner._get_slot_mappings(padded, attended, n)
+        attended = batch.num_tokens if mode == CUDAGraphMode.FULL else num_requests
+        by_group, by_layer = runner._get_slot_mappings(batch.num_tokens, attended, num_requests)
+        return BatchShape(num_requests, attended, mode, batch, across_dp, by_group, by_layer)
+
+    def _logits(self, tokens: torch.Tensor, inputs: StepInputs, step: int, shape: BatchShape) -> torch.Tensor:
+        runner, n = self._runner, shape.num_requests
+        runner.input_ids.gpu[:n].copy_(tokens[:, 0])
+        self._positions[..., :n] = inputs.positions[step]
+        runner.seq_lens[:n] = inputs.lengths[step]
+        runner.input_batch.block_table[0].slot_mapping.gpu[:n] = inputs.slots[step]
+        return runner.model.compute_logits(self._forward(shape)[:n])  # type: ignore[no-any-return]
+
+    @property
+    def _positions(self) -> torch.Tensor:
+        runner = self._runner
+        return runner.mrope_positions.gpu if runner.uses_mrope else runner.positions  # type: ignore[no-any-return]
+
+    def _forward(self, shape: BatchShape) -> torch.Tensor:
+        """One decoding step of the batch as `GPUModelRunner.execute_model` runs it."""
+        runner, padded = self._runner, shape.batch.num_tokens
         attention, _ = runner._build_attention_metadata(
-            num_tokens=n,
-            num_reqs=n,
+            num_tokens=shape.num_requests,
+            num_reqs=shape.num_requests,
             max_query_len=1,
-            num_tokens_padded=attended,
-            num_reqs_padded=attended,
-            slot_mappings=slots_by_group,
+            num_tokens_padded=shape.attended,
+            num_reqs_padded=shape.attended,
+            slot_mappings=shape.slots_by_group,
         )
-        positions = runner.mrope_positions.gpu if runner.uses_mrope else runner.positions
         with set_forward_context(
             attention,
             runner.vllm_config,
             num_tokens=padded,
-            num_tokens_across_dp=across_dp,
-            cudagraph_runtime_mode=mode,
-            batch_descriptor=batch,
-            slot_mapping=slots_by_layer,
+            num_tokens_across_dp=shape.across_dp,
+            cudagraph_runtime_mode=shape.mode,
+            batch_descriptor=shape.batch,
+            slot_mapping=shape.slots_by_layer,
         ):
             return runner._model_forward(  # type: ignore[no-any-return]
                 input_ids=runner.input_ids.gpu[:padded],
-                positions=positions[..., :padded],
+                positions=self._positions[..., :padded],
                 **runner._init_model_kwargs(),
             )
 

@@ -1,0 +1,261 @@
+"""Both ends of a link, in one process: what Ray carries between them is tested with the application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from omni_cluster.cluster import outlet
+from omni_cluster.cluster.link import LinkEnded, Links
+from omni_cluster.cluster.outlet import Outlets, StageFailed
+from omni_cluster.cluster.transport import LinkItem, RemoteStage, Ticket, WireChunk
+from omni_cluster.engine.outbox import Outboxes, OutboxUnknown
+from omni_cluster.errors import RequestError
+from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
+
+MAX_ITEM_BYTES = 256
+ROW_BYTES = 16
+
+
+class Replica:
+    """A producing replica, called without Ray. `messages`: all that were sent; `links`: streams opened so far."""
+
+    def __init__(self) -> None:
+        self.outboxes = Outboxes(1 << 20)
+        self.outlets = Outlets(self.outboxes, MAX_ITEM_BYTES)
+        self.messages: list[list[LinkItem]] = []
+        self.links = 0
+        self.broken = asyncio.Event()
+
+    async def stream(self, method: str, *args: Any, replica_id: str) -> AsyncGenerator[list[LinkItem], None]:
+        self.links += 1
+        async with contextlib.aclosing(getattr(self.outlets, method)(*args)) as messages:
+            async for message in messages:
+                if self.broken.is_set():
+                    raise ConnectionError("the replica died")
+                self.messages.append(message)
+                yield message
+
+    async def call(self, method: str, *args: Any, replica_id: str) -> Any:
+        if method == "chunk":
+            request_id, number = args
+            return WireChunk.of(self.outboxes.get(request_id).chunk(number))
+        return getattr(self.outlets, method)(*args)
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+@pytest.fixture
+def links(replica: Replica) -> Links:
+    return Links(cast(RemoteStage, replica), max_elements=1000)
+
+
+def rows(start: int, count: int = 1) -> StageChunk:
+    values = torch.arange(start, start + count, dtype=torch.float32)[:, None].repeat(1, ROW_BYTES // 4)
+    return StageChunk(start, tuple(range(start, start + count)), rows=RowsChunk(start, values))
+
+
+def ticket(request_id: str) -> Ticket:
+    return Ticket(request_id, "replica")
+
+
+async def read(links: Links, request_id: str, *, with_rows: bool = True) -> StageChunk:
+    chunks = [chunk async for chunk in links.read(ticket(request_id), with_rows=with_rows)]
+    return StageChunk.joined(chunks)
+
+
+async def settled() -> None:
+    """All that can run without something new has run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(replica: Replica, links: Links) -> None:
+    names = [f"r{i}" for i in range(8)]
+    for number, name in enumerate(names):
+        box = replica.outboxes.open(name)
+        for token in range(5):
+            box.put(rows(token, 1 + number % 2) if token == 0 else rows(token + number % 2))
+        box.close()
+    made = await asyncio.gather(*(read(links, name) for name in names))
+    for number, chunk in enumerate(made):
+        assert list(chunk.token_ids) == list(range(5 + number % 2))
+        assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(chunk.token_ids)
+    assert replica.links == 1
+
+
+async def test_what_one_step_makes_leaves_in_one_message(replica: Replica, links: Links) -> None:
+    names = [f"r{i}" for i in range(10)]
+    boxes = [replica.outboxes.open(name) for name in names]
+    tasks = [asyncio.create_task(read(links, name)) for name in names]
+    await settled()
+    before = len(replica.messages)
+    for box in boxes:
+        box.put(rows(0))
+    await settled()
+    assert [len(message) for message in replica.messages[before:]] == [10]
+    for box in boxes:
+        box.close()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_message_is_cut_at_its_limit(replica: Replica, links: Links) -> None:
+    boxes = [replica.outboxes.open(f"r{i}") for i in range(40)]
+    tasks = [asyncio.create_task(read(links, f"r{i}")) for i in range(40)]
+    await settled()
+    before = len(replica.messages)
+    for box in boxes:
+        box.put(rows(0))
+    await settled()
+    assert [len(message) for message in replica.messages[before:]] == [16, 16, 8]
+    for box in boxes:
+        box.close()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_chunk_above_the_limit_is_fetched_by_itself(replica: Replica, links: Links) -> None:
+    box = replica.outboxes.open("long")
+    box.put(rows(0, 100))
+    box.put(rows(100))
+    box.close()
+    chunk = await read(links, "long")
+    assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(101))
+    bodies = [item.body for message in replica.messages for item in message if isinstance(item.body, WireChunk)]
+    assert max(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None) < MAX_ITEM_BYTES
+
+
+async def test_a_reader_without_rows_gets_none_of_them(replica: Replica, links: Links) -> None:
+    box = replica.outboxes.open("r")
+    box.put(rows(0, 100))
+    box.close()
+    chunk = await read(links, "r", with_rows=False)
+    assert chunk.rows is None and len(chunk.token_ids) == 100
+
+
+async def test_two_readers_of_one_request_read_all_of_it(replica: Replica, links: Links) -> None:
+    box = replica.outboxes.open("r")
+    box.put(rows(0))
+    both = [asyncio.create_task(read(links, "r", with_rows=with_rows)) for with_rows in (True, False)]
+    await settled()
+    box.put(rows(1))
+    box.close()
+    assert [chunk.token_ids for chunk in await asyncio.gather(*both)] == [(0, 1), (0, 1)]
+
+
+async def test_a_reader_that_is_slow_holds_up_nobody_and_loses_nothing(replica: Replica, links: Links) -> None:
+    slow_box, box = replica.outboxes.open("slow"), replica.outboxes.open("fast")
+    slow = links.read(ticket("slow"), with_rows=True)
+    slow_box.put(rows(0))
+    first = await anext(slow)
+    for token in range(20):
+        box.put(rows(token))
+        slow_box.put(rows(token + 1))
+        await settled()
+    box.close()
+    slow_box.close()
+    assert len((await read(links, "fast")).token_ids) == 20
+    rest = [chunk async for chunk in slow]
+    assert list(StageChunk.joined([first, *rest]).token_ids) == list(range(21))
+
+
+async def test_what_broke_a_request_reaches_its_reader_alone(replica: Replica, links: Links) -> None:
+    broken, failed, well = (replica.outboxes.open(name) for name in ("broken", "failed", "well"))
+    tasks = [asyncio.create_task(read(links, name)) for name in ("broken", "failed", "well")]
+    await settled()
+    broken.fail(RequestError("no such voice"))
+    failed.fail(ZeroDivisionError("by zero"))
+    well.put(rows(0))
+    well.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], RequestError) and str(results[0]) == "no such voice"
+    assert isinstance(results[1], StageFailed) and "ZeroDivisionError: by zero" in str(results[1])
+    assert cast(StageChunk, results[2]).token_ids == (0,)
+
+
+async def test_a_request_that_is_not_there_is_refused_and_the_next_one_is_read(replica: Replica, links: Links) -> None:
+    with pytest.raises(OutboxUnknown, match="nobody"):
+        await read(links, "nobody")
+    box = replica.outboxes.open("r")
+    reading = asyncio.create_task(read(links, "r"))
+    await settled()
+    with pytest.raises(OutboxUnknown, match="nobody"):
+        await read(links, "nobody")
+    box.put(rows(0))
+    box.close()
+    assert (await reading).token_ids == (0,)
+
+
+async def test_a_request_that_ends_early_ends_its_reader(replica: Replica, links: Links) -> None:
+    replica.outboxes.open("r").put(rows(0))
+    chunks = links.read(ticket("r"), with_rows=True)
+    await anext(chunks)
+    replica.outboxes.remove("r")
+    with pytest.raises(OutboxUnknown, match="ended before"):
+        await anext(chunks)
+
+
+async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_the_next(
+    replica: Replica, links: Links
+) -> None:
+    boxes = [replica.outboxes.open(f"r{i}") for i in range(3)]
+    tasks = [asyncio.create_task(read(links, f"r{i}")) for i in range(3)]
+    await settled()
+    replica.broken.set()
+    boxes[0].put(rows(0))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [ConnectionError] * 3
+    replica.broken.clear()
+    boxes[1].put(rows(0))
+    boxes[1].close()
+    assert (await read(links, "r1")).token_ids == (0,)
+    assert replica.links == 2
+
+
+async def test_a_link_that_nobody_reads_ends_and_the_next_reader_opens_another(
+    replica: Replica, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "IDLE_S", 0.0)
+    for turn in range(2):
+        box = replica.outboxes.open("r")
+        reading = asyncio.create_task(read(links, "r"))
+        await settled()
+        assert len(replica.outlets) == 1  # one reader is enough, however long it takes
+        box.put(rows(0))
+        box.close()
+        assert (await reading).token_ids == (0,)
+        while len(replica.outlets):
+            await asyncio.sleep(0)
+        assert replica.links == turn + 1
+
+
+async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(replica: Replica, links: Links) -> None:
+    replica.outboxes.open("gone").put(rows(0))
+    stays = replica.outboxes.open("stays")
+    chunks = links.read(ticket("gone"), with_rows=True)
+    await anext(chunks)
+    await chunks.aclose()
+    reading = asyncio.create_task(read(links, "stays"))
+    await settled()
+    replica.outboxes.get("gone").put(rows(1))
+    stays.put(rows(0))
+    stays.close()
+    assert (await reading).token_ids == (0,)
+
+
+async def test_closing_ends_the_stream_at_both_ends(replica: Replica, links: Links) -> None:
+    replica.outboxes.open("r")
+    reading = asyncio.create_task(read(links, "r"))
+    await settled()
+    await links.close()
+    assert len(replica.outlets) == 0
+    with pytest.raises(LinkEnded):
+        await reading
