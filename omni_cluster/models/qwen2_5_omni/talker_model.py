@@ -17,6 +17,7 @@ from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, make_layers, maybe_prefix
 
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.talker_kernels import FusedDecoder
 
 ARCHITECTURE = "Qwen2_5OmniTalker"
 PREFIX = "talker."
@@ -65,6 +66,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
             prefix=maybe_prefix(prefix, "layers"),
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self._fused_decoder = FusedDecoder(self.layers, self.norm)
         self.codec_head = ParallelLMHead(
             config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
         )
@@ -96,6 +98,8 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
         # Prompt positions of the thinker carry its rows and no codec embedding.
         codec = torch.where((input_ids == self._mask_id).unsqueeze(-1), 0, codec)
         hidden = self.thinker_to_talker_proj(codec + self.extra_rows[: input_ids.shape[0]])
+        if self._fused_decoder.fits(hidden):
+            return self._fused_decoder(positions, hidden)
         residual = None
         for layer in self.layers:
             hidden, residual = layer(positions, hidden, residual)

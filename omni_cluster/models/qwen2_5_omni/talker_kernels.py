@@ -1,0 +1,843 @@
+"""The talker's decoder on CUDA for steps of one token a request: five kernels a layer, two more for several rows.
+
+Same arithmetic as vLLM's modules, up to the order of sums. A step reads every weight once and computes little, so
+with few rows each kernel starts while the one before it ends (programmatic dependent launch) and fetches its weights
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_REQUESTS = 64
+# One for each block of features of a product that is split, or for each request and key head.
+NUM_COUNTERS = 4096
+
+
+class Tiles(NamedTuple):
+    """How a product is cut: features (rows of the weight) and columns a tile, programs that share a row, and Triton's
+    warps and stages; `ahead`: columns of each row that are asked for before the input is there."""
+
+    features: int
+    columns: int
+    splits: int
+    warps: int
+    stages: int
+    ahead: int = 0
+
+
+class KeySplits(NamedTuple):
+    """How the keys of a request are cut: programs that share them, keys a tile, and Triton's warps."""
+
+    splits: int
+    keys: int
+    warps: int
+
+
+@triton.jit
+def _wait(OVERLAP: tl.constexpr):
+    """Until the kernels before this one have ended. Before it only what no kernel of the step writes may be read."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        # Not earlier: the next kernel relies on it that all but its predecessor have ended.
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _fetch(rows, COLUMNS: tl.constexpr, PIECES: tl.constexpr):
+    """Asks for the first `COLUMNS` of 16-bit `rows` into the L2 cache, each row by `PIECES` threads."""
+    pieces = rows[:, None] + tl.arange(0, PIECES)[None, :] * (COLUMNS // PIECES)
+    size = tl.full(pieces.shape, COLUMNS // PIECES * 2, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0",
+        "=r,l,r",
+        [pieces, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _is_last(counter, expected):
+    """Whether the other programs of `expected` have stored their parts; the counter is zero again afterwards."""
+    tl.debug_barrier()  # all threads' parts are stored before the one thread counts
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def _normed(x, scale, gain):
+    """Rounded after the scale and after the gain, as vLLM's."""
+    x = (x.to(tl.float32) * scale).to(gain.dtype).to(tl.float32)
+    return (x * gain.to(tl.float32)).to(gain.dtype)
+
+
+@triton.jit
+def _silu_and_multiply(gate, up, dtype: tl.constexpr):
+    gate = gate.to(dtype).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    return silu * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _norm_linear_of_one(
+    residual,
+    gain,
+    weight,
+    bias,
+    out,
+    num_features,
+    eps,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    column = tl.arange(0, COLUMNS)
+    inside, there = feature < num_features, column < WIDTH
+    tile = feature[:, None] * WIDTH + column[None, :]
+    in_tile = inside[:, None] & there[None, :]
+    w = tl.load(weight + tile, in_tile, 0.0)
+    if GATED:
+        w_up = tl.load(weight + num_features * WIDTH + tile, in_tile, 0.0)
+    else:
+        b = tl.load(bias + feature, inside, 0.0).to(tl.float32)
+    g = tl.load(gain + column, there, 0.0)
+    _wait(OVERLAP)
+    x = tl.load(residual + column, there, 0.0).to(tl.float32)
+    x = _normed(x, tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps), g).to(tl.float32)
+    y = tl.sum(w.to(tl.float32) * x[None, :], 1)
+    if GATED:
+        y = _silu_and_multiply(y, tl.sum(w_up.to(tl.float32) * x[None, :], 1), out.dtype.element_ty)
+    else:
+        y += b
+    tl.store(out + feature, y.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _norm(residual, gain, out, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    there = column < WIDTH
+    place = tl.program_id(0) * WIDTH + column
+    g = tl.load(gain + column, there, 0.0)
+    _wait(OVERLAP)
+    x = tl.load(residual + place, there, 0.0).to(tl.float32)
+    tl.store(out + place, _normed(x, tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps), g), there)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear(
+    x,
+    weight,
+    bias,
+    out,
+    num_rows,
+    num_features,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PIECES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    inside = feature < num_features
+    row = tl.arange(0, ROWS)
+    present = row < num_rows
+    up = weight + num_features * WIDTH
+    if AHEAD > 0:
+        own = tl.minimum(feature, num_features - 1) * WIDTH
+        _fetch(weight + own, AHEAD, PIECES)
+        if GATED:
+            _fetch(up + own, AHEAD, PIECES)
+    _wait(OVERLAP)
+    y = tl.zeros([FEATURES, ROWS], tl.float32)
+    y_up = tl.zeros([FEATURES, ROWS], tl.float32)
+    for start in tl.range(0, WIDTH, COLUMNS, num_stages=STAGES):
+        column = start + tl.arange(0, COLUMNS)
+        there = column < WIDTH
+        part = tl.load(x + row[:, None] * WIDTH + column[None, :], present[:, None] & there[None, :], 0.0)
+        tile = feature[:, None] * WIDTH + column[None, :]
+        in_tile = inside[:, None] & there[None, :]
+        y = tl.dot(tl.load(weight + tile, in_tile, 0.0), tl.trans(part), y)
+        if GATED:
+            y_up = tl.dot(tl.load(up + tile, in_tile, 0.0), tl.trans(part), y_up)
+    if GATED:
+        y = _silu_and_multiply(y, y_up, out.dtype.element_ty)
+    else:
+        y += tl.load(bias + feature, inside, 0.0).to(tl.float32)[:, None]
+    place = row[None, :] * num_features + feature[:, None]
+    tl.store(out + place, y.to(out.dtype.element_ty), inside[:, None] & present[None, :])
+
+
+def norm_linear(
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    tiles: Tiles | None = None,
+) -> torch.Tensor:
+    """RMS norm of `residual` `[n, width]`, times `weight` `[features, width]`, plus `bias` -> `[n, features]`."""
+    return _launch_norm_linear(residual, norm_weight, eps, weight, bias, weight.shape[0], tiles, QKV_TILES)
+
+
+def norm_gate_up(
+    residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, weight: torch.Tensor, tiles: Tiles | None = None
+) -> torch.Tensor:
+    """RMS norm of `residual` `[n, width]`, times `weight` `[2 * features, width]`, silu(first) * second half."""
+    return _launch_norm_linear(residual, norm_weight, eps, weight, None, weight.shape[0] // 2, tiles, GATE_UP_TILES)
+
+
+def _launch_norm_linear(
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    num_features: int,
+    tiles: Tiles | None,
+    measured: Mapping[int, Tiles],
+) -> torch.Tensor:
+    num_rows, width = residual.shape
+    out = torch.empty(num_rows, num_features, dtype=residual.dtype, device=residual.device)
+    padded = padded_rows(num_rows)
+    tiles = tiles or measured[padded]
+    overlap = can_overlap(residual)
+    options = {"OVERLAP": overlap, **launch_options(overlap)}
+    grid = (triton.cdiv(num_features, tiles.features),)
+    weights = weight, weight if bias is None else bias
+    columns = triton.next_power_of_2(width)
+    if padded == 1:
+        _norm_linear_of_one[grid](
+            residual,
+            norm_weight,
+            *weights,
+            out,
+            num_features,
+            eps,
+            WIDTH=width,
+            GATED=bias is None,
+            FEATURES=tiles.features,
+            COLUMNS=columns,
+            num_warps=tiles.warps,
+            **options,
+        )
+        return out
+    normed = torch.empty_like(residual)
+    _norm[(num_rows,)](
+        residual, norm_weight, normed, eps, WIDTH=width, COLUMNS=columns, num_warps=NORM_WARPS, **options
+    )
+    _linear[grid](
+        normed,
+        *weights,
+        out,
+        num_rows,
+        num_features,
+        WIDTH=width,
+        GATED=bias is None,
+        ROWS=padded,
+        FEATURES=tiles.features,
+        COLUMNS=tiles.columns,
+        STAGES=tiles.stages,
+        **fetch_options(tiles, width, width, overlap),
+        num_warps=tiles.warps,
+        **options,
+    )
+    return out
+
+
+@triton.jit
+def _add(y, residual, out, place, inside):
+    y = y.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + place, inside, 0.0).to(tl.float32)
+    tl.store(out + place, y.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _add_sum_of_splits(y, residual, out, parts, counters, place, inside, out_size, SPLITS: tl.constexpr):
+    """The last program of a block of features adds all parts, always in the same order."""
+    if SPLITS == 1:
+        _add(y, residual, out, place, inside)
+    else:
+        tl.store(parts + tl.program_id(1) * out_size + place, y, inside)
+        if _is_last(counters + tl.program_id(0), SPLITS):
+            total = tl.zeros_like(y)
+            for split in tl.static_range(SPLITS):
+                # Past the L1 cache, which does not see other programs' stores.
+                total += tl.load(parts + split * out_size + place, inside, 0.0, cache_modifier=".cg")
+            _add(total, residual, out, place, inside)
+
+
+@triton.jit
+def _linear_add_of_one(
+    x,
+    weight,
+    residual,
+    out,
+    parts,
+    counters,
+    num_features,
+    WIDTH: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    inside = feature < num_features
+    column = tl.program_id(1) * SPAN + tl.arange(0, COLUMNS)
+    rows = weight + feature[:, None] * WIDTH
+    end = tl.minimum(tl.program_id(1) * SPAN + SPAN, WIDTH)
+    w = tl.load(rows + column[None, :], inside[:, None] & (column < end)[None, :], 0.0)
+    _wait(OVERLAP)
+    total = tl.zeros([FEATURES, COLUMNS], tl.float32)
+    for _ in range(0, SPAN, COLUMNS):
+        total += w.to(tl.float32) * tl.load(x + column, column < end, 0.0).to(tl.float32)[None, :]
+        column += COLUMNS
+        w = tl.load(rows + column[None, :], inside[:, None] & (column < end)[None, :], 0.0)
+    y = tl.sum(total, 1)
+    _add_sum_of_splits(y, residual, out, parts, counters, feature, inside, num_features, SPLITS)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_add(
+    x,
+    weight,
+    residual,
+    out,
+    parts,
+    counters,
+    num_rows,
+    num_features,
+    WIDTH: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PIECES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    inside = feature < num_features
+    row = tl.arange(0, ROWS)
+    present = row < num_rows
+    first = tl.program_id(1) * SPAN
+    if AHEAD > 0:
+        own = tl.minimum(feature, num_features - 1) * WIDTH + tl.minimum(first, WIDTH - AHEAD)
+        _fetch(weight + own, AHEAD, PIECES)
+    _wait(OVERLAP)
+    y = tl.zeros([FEATURES, ROWS], tl.float32)
+    for start in tl.range(0, SPAN, COLUMNS, num_stages=STAGES):
+        column = first + start + tl.arange(0, COLUMNS)
+        there = column < WIDTH
+        part = tl.load(x + row[:, None] * WIDTH + column[None, :], present[:, None] & there[None, :], 0.0)
+        tile = feature[:, None] * WIDTH + column[None, :]
+        y = tl.dot(tl.load(weight + tile, inside[:, None] & there[None, :], 0.0), tl.trans(part), y)
+    place = row[None, :] * num_features + feature[:, None]
+    there = inside[:, None] & present[None, :]
+    _add_sum_of_splits(y, residual, out, parts, counters, place, there, num_rows * num_features, SPLITS)
+
+
+def linear_add(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    counters: torch.Tensor,
+    tiles: Tiles | None = None,
+) -> torch.Tensor:
+    """`x` `[n, width]` times `weight` `[features, width]`, plus `residual` `[n, features]`, which is left as it is.
+
+    `counters` `[NUM_COUNTERS]` int32 is zero before and after.
+    """
+    num_rows, width = x.shape
+    num_features = weight.shape[0]
+    padded = padded_rows(num_rows)
+    tiles = tiles or (O_TILES if width <= LONGEST_O_ROW else DOWN_TILES)[padded]
+    overlap = can_overlap(x)
+    span = triton.cdiv(triton.cdiv(width, tiles.splits), tiles.columns) * tiles.columns
+    splits = triton.cdiv(width, span)
+    out = torch.empty_like(residual)
+    parts = torch.empty(splits, num_rows, num_features, device=x.device) if splits > 1 else residual
+    tensors = x, weight, residual, out, parts, counters
+    grid = (triton.cdiv(num_features, tiles.features), splits)
+    if padded == 1:
+        _linear_add_of_one[grid](
+            *tensors,
+            num_features,
+            WIDTH=width,
+            SPAN=span,
+            SPLITS=splits,
+            FEATURES=tiles.features,
+            COLUMNS=tiles.columns,
+            OVERLAP=overlap,
+            num_warps=tiles.warps,
+            **launch_options(overlap),
+        )
+    else:
+        _linear_add[grid](
+            *tensors,
+            num_rows,
+            num_features,
+            WIDTH=width,
+            SPAN=span,
+            SPLITS=splits,
+            ROWS=padded,
+            FEATURES=tiles.features,
+            COLUMNS=tiles.columns,
+            STAGES=tiles.stages,
+            **fetch_options(tiles, span, width, overlap),
+            OVERLAP=overlap,
+            num_warps=tiles.warps,
+            **launch_options(overlap),
+        )
+    return out
+
+
+@triton.jit
+def _rotary_of_step(
+    positions,
+    cache,
+    cos,
+    sin,
+    axis_stride,
+    num_positions,
+    TIME: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    HALF: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, COLUMNS)
+    there = column < HALF
+    axis = (column >= TIME).to(tl.int32) + (column >= TIME + HEIGHT).to(tl.int32)
+    _wait(OVERLAP)
+    position = tl.load(positions + axis * axis_stride + row, there, 0)
+    # A padded row's position may be anything.
+    place = tl.minimum(tl.maximum(position, 0), num_positions - 1) * (2 * HALF) + column
+    tl.store(cos + row * HALF + column, tl.load(cache + place, there, 0.0).to(cos.dtype.element_ty), there)
+    tl.store(sin + row * HALF + column, tl.load(cache + place + HALF, there, 0.0).to(sin.dtype.element_ty), there)
+
+
+def rotary_of_step(
+    positions: torch.Tensor, cos_sin_cache: torch.Tensor, sections: Sequence[int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`positions` `[3, n]`, `cos_sin_cache` `[max, head_dim]` -> cosines and sines `[n, head_dim // 2]` in `dtype`."""
+    n, half = positions.shape[1], cos_sin_cache.shape[1] // 2
+    cos, sin = torch.empty(2, n, half, dtype=dtype, device=positions.device)
+    overlap = can_overlap(positions.t())
+    _rotary_of_step[(n,)](
+        positions,
+        cos_sin_cache,
+        cos,
+        sin,
+        positions.stride(0),
+        cos_sin_cache.shape[0],
+        TIME=sections[0],
+        HEIGHT=sections[1],
+        HALF=half,
+        COLUMNS=triton.next_power_of_2(half),
+        OVERLAP=overlap,
+        num_warps=2,
+        **launch_options(overlap),
+    )
+    return cos, sin
+
+
+@triton.jit
+def _rotated(rows, there, cos, sin, HALF: tl.constexpr):
+    """Both halves of heads, rotated and rounded; `rows`: pointers to the first half."""
+    first = tl.load(rows, there, 0.0)
+    second = tl.load(rows + HALF, there, 0.0)
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    return (a * cos - b * sin).to(first.dtype), (b * cos + a * sin).to(first.dtype)
+
+
+@triton.jit
+def _load_blocks(table, position, end, PAGE: tl.constexpr):
+    return tl.load(table + position // PAGE, position < end, 0, cache_modifier=".cg").to(tl.int64)
+
+
+@triton.jit
+def _load_keys(cache, block, position, end, block_stride, place_stride, PAGE: tl.constexpr, HALF: tl.constexpr):
+    """Keys in halves and values at `position`, zero from `end` on; past the L1 cache, which may hold older ones."""
+    half = tl.arange(0, HALF)
+    there = position < end
+    rows = cache + block * block_stride + (position % PAGE) * place_stride
+    k1 = tl.load(rows[:, None] + half[None, :], there[:, None], 0.0, cache_modifier=".cg")
+    k2 = tl.load(rows[:, None] + HALF + half[None, :], there[:, None], 0.0, cache_modifier=".cg")
+    column = 2 * HALF + tl.arange(0, 2 * HALF)
+    v = tl.load(rows[:, None] + column[None, :], there[:, None], 0.0, cache_modifier=".cg")
+    return k1, k2, v
+
+
+@triton.jit
+def _keep(cache, slot, k1, k2, v, block_stride, place_stride, PAGE: tl.constexpr, HALF: tl.constexpr):
+    half, column = tl.arange(0, HALF), tl.arange(0, 2 * HALF)
+    row = cache + (slot // PAGE) * block_stride + (slot % PAGE) * place_stride
+    tl.store(row + half, k1)
+    tl.store(row + HALF + half, k2)
+    tl.store(row + 2 * HALF + column, v)
+
+
+@triton.jit
+def _dot_halves(a1, a2, b1, b2):
+    return tl.sum(a1.to(tl.float32) * b1.to(tl.float32) + a2.to(tl.float32) * b2.to(tl.float32), 1)
+
+
+@triton.jit
+def _weigh(result, total, highest, scores, v):
+    """Adds one tile of values to the softmax so far."""
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.exp(scores - higher[:, None])
+    fade = tl.exp(highest - higher)
+    result = tl.dot(weights.to(v.dtype), v, result * fade[:, None])
+    return result, total * fade + tl.sum(weights, 1), higher
+
+
+@triton.jit
+def _combine(
+    parts, peaks, out, num_parts, GROUP: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr
+):
+    """`parts` `[splits, GROUP, 2 * HALF]`, `peaks` `[splits, GROUP, 2]`: highest score and sum of the weights."""
+    part, head = tl.arange(0, SPLITS), tl.arange(0, PADDED)
+    column = tl.arange(0, 2 * HALF)
+    there = (part < num_parts)[:, None] & (head < GROUP)[None, :]
+    index = part[:, None] * GROUP + head[None, :]
+    place = index[:, :, None] * (2 * HALF) + column[None, None, :]
+    values = tl.load(parts + place, there[:, :, None], 0.0, cache_modifier=".cg")
+    # The first part is always there; the padding's sums must not be zero.
+    peak = tl.load(peaks + index * 2, there, -1e30, cache_modifier=".cg")
+    total = tl.load(peaks + index * 2 + 1, there, 1.0, cache_modifier=".cg")
+    share = tl.exp(peak - tl.max(peak, 0)[None, :])
+    y = tl.sum(values * share[:, :, None], 0) / tl.sum(total * share, 0)[:, None]
+    rows = out + head[:, None] * (2 * HALF) + column[None, :]
+    tl.store(rows, y.to(out.dtype.element_ty), (head < GROUP)[:, None])
+
+
+@triton.jit
+def _attend(
+    qkv,
+    cos,
+    sin,
+    cache,
+    block_table,
+    seq_lens,
+    slot_mapping,
+    out,
+    parts,
+    peaks,
+    counters,
+    scale,
+    longest,
+    table_stride,
+    block_stride,
+    head_stride,
+    place_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    KEYS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    request, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    half, column = tl.arange(0, HALF), tl.arange(0, 2 * HALF)
+    key, head = tl.arange(0, KEYS), tl.arange(0, 16)  # 16: the fewest rows of a product
+    cache += kv_head.to(tl.int64) * head_stride
+    table = block_table + request * table_stride
+    # The new token's key is not read from the cache: the first split has it at hand.
+    length = tl.load(seq_lens + request, cache_modifier=".cg")
+    length = tl.minimum(tl.maximum(length - 1, 0), longest)
+    span = tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), KEYS), 1) * KEYS
+    num_parts = tl.maximum(tl.cdiv(length, span), 1)
+    first = split * span
+    end = tl.minimum(first + span, length)
+    block = _load_blocks(table, first + key, end, PAGE)
+    k1, k2, v = _load_keys(cache, block, first + key, end, block_stride, place_stride, PAGE, HALF)
+    block = _load_blocks(table, first + KEYS + key, end, PAGE)
+    slot = tl.load(slot_mapping + request, cache_modifier=".cg")
+    _wait(OVERLAP)
+    if split < num_parts:
+        cosine = tl.load(cos + request * HALF + half).to(tl.float32)
+        sine = tl.load(sin + request * HALF + half).to(tl.float32)
+        row = qkv + request * (GROUP + 2) * KV_HEADS * 2 * HALF
+        in_group = head < GROUP
+        heads = row + (kv_head * GROUP + head) * 2 * HALF
+        q1, q2 = _rotated(heads[:, None] + half[None, :], in_group[:, None], cosine[None, :], sine[None, :], HALF)
+        highest = tl.full([16], float("-inf"), tl.float32)
+        total = tl.zeros([16], tl.float32)
+        result = tl.zeros([16, 2 * HALF], tl.float32)
+        if split == 0:
+            new_key = row + (GROUP * KV_HEADS + kv_head) * 2 * HALF
+            n1, n2 = _rotated(new_key + half, half < HALF, cosine, sine, HALF)
+            new_value = tl.load(new_key + KV_HEADS * 2 * HALF + column)
+            highest = _dot_halves(q1, q2, n1[None, :], n2[None, :]) * scale
+            total = tl.full([16], 1.0, tl.float32)
+            result += new_value.to(tl.float32)[None, :]
+            if slot >= 0:
+                _keep(cache, slot, n1, n2, new_value, block_stride, place_stride, PAGE, HALF)
+        for start in range(first, end, KEYS):
+            following = start + KEYS + key
+            next_k1, next_k2, next_v = _load_keys(cache, block, following, end, block_stride, place_stride, PAGE, HALF)
+            block = _load_blocks(table, following + KEYS, end, PAGE)
+            scores = (tl.dot(q1, tl.trans(k1)) + tl.dot(q2, tl.trans(k2))) * scale
+            scores = tl.where((start + key < end)[None, :], scores, float("-inf"))
+            result, total, highest = _weigh(result, total, highest, scores, v)
+            k1, k2, v = next_k1, next_k2, next_v
+        group = request * KV_HEADS + kv_head
+        own, own_out = group * SPLITS * GROUP, group * GROUP * 2 * HALF
+        index = own + split * GROUP + head
+        tl.store(parts + index[:, None] * (2 * HALF) + column[None, :], result, in_group[:, None])
+        tl.store(peaks + index * 2, highest, in_group)
+        tl.store(peaks + index * 2 + 1, total, in_group)
+        if _is_last(counters + group, num_parts):
+            parts += own * 2 * HALF
+            _combine(parts, peaks + own * 2, out + own_out, num_parts, GROUP, PADDED_GROUP, SPLITS, HALF)
+
+
+def attend(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scale: float,
+    counters: torch.Tensor,
+    splits: KeySplits | None = None,
+) -> torch.Tensor:
+    """One new token a request over its keys in vLLM's paged cache, its own included, which is stored there.
+
+    `qkv` `[n, (heads + 2 * kv_heads) * head_dim]`, `cos`, `sin` `[n, head_dim // 2]`, `kv_cache` `[blocks, kv_heads,
+    page, 2 * head_dim]` (any strides but the last), `block_table` `[n, blocks]` and `seq_lens` `[n]` int32 (the new
+    token counted), `slot_mapping` `[n]` int64 (negative: store nothing), `counters` `[NUM_COUNTERS]` int32, zero
+    before and after -> `[n, heads * head_dim]`. Of a padded row the result is finite.
+    """
+    n, half = qkv.shape[0], cos.shape[1]
+    _, kv_heads, page, _ = kv_cache.shape
+    group = qkv.shape[1] // (2 * half) // kv_heads - 2
+    splits = splits or KEY_SPLITS[triton.next_power_of_2(n)]
+    out = torch.empty(n, group * kv_heads * 2 * half, dtype=qkv.dtype, device=qkv.device)
+    parts = torch.empty(n * kv_heads * splits.splits * group, 2 * half, device=qkv.device)
+    peaks = torch.empty(parts.shape[0], 2, device=qkv.device)
+    overlap = can_overlap(qkv)
+    _attend[(n, kv_heads, splits.splits)](
+        qkv,
+        cos,
+        sin,
+        kv_cache,
+        block_table,
+        seq_lens,
+        slot_mapping,
+        out,
+        parts,
+        peaks,
+        counters,
+        scale,
+        block_table.shape[1] * page,
+        block_table.stride(0),
+        kv_cache.stride(0),
+        kv_cache.stride(1),
+        kv_cache.stride(2),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        PADDED_GROUP=triton.next_power_of_2(group),
+        HALF=half,
+        PAGE=page,
+        SPLITS=splits.splits,
+        KEYS=splits.keys,
+        OVERLAP=overlap,
+        num_warps=splits.warps,
+        **launch_options(overlap),
+    )
+    return out
+
+
+def padded_rows(num_rows: int) -> int:
+    """A single row is multiplied and summed; more are a matrix product's, which has at least 16."""
+    return 1 if num_rows == 1 else max(16, triton.next_power_of_2(num_rows))
+
+
+def can_overlap(rows: torch.Tensor) -> bool:
+    """Whether a kernel over `rows` `[n, ...]` starts before the one before it has ended, if the card can do that.
+
+    With more rows the programs that start early crowd on a few multiprocessors, which costs more than it saves.
+    """
+    return (
+        rows.is_cuda
+        and padded_rows(rows.shape[0]) <= OVERLAPPED_ROWS
+        and torch.cuda.get_device_capability(rows.device) >= (9, 0)
+    )
+
+
+def launch_options(overlap: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if overlap else {}
+
+
+def fetch_options(tiles: Tiles, span: int, width: int, overlap: bool) -> dict[str, int]:
+    """Of the columns that `tiles` asks for ahead: each thread's piece begins and ends at 16 bytes."""
+    pieces = max(1, 32 * tiles.warps // tiles.features)
+    aligned = overlap and width % 8 == 0 and span % 8 == 0
+    columns = min(tiles.ahead, span, width) if aligned else 0
+    return {"AHEAD": columns // (8 * pieces) * (8 * pieces), "PIECES": pieces}
+
+
+class FusedDecoder:
+    """The layers and the final norm of a decoder for a step of one token a request.
+
+    `layers`: vLLM's `LlamaDecoderLayer`s, with M-RoPE, an unquantized bfloat16 cache and no tensor parallelism.
+    """
+
+    def __init__(self, layers: Iterable[Any], norm: Any) -> None:
+        self._layers, self._norm = list(layers), norm
+        device = self._layers[0].self_attn.qkv_proj.weight.device
+        self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
+
+    def fits(self, hidden: torch.Tensor) -> bool:
+        """Whether vLLM's current step, with `hidden` `[n, width]`, is one that `__call__` computes."""
+        if not (hidden.is_cuda and hidden.dtype == torch.bfloat16 and hidden.shape[0] <= MAX_REQUESTS):
+            return False
+        from vllm.forward_context import get_forward_context
+
+        metadata = get_forward_context().attn_metadata
+        return isinstance(metadata, dict) and all(
+            _is_plain(layer, hidden) and _is_one_token_each(metadata[layer.self_attn.attn.layer_name], hidden.shape[0])
+            for layer in self._layers
+        )
+
+    def __call__(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """`positions` `[3, n]`, `hidden` `[n, width]` -> `[n, width]` after the final norm, in vLLM's current step."""
+        from vllm.forward_context import get_forward_context
+
+        context = get_forward_context()
+        return self.decode(positions, hidden, context.attn_metadata, context.slot_mapping)
+
+    def decode(
+        self,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        metadata: Mapping[str, Any],
+        slot_mapping: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """As `__call__`, with what vLLM's forward context holds by layer name."""
+        rotary = self._layers[0].self_attn.rotary_emb
+        angles = rotary_of_step(positions, rotary.cos_sin_cache, rotary.mrope_section, hidden.dtype)
+        for layer in self._layers:
+            name = layer.self_attn.attn.layer_name
+            hidden = self._attention(layer, hidden, angles, metadata[name], slot_mapping[name])
+            hidden = self._mlp(layer, hidden)
+        return self._norm(hidden)
+
+    def _attention(
+        self,
+        layer: Any,
+        residual: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        metadata: Any,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        attention, norm = layer.self_attn, layer.input_layernorm
+        projection = attention.qkv_proj
+        qkv = norm_linear(residual, norm.weight, norm.variance_epsilon, projection.weight, projection.bias)
+        cache, scale = attention.attn.kv_cache, attention.scaling
+        attended = attend(qkv, *angles, cache, metadata.block_table, metadata.seq_lens, slots, scale, self._counters)
+        return linear_add(attended, attention.o_proj.weight, residual, self._counters)
+
+    def _mlp(self, layer: Any, residual: torch.Tensor) -> torch.Tensor:
+        norm = layer.post_attention_layernorm
+        gated = norm_gate_up(residual, norm.weight, norm.variance_epsilon, layer.mlp.gate_up_proj.weight)
+        return linear_add(gated, layer.mlp.down_proj.weight, residual, self._counters)
+
+
+def _is_plain(layer: Any, hidden: torch.Tensor) -> bool:
+    """Unquantized and unsharded, with M-RoPE over whole heads."""
+    attention, mlp, rotary = layer.self_attn, layer.mlp, layer.self_attn.rotary_emb
+    projections = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+    head_dim = attention.head_dim
+    return (
+        all(p.tp_size == 1 and p.weight.dtype == hidden.dtype and p.weight.is_contiguous() for p in projections)
+        and attention.qkv_proj.bias is not None
+        and all(p.bias is None for p in projections[1:])
+        and attention.attn.kv_cache.dtype == hidden.dtype
+        and attention.attn.sliding_window is None
+        and bool(getattr(rotary, "mrope_section", None))
+        and rotary.is_neox_style
+        and not rotary.mrope_interleaved
+        and rotary.rotary_dim == head_dim
+        and head_dim >= 32
+        and triton.next_power_of_2(head_dim) == head_dim
+    )
+
+
+def _is_one_token_each(metadata: Any, num_rows: int) -> bool:
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
+
+    return (
+        isinstance(metadata, FlashAttentionMetadata)
+        and metadata.max_query_len == 1
+        and not metadata.use_cascade
+        and metadata.seq_lens.shape[0] == num_rows
+    )
+
+
+OVERLAPPED_ROWS = 16
+NORM_WARPS = 4
+# Measured on one H200 at the Omni 7B talker's sizes, by padded rows; after each the microseconds of one launch among
+# 24 layers' weights (the norm's included).
+QKV_TILES = {
+    1: Tiles(8, 1024, 1, 4, 1),  # 2.2
+    16: Tiles(32, 128, 1, 4, 4, 896),  # 5.0
+    32: Tiles(16, 128, 1, 4, 4),  # 5.5
+    64: Tiles(16, 128, 1, 2, 4),  # 7.6
+}
+GATE_UP_TILES = {
+    1: Tiles(4, 1024, 1, 2, 1),  # 17.0
+    16: Tiles(64, 128, 1, 4, 2),  # 20.3
+    32: Tiles(128, 64, 1, 4, 3),  # 21.3
+    64: Tiles(64, 64, 1, 4, 5),  # 25.9
+}
+# Longer rows are the down projection's, which is split among more programs.
+LONGEST_O_ROW = 4096
+O_TILES = {
+    1: Tiles(4, 2048, 1, 8, 1),  # 1.9
+    16: Tiles(32, 128, 4, 4, 3, 384),  # 3.3
+    32: Tiles(32, 128, 4, 4, 3),  # 3.8
+    64: Tiles(32, 128, 4, 4, 3),  # 4.7
+}
+DOWN_TILES = {
+    1: Tiles(8, 1024, 4, 4, 1),  # 10.9
+    16: Tiles(32, 128, 9, 4, 5),  # 11.9
+    32: Tiles(32, 128, 9, 4, 4),  # 13.4
+    64: Tiles(32, 128, 9, 4, 5),  # 19.6
+}
+# By requests, as a power of two; the microseconds are of 700 keys a request.
+KEY_SPLITS = {
+    1: KeySplits(16, 64, 4),  # 5.7
+    2: KeySplits(32, 32, 4),
+    4: KeySplits(16, 32, 4),
+    8: KeySplits(16, 32, 4),
+    16: KeySplits(8, 32, 2),  # 11.4
+    32: KeySplits(2, 64, 4),  # 17.1
+    64: KeySplits(2, 64, 4),  # 33.0
+}

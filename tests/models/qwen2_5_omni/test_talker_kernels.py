@@ -1,0 +1,275 @@
+"""The talker's kernels against plain PyTorch of the same formula, and the whole decoder under a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import linear, silu
+
+from omni_cluster.models.qwen2_5_omni import talker_kernels
+from omni_cluster.models.qwen2_5_omni.talker_kernels import NUM_COUNTERS, FusedDecoder
+
+EPS = 1e-6
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 128, 16
+SECTIONS = (16, 24, 24)
+LENGTHS = [1, 15, 16, 17, 700, 5000, 33, 128, 129]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What is allocated meanwhile holds NaN until it is written."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).bfloat16()
+
+
+def zero_counters() -> torch.Tensor:
+    return torch.zeros(NUM_COUNTERS, dtype=torch.int32, device="cuda")
+
+
+def assert_close(made: torch.Tensor, wanted: torch.Tensor, close: float = 5e-3) -> None:
+    error = (made.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < close, f"relative error {error}"
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+
+def silu_and_multiply(both: torch.Tensor) -> torch.Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    return silu(gate.float()).to(both.dtype) * up
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`heads` `[n, heads, head_dim]`, `cos`, `sin` `[n, head_dim // 2]`."""
+    a, b = heads.float().chunk(2, dim=-1)
+    cos, sin = cos.float()[:, None], sin.float()[:, None]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(heads.dtype)
+
+
+def chosen_angles(positions: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As vLLM's `MRotaryEmbedding.forward_native` chooses them."""
+    return tuple(
+        torch.cat([m[i] for i, m in enumerate(half.split(SECTIONS, dim=-1))], dim=-1)
+        for half in cache[positions].chunk(2, dim=-1)
+    )
+
+
+def make_cos_sin_cache(length: int) -> torch.Tensor:
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).bfloat16().cuda()
+
+
+class Pages:
+    """A paged cache of `kv_heads` heads that holds NaN wherever a step must not read."""
+
+    def __init__(self, lengths: list[int], tokens_outside: bool, num_padded: int = 0, widest: int = 0) -> None:
+        self.lengths = lengths
+        widest = widest or max(-(-length // PAGE) for length in lengths)
+        num_blocks = 1 + len(lengths) * widest
+        shape = (num_blocks, PAGE, KV_HEADS) if tokens_outside else (num_blocks, KV_HEADS, PAGE)
+        self.cache = torch.full((*shape, 2 * HEAD_DIM), float("nan"), device="cuda", dtype=torch.bfloat16)
+        if tokens_outside:
+            self.cache = self.cache.transpose(1, 2)
+        table = 1 + torch.randperm(num_blocks - 1).reshape(len(lengths), widest).int()
+        slots = [
+            int(table[row, (length - 1) // PAGE]) * PAGE + (length - 1) % PAGE for row, length in enumerate(lengths)
+        ]
+        self.block_table = torch.cat([table, torch.zeros(num_padded, widest, dtype=torch.int32)]).cuda()
+        self.seq_lens = torch.tensor(lengths + [0] * num_padded, dtype=torch.int32, device="cuda")
+        self.slot_mapping = torch.tensor(slots + [-1] * num_padded, device="cuda")
+        for row, length in enumerate(lengths):
+            block, place = self.places(row, length - 1)
+            self.cache[block, :, place] = draw(length - 1, KV_HEADS, 2 * HEAD_DIM)
+
+    def places(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        position = torch.arange(length, device="cuda")
+        return self.block_table[row].long()[position // PAGE], position % PAGE
+
+
+def attention(
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pages: Pages, cache: torch.Tensor
+) -> torch.Tensor:
+    """Plain attention of the requests; stores their new keys and values in `cache`."""
+    heads = qkv.unflatten(1, (-1, HEAD_DIM))
+    q, k = rotate(heads[:, :HEADS], cos, sin), rotate(heads[:, HEADS:-KV_HEADS], cos, sin)
+    out = []
+    for row, length in enumerate(pages.lengths):
+        block, place = pages.places(row, length)
+        cache[block[-1], :, place[-1]] = torch.cat([k[row], heads[row, -KV_HEADS:]], dim=-1)
+        keys, values = cache[block, :, place].float().chunk(2, dim=-1)
+        grouped = q[row].float().unflatten(0, (KV_HEADS, -1))
+        scores = torch.einsum("kgd,tkd->kgt", grouped, keys) * HEAD_DIM**-0.5
+        out.append(torch.einsum("kgt,tkd->kgd", scores.softmax(-1), values).flatten())
+    return torch.stack(out).to(qkv.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
+def test_norm_and_linear_are_the_plain_ones(n: int) -> None:
+    x, gain, weight, bias = draw(n, 896), draw(896), draw(1000, 896, scale=0.05), draw(1000)
+    with poisoned():
+        made = talker_kernels.norm_linear(x, gain, EPS, weight, bias)
+    assert_close(made, product(rms_norm(x, gain), weight, bias))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
+def test_norm_and_gated_linear_are_the_plain_ones(n: int) -> None:
+    x, gain, weight = draw(n, 896), draw(896), draw(2 * 1000, 896, scale=0.05)
+    with poisoned():
+        made = talker_kernels.norm_gate_up(x, gain, EPS, weight)
+    assert_close(made, silu_and_multiply(product(rms_norm(x, gain), weight)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
+@pytest.mark.parametrize("width", [1536, 18944, 5000])
+def test_linear_and_add_are_the_plain_ones_on_every_run(n: int, width: int) -> None:
+    x, weight, residual = draw(n, width), draw(900, width, scale=width**-0.5), draw(n, 900)
+    counters = zero_counters()
+    with poisoned():
+        made = talker_kernels.linear_add(x, weight, residual, counters)
+        again = [talker_kernels.linear_add(x, weight, residual, counters) for _ in range(5)]
+    assert_close(made, product(x, weight) + residual)
+    assert all(torch.equal(other, made) for other in again)
+    assert not counters.any()
+
+
+@pytest.mark.gpu
+def test_angles_are_those_of_each_section() -> None:
+    buffer = torch.randint(0, 3000, (3, 100), device="cuda")
+    positions, cache = buffer[:, :7], make_cos_sin_cache(3000)
+    with poisoned():
+        made = talker_kernels.rotary_of_step(positions, cache, SECTIONS, torch.bfloat16)
+    for angles, wanted in zip(made, chosen_angles(positions, cache), strict=True):
+        assert torch.equal(angles, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens_outside", [False, True])
+@pytest.mark.parametrize("lengths", [*([length] for length in LENGTHS), [32768], LENGTHS, LENGTHS * 5])
+def test_attention_is_the_plain_one(lengths: list[int], tokens_outside: bool) -> None:
+    num_padded = 0 if len(lengths) == 1 else 3
+    pages, n = Pages(lengths, tokens_outside, num_padded), len(lengths)
+    qkv = draw(n + num_padded, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    cos, sin = make_cos_sin_cache(32768)[pages.seq_lens.long().clamp(min=1) - 1].chunk(2, dim=-1)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    kept, counters = pages.cache.clone(), zero_counters()
+    wanted = attention(qkv[:n], cos[:n], sin[:n], pages, kept)
+    paged = pages.cache, pages.block_table, pages.seq_lens, pages.slot_mapping
+    with poisoned():
+        made = talker_kernels.attend(qkv, cos, sin, *paged, HEAD_DIM**-0.5, counters)
+    assert_close(made[:n], wanted)
+    assert made.isfinite().all()
+    # The new keys' sums of two products may round the other way.
+    torch.testing.assert_close(pages.cache, kept, rtol=1e-2, atol=1e-2, equal_nan=True)
+    assert not counters.any()
+
+
+def make_layer(number: int, width: int, inner: int) -> Any:
+    size = HEADS * HEAD_DIM
+
+    def weights(features: int, columns: int, bias: bool = False) -> Any:
+        return SimpleNamespace(
+            weight=draw(features, columns, scale=columns**-0.5), bias=draw(features) if bias else None
+        )
+
+    return SimpleNamespace(
+        input_layernorm=SimpleNamespace(weight=draw(width), variance_epsilon=EPS),
+        post_attention_layernorm=SimpleNamespace(weight=draw(width), variance_epsilon=EPS),
+        self_attn=SimpleNamespace(
+            qkv_proj=weights(size + 2 * KV_HEADS * HEAD_DIM, width, bias=True),
+            o_proj=weights(width, size),
+            attn=SimpleNamespace(layer_name=f"layers.{number}", kv_cache=None),
+            rotary_emb=SimpleNamespace(cos_sin_cache=make_cos_sin_cache(6000), mrope_section=list(SECTIONS)),
+            scaling=HEAD_DIM**-0.5,
+        ),
+        mlp=SimpleNamespace(gate_up_proj=weights(2 * inner, width), down_proj=weights(width, inner)),
+    )
+
+
+def plain_decode(
+    layers: list[Any], positions: torch.Tensor, hidden: torch.Tensor, pages: Pages, caches: list[torch.Tensor]
+) -> torch.Tensor:
+    cos, sin = chosen_angles(positions, layers[0].self_attn.rotary_emb.cos_sin_cache)
+    for layer, cache in zip(layers, caches, strict=True):
+        projection, mlp = layer.self_attn.qkv_proj, layer.mlp
+        qkv = product(rms_norm(hidden, layer.input_layernorm.weight), projection.weight, projection.bias)
+        attended = attention(qkv, cos, sin, pages, cache)
+        hidden = hidden + product(attended, layer.self_attn.o_proj.weight)
+        both = product(rms_norm(hidden, layer.post_attention_layernorm.weight), mlp.gate_up_proj.weight)
+        hidden = hidden + product(silu_and_multiply(both), mlp.down_proj.weight)
+    return rms_norm(hidden, torch.ones_like(hidden[0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 18])
+def test_replayed_graph_is_the_plain_decoder(n: int) -> None:
+    """Each replay has other lengths, places, positions and inputs, behind the addresses of the first."""
+    layers = [make_layer(number, 384, 5000) for number in range(3)]
+    decoder = FusedDecoder(layers, lambda x: rms_norm(x, torch.ones_like(x[0])))
+    num_padded = 2 if n > 1 else 0
+    longest = [LENGTHS[(row + 4) % len(LENGTHS)] for row in range(n)]
+    static = Pages(longest, False, num_padded)
+    hidden, positions = draw(n + num_padded, 384), torch.zeros(3, n + num_padded, dtype=torch.int64, device="cuda")
+    for layer in layers:
+        layer.self_attn.attn.kv_cache = torch.zeros_like(static.cache)
+    metadata = SimpleNamespace(block_table=static.block_table, seq_lens=static.seq_lens)
+    names = [layer.self_attn.attn.layer_name for layer in layers]
+    context = dict.fromkeys(names, metadata), dict.fromkeys(names, static.slot_mapping)
+    decoder.decode(positions, hidden, *context)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = decoder.decode(positions, hidden, *context)
+    for fewer in range(4):
+        pages = Pages(
+            [max(1, length - 5 * fewer) for length in longest], False, num_padded, static.block_table.shape[1]
+        )
+        for name in ("block_table", "seq_lens", "slot_mapping"):
+            getattr(static, name).copy_(getattr(pages, name))
+        hidden.copy_(draw(n + num_padded, 384))
+        positions.copy_(torch.randint(0, 6000, positions.shape))
+        for layer in layers:
+            layer.self_attn.attn.kv_cache.normal_()
+        caches = [layer.self_attn.attn.kv_cache.clone() for layer in layers]
+        graph.replay()
+        wanted = plain_decode(layers, positions[:, :n], hidden[:n], pages, caches)
+        assert_close(made[:n], wanted, 2e-2)
+        assert made.isfinite().all()
+        for layer, cache in zip(layers, caches, strict=True):
+            assert_close(layer.self_attn.attn.kv_cache, cache, 2e-2)
+
+
+def test_only_bfloat16_on_a_cuda_card_fits() -> None:
+    weight = torch.zeros(1)
+    layer = SimpleNamespace(self_attn=SimpleNamespace(qkv_proj=SimpleNamespace(weight=weight)))
+    assert not FusedDecoder([layer], torch.nn.Identity()).fits(torch.zeros(1, 896, dtype=torch.bfloat16))
+
+
+def test_rows_of_a_product_are_padded() -> None:
+    assert [talker_kernels.padded_rows(n) for n in (1, 2, 16, 17, 40, 64)] == [1, 16, 16, 32, 64, 64]
