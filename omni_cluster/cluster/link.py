@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import uuid
 from collections import deque
@@ -44,7 +45,9 @@ class Link:
         self._name = uuid.uuid4().hex
         self._inboxes: dict[int, Inbox] = {}
         self._opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._receiver = asyncio.create_task(self._receive(first))
+        # In a context of its own: Serve ends the calls that a request made when that request ends, and the link is not
+        # only its first reader's.
+        self._receiver = asyncio.create_task(self._receive(first), context=contextvars.Context())
 
     @property
     def is_over(self) -> bool:
