@@ -35,6 +35,12 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+def still_running(pids: set[int]) -> list[psutil.Process]:
+    """Those that have not ended by themselves; one that was killed takes a moment to go."""
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    return alive  # type: ignore[no-any-return]
+
+
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
