@@ -97,7 +97,7 @@ async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte
         "audio": {"voice": "Ethan", "format": "wav"},
         "stream": True,
     }
-    async with httpx.AsyncClient(base_url=BASE_URL, timeout=120, limits=httpx.Limits(max_connections=64)) as client:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=600, limits=httpx.Limits(max_connections=64)) as client:
         answers = await asyncio.gather(*[client.post("/v1/chat/completions", json=body) for _ in range(64)])
     taken = [a for a in answers if a.status_code == 200]
     refused = [a for a in answers if a.status_code == 429]
