@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -38,8 +39,8 @@ class StageChunk:
     All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
     `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `pcm` carry their own start.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
-    `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk, of several joined
-    ones the first, was put out.
+    `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
+    joined ones the first.
     """
 
     token_start: int = 0
@@ -50,7 +51,7 @@ class StageChunk:
     prompt_token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     handover: HandoverTimes | None = None
-    made_at_s: float | None = None
+    made_at_s: float = field(default_factory=time.time, compare=False)
 
     @property
     def token_end(self) -> int:

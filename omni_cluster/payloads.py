@@ -6,8 +6,9 @@ Every header is checked before memory is taken, and nothing here is ever unpickl
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
@@ -184,13 +185,15 @@ class RowsChunk:
     """Rows of one request on their way from stage to stage.
 
     `start` is the absolute position of the first row; `rows` is `[n, H]` of an allowed dtype; `positions` is int64
-    `[3, P]`, the prompt's M-RoPE positions, and only comes with a request's first chunk.
+    `[3, P]`, the prompt's M-RoPE positions, and only comes with a request's first chunk. `packed`: see `pack`, where it
+    is known.
     Raises PayloadError when made with anything else.
     """
 
     start: int
     rows: torch.Tensor
     positions: torch.Tensor | None = None
+    packed: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _name_of(self.rows.dtype)
@@ -230,6 +233,8 @@ class RowsChunk:
 
     def pack(self) -> torch.Tensor:
         """Everything as one CPU uint8 tensor `[bytes]`: rows, padding to 8 bytes, positions, six int64 of trailer."""
+        if self.packed is not None:
+            return self.packed
         trailer = _Trailer.describing(self)
         packed = torch.zeros(trailer.total_bytes, dtype=torch.uint8)
         trailer.rows_in(packed).copy_(self.rows.detach())
@@ -249,7 +254,7 @@ class RowsChunk:
         trailer.check(packed.numel(), max_elements)
         aligned = _aligned(packed)
         positions = trailer.positions_in(aligned) if trailer.has_positions else None
-        return RowsChunk(trailer.start, trailer.rows_in(aligned), positions)
+        return RowsChunk(trailer.start, trailer.rows_in(aligned), positions, aligned)
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,8 @@ class _Trailer:
 
     # "OmniRow" and the version of the layout; read with the other byte order it does not match.
     MAGIC = int.from_bytes(b"\x01woRinmO", "big")
-    BYTES = 6 * 8
+    LAYOUT = struct.Struct("=6q")
+    BYTES = LAYOUT.size
 
     @classmethod
     def describing(cls, chunk: RowsChunk) -> _Trailer:
@@ -282,11 +288,11 @@ class _Trailer:
             )
         if packed.numel() < cls.BYTES:
             raise PayloadError(f"Packed rows have {packed.numel()} bytes, but the trailer alone takes {cls.BYTES}.")
-        return cls(*packed[-cls.BYTES :].clone().view(torch.int64).tolist())
+        return cls(*cls.LAYOUT.unpack_from(packed.numpy().data, packed.numel() - cls.BYTES))
 
     def write(self, packed: torch.Tensor) -> None:
         fields = (self.magic, self.dtype_code, self.start, self.row_count, self.width, self.position_count)
-        packed[-self.BYTES :].view(torch.int64).copy_(torch.tensor(fields, dtype=torch.int64))
+        self.LAYOUT.pack_into(packed.numpy().data, packed.numel() - self.BYTES, *fields)
 
     def check(self, packed_bytes: int, max_elements: int) -> None:
         if self.magic != self.MAGIC:

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if torch.cuda.is_available():
+            if item.get_closest_marker("parity"):
+                item.add_marker(pytest.mark.gpu)
+        elif item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
 
 

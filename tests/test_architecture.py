@@ -50,7 +50,6 @@ ALLOWED: Mapping[str, str] = {
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
     "engine/rows_pusher.py RowsPusher._error_of_sending swallows": "every caller whose rows were sent raises it",
     "cluster/link.py Link._receive swallows": "every reader of the link raises it",
-    "cluster/outlet.py Outlet._send_all swallows": "the reader of the request raises it, in the consumer",
     "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's outbox raise it",
     "engine/cards.py sets variables": "how a stage's processes share a card, and only while they are started",
     "engine/cards.py sets name": "which cards a stage's processes see, and only while they are started",

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from ray.serve._private.common import ReplicaID
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
 ADDRESS_PREFIX = "@"
+
+_running: dict[tuple[str, str], list[str]] = {}
+"""Replicas that run, by application and deployment, as the routers of this process know them."""
+_turns: dict[tuple[str, str], int] = {}
+
+
+def next_replica(app_name: str, deployment_name: str) -> str | None:
+    """The id of a replica that runs, each in turn; None as long as this process has called none of them."""
+    key = app_name, deployment_name
+    replicas = _running.get(key)
+    if not replicas:
+        return None
+    _turns[key] = (_turns.get(key, -1) + 1) % len(replicas)
+    return replicas[_turns[key]]
 
 
 class AddressRouter(LocalityMixin, RequestRouter):
@@ -25,6 +40,18 @@ class AddressRouter(LocalityMixin, RequestRouter):
         super().__init__(*args, **kwargs)
         self._pending_by_metadata: dict[int, PendingRequest] = {}
         self._turn = 0
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._tell_running()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._tell_running()
+
+    def _tell_running(self) -> None:
+        deployment = self._deployment_id
+        _running[deployment.app_name, deployment.name] = sorted(str(r.unique_id) for r in self.curr_replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

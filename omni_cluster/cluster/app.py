@@ -82,7 +82,8 @@ def ingress_deployment(config: PipelineConfig) -> Any:
     return serve.deployment(
         Ingress,
         name=INGRESS_NAME,
-        max_ongoing_requests=limits.max_ongoing_requests,
+        num_replicas=config.ingress_replicas,
+        max_ongoing_requests=-(-limits.max_ongoing_requests // config.ingress_replicas),
         max_queued_requests=limits.max_queued_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}},

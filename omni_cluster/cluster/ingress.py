@@ -41,6 +41,8 @@ from omni_cluster.openai_api.chat import (
 )
 from omni_cluster.outputs import OmniRequestOutput
 
+GREETING = [{"role": "user", "content": "Hello"}]
+
 api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)
 
 
@@ -56,6 +58,7 @@ class Ingress:
         )
         self._limits = api_limits(config)
         self._created = int(time.time())
+        self._bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
     @api.get("/health")
     async def health(self) -> Response:

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
-import uuid
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
+from omni_cluster.cluster.line import Line
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, Subscription, Ticket
 from omni_cluster.outputs import StageChunk
+
+MakeLine = Callable[[RemoteStage, str], Line]
+"""Of a stage and the id of one of its replicas."""
 
 
 class LinkEnded(Exception):
@@ -39,10 +42,9 @@ class Inbox:
 class Link:
     """A stream of messages from one replica, open as long as somebody reads."""
 
-    def __init__(self, source: RemoteStage, replica_id: str, first: Subscription) -> None:
-        self._source = source
+    def __init__(self, line: Line, replica_id: str, first: Subscription) -> None:
+        self._line = line
         self._replica_id = replica_id
-        self._name = uuid.uuid4().hex
         self._inboxes: dict[int, Inbox] = {}
         self._opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # In a context of its own: Serve ends the calls that a request made when that request ends, and the link is not
@@ -64,14 +66,12 @@ class Link:
         """False when the link is over. Raises what the producer raised."""
         if not await asyncio.shield(self._opened):
             return False
-        call = self._source.call("subscribe", self._name, subscription, replica_id=self._replica_id)
-        return bool(await call)
+        return await self._line.subscribe(subscription)
 
     async def _receive(self, first: Subscription) -> None:
         error: Exception = LinkEnded(f"the link to {self._replica_id} ended.")
-        messages = self._source.stream("link", self._name, first, replica_id=self._replica_id)
         try:
-            async with contextlib.aclosing(messages):
+            async with contextlib.aclosing(self._line.messages(first)) as messages:
                 async for message in messages:
                     self._deliver(message)
         except Exception as raised:  # given to every reader, who raises it
@@ -100,8 +100,9 @@ class Link:
 class Links:
     """All links of this replica, or of an ingress, to the replicas of one stage."""
 
-    def __init__(self, source: RemoteStage, max_elements: int) -> None:
+    def __init__(self, source: RemoteStage, max_elements: int, make_line: MakeLine) -> None:
         self._source = source
+        self._make_line = make_line
         self._max_elements = max_elements
         self._by_replica: dict[str, Link] = {}
         self._readers = itertools.count()
@@ -133,7 +134,9 @@ class Links:
             link = self._by_replica.get(replica_id)
             if link is None or link.is_over:
                 self._forget_links_that_are_over()
-                link = self._by_replica[replica_id] = Link(self._source, replica_id, subscription)
+                link = self._by_replica[replica_id] = Link(
+                    self._make_line(self._source, replica_id), replica_id, subscription
+                )
                 return link, link.open_inbox(subscription.reader)
             inbox = link.open_inbox(subscription.reader)
             if await self._is_taken(link, subscription):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.link import Links
+from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -28,7 +29,7 @@ class StageAccess:
 
 def stage_access(handle: DeploymentHandle, config: PipelineConfig) -> StageAccess:
     calls = RemoteStage(handle, config.handover.transport)
-    return StageAccess(calls, Links(calls, config.limits.max_payload_elements))
+    return StageAccess(calls, links_to(calls, config.limits.max_payload_elements))
 
 
 class Orchestrator:
@@ -44,16 +45,22 @@ class Orchestrator:
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
         """
         self._bound.check(request)
-        tickets: dict[int, asyncio.Future[Ticket]] = {}
         run = FanIn(self._bound.config.limits.request_timeout_s)
-        for stage in self._bound.stages_for(request):
-            tickets[stage.stage_id] = asyncio.get_running_loop().create_future()
+        tickets = {stage.stage_id: self._ticket(stage, request) for stage in self._bound.stages_for(request)}
         all_read = AllRead(len(tickets))
         for stage in self._bound.stages_for(request):
             run.add(functools.partial(self._follow, stage, request, tickets, all_read))
         async with contextlib.aclosing(run.events()) as events:
             async for event in events:
                 yield event
+
+    def _ticket(self, stage: StageConfig, request: OmniRequest) -> asyncio.Future[Ticket]:
+        """Known at once where a replica is, so that all stages start together; else the stage's own answer says it."""
+        ticket: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        replica_id = self._stages[stage.model_stage].calls.next_replica()
+        if replica_id is not None:
+            ticket.set_result(Ticket(request.request_id, replica_id))
+        return ticket
 
     async def _follow(
         self,
@@ -66,10 +73,15 @@ class Orchestrator:
         """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
         source = self._bound.source(stage)
         remote = self._stages[stage.model_stage]
-        ticket = await asyncio.shield(tickets[source.stage_id]) if source else None
-        async with contextlib.aclosing(remote.calls.stream("generate", request, ticket)) as call:
+        upstream = await asyncio.shield(tickets[source.stage_id]) if source else None
+        ticket = tickets[stage.stage_id]
+        replica_id = ticket.result().replica_id if ticket.done() else ""
+        async with contextlib.aclosing(
+            remote.calls.stream("generate", request, upstream, replica_id=replica_id)
+        ) as call:
             own = await anext(call)
-            tickets[stage.stage_id].set_result(own)
+            if not ticket.done():
+                ticket.set_result(own)
             async with contextlib.aclosing(remote.links.read(own, with_rows=False)) as chunks:
                 async for chunk in chunks:
                     await emit(StageEvent(stage.model_stage, chunk))

@@ -7,97 +7,158 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outbox, Outboxes, chunk_bytes
 from omni_cluster.errors import OmniError
 
+PATIENCE_S = 10.0
+"""How long a reader waits for its request to come here."""
 IDLE_S = 2.0
-"""How long a link without a reader stays open: a replica that is to end waits for its calls."""
+"""How long a link that is a call stays open without a reader: a replica that is to end waits for its calls."""
 
 
 class StageFailed(Exception):
     """A stage broke while it worked on a request; its own log has the cause."""
 
 
-class Outlet:
-    """One link. Holds one item a subscribed request at most: what comes meanwhile is joined to the next.
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What is sent next to one reader, its bytes of rows and sound, and the number of the chunk that follows it."""
 
-    A message has at most `max_item_bytes` of rows, and one item at least.
+    sent: LinkItem
+    num_bytes: int
+    following: int
+
+
+class Reading:
+    """How far one reader has been sent what its request's outbox holds. Calls `notify` when there may be more."""
+
+    def __init__(self, subscription: Subscription, outbox: Outbox, notify: Callable[[Reading], None]) -> None:
+        self._subscription = subscription
+        self._outbox = outbox
+        self._notify = notify
+        self._next = 0
+        outbox.listen(self._tell)
+
+    def _tell(self) -> None:
+        self._notify(self)
+
+    def item(self, max_item_bytes: int) -> Item | None:
+        """What to send next; None as long as there is nothing."""
+        waiting = self._outbox.waiting(self._next, max_item_bytes)
+        if waiting is None:
+            return self._end() if self._outbox.closed else None
+        chunk, following = waiting
+        reader, with_rows = self._subscription.reader, self._subscription.with_rows
+        num_bytes = chunk_bytes(chunk, with_rows=with_rows)
+        if num_bytes > max_item_bytes:
+            return Item(LinkItem(reader, BulkChunk(self._next)), 0, following)
+        return Item(LinkItem(reader, WireChunk.of(chunk, with_rows=with_rows)), num_bytes, following)
+
+    def _end(self) -> Item:
+        error = self._outbox.error
+        return Item(
+            LinkItem(self._subscription.reader, None, None if error is None else portable(error)), 0, self._next
+        )
+
+    def advance(self, item: Item) -> None:
+        self._next = item.following
+
+    def close(self) -> None:
+        self._outbox.unlisten(self._tell)
+
+
+class Outlet:
+    """One link. What comes for a request while a message is on its way is joined to one item of the next.
+
+    A message has at most `max_item_bytes` of rows and sound, and one item at least.
     """
 
-    def __init__(self, outboxes: Outboxes, max_item_bytes: int) -> None:
+    def __init__(self, outboxes: Outboxes, max_item_bytes: int, idle_s: float | None) -> None:
         self._outboxes = outboxes
         self._max_item_bytes = max_item_bytes
-        self._waiting: deque[tuple[LinkItem, int, asyncio.Event]] = deque()
+        self._idle_s = idle_s
+        self._readings: set[Reading] = set()
+        self._ready: dict[Reading, None] = {}  # in the order in which they became so
+        self._refusals: list[LinkItem] = []
         self._filled = asyncio.Event()
-        self._readings: set[asyncio.Task[None]] = set()
+        self._expectations: set[asyncio.Task[None]] = set()
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Sends the request's chunks from the first on. Raises OutboxUnknown for one that is not here."""
-        outbox = self._outboxes.get(subscription.request_id)
-        reading = asyncio.create_task(self._send_all(subscription, outbox))
-        self._readings.add(reading)
-        reading.add_done_callback(self._readings.discard)
+        """Sends the request's chunks from the first on; OutboxUnknown to the reader of one that does not come."""
+        expectation = asyncio.create_task(self._expect(subscription))
+        self._expectations.add(expectation)
+        expectation.add_done_callback(self._expectations.discard)
+
+    async def _expect(self, subscription: Subscription) -> None:
+        """Stages are started together, so a reader may be here before its request is."""
+        try:
+            outbox = await self._outboxes.when_open(subscription.request_id, PATIENCE_S)
+        except OmniError as error:
+            self._refusals.append(LinkItem(subscription.reader, None, error))
+            self._filled.set()
+        else:
+            reading = Reading(subscription, outbox, self._make_ready)
+            self._readings.add(reading)
+            self._make_ready(reading)
+
+    def _make_ready(self, reading: Reading) -> None:
+        self._ready[reading] = None
+        self._filled.set()
 
     async def messages(self) -> AsyncGenerator[list[LinkItem], None]:
-        """The messages, until nobody has read here for `IDLE_S`. The first is empty: the link is open."""
+        """The messages, until nobody has read here for `idle_s`; None: for ever. The first is empty: it is open."""
         try:
             yield []
-            while await self._something_to_send():
-                yield self._message()
+            while await self._is_filled():
+                if message := self._message():
+                    yield message
         finally:
+            for expectation in self._expectations:
+                expectation.cancel()
             for reading in self._readings:
-                reading.cancel()
+                reading.close()
 
-    async def _something_to_send(self) -> bool:
-        while not self._waiting:
+    async def _is_filled(self) -> bool:
+        while not (self._ready or self._refusals):
             self._filled.clear()
             try:
-                await asyncio.wait_for(self._filled.wait(), IDLE_S)
+                await asyncio.wait_for(self._filled.wait(), self._idle_s)
             except asyncio.TimeoutError:
-                if not self._readings:
+                if not (self._readings or self._expectations):
                     return False
         return True
 
     def _message(self) -> list[LinkItem]:
-        items: list[LinkItem] = []
+        items, self._refusals = self._refusals, []
         num_bytes = 0
-        while self._waiting:
-            item, item_bytes, taken = self._waiting[0]
-            num_bytes += item_bytes
-            if items and num_bytes > self._max_item_bytes:
+        while self._ready:
+            reading = next(iter(self._ready))
+            item = reading.item(self._max_item_bytes)
+            if item is not None and items and num_bytes + item.num_bytes > self._max_item_bytes:
                 break
-            self._waiting.popleft()
-            taken.set()
-            items.append(item)
+            del self._ready[reading]
+            if item is None:
+                continue
+            items.append(item.sent)
+            num_bytes += item.num_bytes
+            self._go_on(reading, item)
         return items
 
-    async def _send_all(self, subscription: Subscription, outbox: Outbox) -> None:
-        error: Exception | None = None
-        try:
-            async with contextlib.aclosing(outbox.items(self._max_item_bytes)) as items:
-                async for number, chunk in items:
-                    if not subscription.with_rows:
-                        chunk = chunk.without_rows()
-                    num_bytes = chunk_bytes(chunk)
-                    is_bulk = num_bytes > self._max_item_bytes
-                    body = BulkChunk(number) if is_bulk else WireChunk.of(chunk)
-                    await self._send(LinkItem(subscription.reader, body), 0 if is_bulk else num_bytes)
-        except Exception as raised:  # handed to the reader, who raises it
-            error = portable(raised)
-        await self._send(LinkItem(subscription.reader, None, error), 0)
-
-    async def _send(self, item: LinkItem, num_bytes: int) -> None:
-        taken = asyncio.Event()
-        self._waiting.append((item, num_bytes, taken))
-        self._filled.set()
-        await taken.wait()
+    def _go_on(self, reading: Reading, item: Item) -> None:
+        """The reading waits behind the others for its next turn, or has ended."""
+        if item.sent.body is None:
+            self._readings.discard(reading)
+            reading.close()
+        else:
+            reading.advance(item)
+            self._ready[reading] = None
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> Exception:
     """The error as another process can read it: our own as they are, of others what they say."""
     return error if isinstance(error, OmniError) else StageFailed(f"{type(error).__name__}: {error}")
 
@@ -111,8 +172,8 @@ class Outlets:
         self._open: dict[str, Outlet] = {}
 
     async def link(self, name: str, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
-        """Opens link `name`. Raises OutboxUnknown when the first request is not here."""
-        outlet = Outlet(self._outboxes, self._max_item_bytes)
+        """Opens link `name` with its first reader."""
+        outlet = Outlet(self._outboxes, self._max_item_bytes, IDLE_S)
         outlet.subscribe(first)
         self._open[name] = outlet
         try:
@@ -123,7 +184,7 @@ class Outlets:
             del self._open[name]
 
     def subscribe(self, name: str, subscription: Subscription) -> bool:
-        """False when the link has closed meanwhile. Raises OutboxUnknown when the request is not here."""
+        """False when the link has closed meanwhile."""
         outlet = self._open.get(name)
         if outlet is None:
             return False

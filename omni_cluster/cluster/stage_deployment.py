@@ -9,15 +9,17 @@ import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import ray.util
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.outlet import Outlets
+from omni_cluster.cluster.socket_line import Address, SocketServer, links_to
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
-from omni_cluster.engine.handover import Handover, stamped
+from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_replica
 from omni_cluster.engine.outbox import Outbox, Outboxes
 from omni_cluster.errors import OmniError
@@ -44,12 +46,13 @@ class StageReplica:
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
         self._requests = 0
         self._outlets = Outlets(self._outboxes, config.handover.max_item_bytes)
+        self._sockets = SocketServer(self._outboxes, ray.util.get_node_ip_address())
         self._source = self._links_to(source) if source is not None else None
         await self._engine.start()
 
     def _links_to(self, source: DeploymentHandle) -> Links:
         config = self._bound.config
-        return Links(RemoteStage(source, config.handover.transport), config.limits.max_payload_elements)
+        return links_to(RemoteStage(source, config.handover.transport), config.limits.max_payload_elements)
 
     async def generate(self, request: OmniRequest, ticket: Ticket | None = None) -> AsyncGenerator[Ticket, None]:
         """See the class. `ticket`: where the stage's source keeps this request."""
@@ -70,7 +73,7 @@ class StageReplica:
             source = handover.watched(upstream) if upstream is not None else None
             async with contextlib.aclosing(self._engine.generate(request, source)) as chunks:
                 async for made in chunks:
-                    outbox.put(stamped(handover.signed(made)))
+                    outbox.put(handover.signed(made))
             outbox.close()
         except Exception as error:
             if not isinstance(error, OmniError):
@@ -81,6 +84,10 @@ class StageReplica:
         if ticket is None or self._source is None:
             return None
         return self._source.read(ticket, with_rows=True)
+
+    async def address(self) -> Address:
+        """See `SocketServer.address`."""
+        return await self._sockets.address()
 
     async def link(self, name: str, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
         """See `Outlets.link`."""
@@ -110,11 +117,12 @@ class StageReplica:
             "replica_id": own_replica_id(),
             "requests": self._requests,
             "open_outboxes": len(self._outboxes),
-            "open_links": len(self._outlets),
+            "open_links": len(self._outlets) + len(self._sockets),
             "engine": await self._engine.counts(),
         }
 
     async def __del__(self) -> None:
         if self._source is not None:
             await self._source.close()
+        await self._sockets.close()
         await self._engine.shutdown()

@@ -110,15 +110,17 @@ class Limits(_Strict):
 class HandoverConfig(_Strict):
     """How small items travel from a producing replica to its consumer."""
 
-    transport: Literal["object", "grpc"] = Field(
-        default="grpc", description="object: as Ray objects; grpc: in Serve's own stream.", examples=["grpc"]
+    transport: Literal["object", "grpc", "socket"] = Field(
+        default="socket",
+        description="socket: on a connection of its own; grpc: in Serve's own stream; object: as Ray objects.",
+        examples=["socket"],
     )
     # Serve's gRPC takes 4 MB, what is around the rows included.
     max_item_bytes: int = Field(
         default=1_048_576,
         ge=1,
         le=3_145_728,
-        description="Rows of one item at most; more, as of a long prompt, are one Ray object that is read in place.",
+        description="Rows of one item of Serve's stream at most; more are one Ray object that is read in place.",
         examples=[1_048_576],
     )
 
@@ -302,6 +304,13 @@ class PipelineConfig(_Strict):
     )
     handover: HandoverConfig = Field(
         default=HandoverConfig(), description="How stages pass items on.", examples=[{"transport": "object"}]
+    )
+    ingress_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that speak HTTP and share limits.max_ongoing_requests.",
+        examples=[4],
     )
     stages: list[StageConfig] = Field(
         min_length=1,

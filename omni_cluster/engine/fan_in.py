@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -41,7 +40,8 @@ class FanIn:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._ends_s = time.monotonic() + timeout_s
+        self._is_late = False
+        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
         self._events: asyncio.Queue[StageEvent | _Ended] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -75,14 +75,20 @@ class FanIn:
             await self._stop()
 
     async def _next(self) -> StageEvent | _Ended:
-        try:
-            return await asyncio.wait_for(self._events.get(), self._ends_s - time.monotonic())
-        except asyncio.TimeoutError:
+        event = await self._events.get()
+        if self._is_late:
             raise DeadlineExceeded(
                 f"the request took longer than limits.request_timeout_s = {self._timeout_s:g}; ask for less at once."
-            ) from None
+            )
+        return event
+
+    def _expire(self) -> None:
+        self._is_late = True
+        with contextlib.suppress(asyncio.QueueFull):  # then the reader has something to wake for
+            self._events.put_nowait(_Ended(None))
 
     async def _stop(self) -> None:
+        self._deadline.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

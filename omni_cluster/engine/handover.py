@@ -24,8 +24,7 @@ class Handover:
         """The chunks as they come; closing this closes `upstream`."""
         async with contextlib.aclosing(upstream) as chunks:
             async for chunk in chunks:
-                if chunk.made_at_s is not None:
-                    self._delays_s.append(time.time() - chunk.made_at_s)
+                self._delays_s.append(time.time() - chunk.made_at_s)
                 yield chunk
 
     def signed(self, chunk: StageChunk) -> StageChunk:
@@ -33,8 +32,3 @@ class Handover:
         if chunk.finish_reason is None or not self._delays_s:
             return chunk
         return replace(chunk, handover=HandoverTimes(statistics.median(self._delays_s), max(self._delays_s)))
-
-
-def stamped(chunk: StageChunk) -> StageChunk:
-    """The chunk with the time at which it is made: now."""
-    return replace(chunk, made_at_s=time.time())

@@ -21,7 +21,7 @@ from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
-from omni_cluster.engine.handover import Handover, stamped
+from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_process
 from omni_cluster.engine.outbox import Outbox
 from omni_cluster.engine.stage import Stage
@@ -113,7 +113,7 @@ class AsyncOmniLLM:
         try:
             async with contextlib.aclosing(self._stages[stage.model_stage].generate(request, upstream)) as chunks:
                 async for made in chunks:
-                    chunk = stamped(handover.signed(made))
+                    chunk = handover.signed(made)
                     if self.bound.consumers(stage):
                         outbox.put(chunk)
                     await emit(StageEvent(stage.model_stage, chunk.without_rows()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
 
 from omni_cluster.errors import OmniError
 from omni_cluster.outputs import StageChunk
@@ -31,10 +33,16 @@ class Outbox:
         self._closed = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def error(self) -> BaseException | None:
+        """What broke the stage; readers get it after all that is there."""
+        return self._error
 
     def put(self, chunk: StageChunk) -> None:
         """Raises OutboxFull, and keeps what it had, when the chunk does not fit."""
@@ -62,20 +70,28 @@ class Outbox:
         """A chunk that is there."""
         return self._chunks[number]
 
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever something was put, and at the end. It must not raise."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        self._listeners.remove(listener)
+
+    def waiting(self, first: int, max_item_bytes: int | None = None) -> tuple[StageChunk, int] | None:
+        """What is there from chunk number `first` on, as one, and the number of the chunk after it; None for nothing.
+
+        Several chunks are cut at `max_item_bytes`; a single chunk is never cut.
+        """
+        if first >= len(self._chunks):
+            return None
+        last = self._item_end(first, max_item_bytes)
+        return StageChunk.joined(self._chunks[first:last]), last
+
     async def read(self, first: int = 0) -> AsyncGenerator[StageChunk, None]:
         """Chunks from number `first` on, one item for all that were put since the last item."""
-        async for _, item in self.items(None, first):
-            yield item
-
-    async def items(self, max_item_bytes: int | None, first: int = 0) -> AsyncGenerator[tuple[int, StageChunk], None]:
-        """As `read`, each item with the number of its first chunk.
-
-        An item of several chunks is cut at `max_item_bytes`; a single chunk is never cut.
-        """
         while await self._wait_for(first):
-            last = self._item_end(first, max_item_bytes)
-            yield first, StageChunk.joined(self._chunks[first:last])
-            first = last
+            first, begin = len(self._chunks), first
+            yield StageChunk.joined(self._chunks[begin:first])
 
     async def _wait_for(self, number: int) -> bool:
         """Whether chunk `number` came; raises the stage's error when it will not."""
@@ -101,12 +117,14 @@ class Outbox:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        for listener in self._listeners:
+            listener()
 
 
-def chunk_bytes(chunk: StageChunk) -> int:
-    """Bytes of the chunk's tensors and arrays."""
+def chunk_bytes(chunk: StageChunk, *, with_rows: bool = True) -> int:
+    """Bytes of the chunk's arrays and, unless they are not to be counted, of its tensors."""
     num_bytes = 0 if chunk.pcm is None else chunk.pcm.samples.nbytes
-    if chunk.rows is not None:
+    if chunk.rows is not None and with_rows:
         positions = chunk.rows.positions
         num_bytes += chunk.rows.rows.nbytes + (0 if positions is None else positions.nbytes)
     return num_bytes
@@ -118,10 +136,21 @@ class Outboxes:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._open: dict[str, Outbox] = {}
+        self._opened = asyncio.Event()
 
     def open(self, request_id: str) -> Outbox:
         outbox = self._open[request_id] = Outbox(request_id, self._max_bytes)
+        self._opened.set()
+        self._opened = asyncio.Event()
         return outbox
+
+    async def when_open(self, request_id: str, patience_s: float) -> Outbox:
+        """As `get`, for a reader that may come before the request does; OutboxUnknown when it does not come in time."""
+        ends_s = time.monotonic() + patience_s
+        while request_id not in self._open and (left_s := ends_s - time.monotonic()) > 0:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._opened.wait(), left_s)
+        return self.get(request_id)
 
     def get(self, request_id: str) -> Outbox:
         """Raises OutboxUnknown when the request has ended or was never here."""

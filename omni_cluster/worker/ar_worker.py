@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 from unittest.mock import patch
 
+import torch
 from vllm.platforms import current_platform
 
 from omni_cluster.worker.ar_model_runner import GPUARModelRunner
@@ -28,6 +30,18 @@ class GPUARWorker(PlatformWorker):
     """
 
     def init_device(self) -> None:
+        if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
+            keep_float32_products()
         module, name = RUNNER_NAME
         with patch.object(importlib.import_module(module), name, GPUARModelRunner):
             super().init_device()
+
+
+def keep_float32_products() -> None:
+    """Who asks for float32 gets it in this process: Triton's attention and cuDNN would round factors to TF32."""
+    from triton import knobs
+
+    language: Any = knobs.language
+    language.fp32_default = "ieee"
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False

@@ -19,10 +19,9 @@ import torch
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-from omni_cluster.cluster.link import Links
+from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.reference import KINDS, Reference, media, prompt_text
@@ -301,30 +300,7 @@ async def test_a_whole_answer_that_nobody_waits_for_frees_every_stage(served: Se
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
-async def test_the_end_of_the_request_that_opened_the_links_disturbs_no_other(served: ServedApp) -> None:
-    await until(lambda: no_link_is_open(served), "the links of earlier requests have ended")
-    first = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens-links"), 4, 24)))
-    await until(lambda: talker_runs(served), "the talker started on the first")
-    second = asyncio.create_task(served.answer(with_lengths(request_for("text", "stays"), 16, 900)))
-    await first
-    assert not second.done()
-    answer = await second
-    assert len(answer.stage_token_ids["talker"]) == 900 and answer.audio is not None
-    await until(lambda: no_link_is_open(served), "links that nobody reads have ended")
-
-
-async def no_link_is_open(served: ServedApp) -> bool:
-    return all(status["open_links"] == 0 for status in await served.statuses())
-
-
-def with_lengths(request: OmniRequest, text_tokens: int, codes: int) -> OmniRequest:
-    exact = {"thinker": text_tokens, "talker": codes}
-    return dataclasses.replace(
-        request, sampling={stage: {"max_tokens": n, "min_tokens": n} for stage, n in exact.items()}
-    )
-
-
-@pytest.mark.parametrize("transport", ["object", "grpc"])
+@pytest.mark.parametrize("transport", ["object", "grpc", "socket"])
 async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: Reference, transport: Any) -> None:
     question = "Count with me. " * 40
     expected = reference.thinker(prompt_text("text", question), max_new_tokens=12)
@@ -334,7 +310,7 @@ async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: 
     made = thinker.stream("generate", request, None)
     async with contextlib.aclosing(made):
         ticket: Ticket = await anext(made)
-        links = Links(thinker, 1 << 28)
+        links = links_to(thinker, 1 << 28)
         async for chunk in links.read(ticket, with_rows=False):
             assert chunk.rows is None
         chunks = []

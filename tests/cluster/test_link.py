@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 import pytest
 import torch
 
 from omni_cluster.cluster import outlet
+from omni_cluster.cluster.line import Line, ServeLine
 from omni_cluster.cluster.link import LinkEnded, Links
 from omni_cluster.cluster.outlet import Outlets, StageFailed
-from omni_cluster.cluster.transport import LinkItem, RemoteStage, Ticket, WireChunk
+from omni_cluster.cluster.socket_line import SocketLine, SocketServer
+from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk
 from omni_cluster.engine.outbox import Outboxes, OutboxUnknown
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import StageChunk
@@ -24,39 +26,84 @@ ROW_BYTES = 16
 
 
 class Replica:
-    """A producing replica, called without Ray. `messages`: all that were sent; `links`: streams opened so far."""
+    """A producing replica, called without Ray."""
 
     def __init__(self) -> None:
         self.outboxes = Outboxes(1 << 20)
         self.outlets = Outlets(self.outboxes, MAX_ITEM_BYTES)
-        self.messages: list[list[LinkItem]] = []
-        self.links = 0
-        self.broken = asyncio.Event()
+        self.sockets = SocketServer(self.outboxes, "127.0.0.1")
+
+    @property
+    def open_links(self) -> int:
+        return len(self.outlets) + len(self.sockets)
 
     async def stream(self, method: str, *args: Any, replica_id: str) -> AsyncGenerator[list[LinkItem], None]:
-        self.links += 1
         async with contextlib.aclosing(getattr(self.outlets, method)(*args)) as messages:
             async for message in messages:
-                if self.broken.is_set():
-                    raise ConnectionError("the replica died")
-                self.messages.append(message)
                 yield message
 
     async def call(self, method: str, *args: Any, replica_id: str) -> Any:
+        if method == "address":
+            return await self.sockets.address()
         if method == "chunk":
             request_id, number = args
             return WireChunk.of(self.outboxes.get(request_id).chunk(number))
         return getattr(self.outlets, method)(*args)
 
 
-@pytest.fixture
-def replica() -> Replica:
-    return Replica()
+class Watched:
+    """A line that remembers its messages, and that breaks when it is told to."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.received: list[list[LinkItem]] = []
+        self.broken = False
+
+    async def messages(self, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
+        async with contextlib.aclosing(self._line.messages(first)) as messages:
+            async for message in messages:
+                if self.broken:
+                    raise ConnectionError("the replica died")
+                self.received.append(message)
+                yield message
+
+    async def subscribe(self, subscription: Subscription) -> bool:
+        return await self._line.subscribe(subscription)
+
+
+Lines = list[Watched]
+by_serve_alone = pytest.mark.parametrize("kind", [ServeLine], indirect=True)
 
 
 @pytest.fixture
-def links(replica: Replica) -> Links:
-    return Links(cast(RemoteStage, replica), max_elements=1000)
+async def replica() -> AsyncIterator[Replica]:
+    replica = Replica()
+    yield replica
+    await replica.sockets.close()
+
+
+@pytest.fixture(params=[ServeLine, SocketLine])
+def kind(request: pytest.FixtureRequest) -> type[ServeLine] | type[SocketLine]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def lines() -> list[Watched]:
+    """Those that were made so far."""
+    return []
+
+
+@pytest.fixture
+async def links(
+    replica: Replica, kind: type[ServeLine] | type[SocketLine], lines: list[Watched]
+) -> AsyncIterator[Links]:
+    def make_line(source: RemoteStage, replica_id: str) -> Watched:
+        lines.append(Watched(kind(source, replica_id)))
+        return lines[-1]
+
+    links = Links(cast(RemoteStage, replica), 1000, make_line)
+    yield links
+    await links.close()
 
 
 def rows(start: int, count: int = 1) -> StageChunk:
@@ -75,11 +122,13 @@ async def read(links: Links, request_id: str, *, with_rows: bool = True) -> Stag
 
 async def settled() -> None:
     """All that can run without something new has run."""
-    for _ in range(50):
+    for _ in range(200):
         await asyncio.sleep(0)
 
 
-async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(replica: Replica, links: Links) -> None:
+async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(
+    replica: Replica, links: Links, lines: Lines
+) -> None:
     names = [f"r{i}" for i in range(8)]
     for number, name in enumerate(names):
         box = replica.outboxes.open(name)
@@ -90,50 +139,52 @@ async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(repli
     for number, chunk in enumerate(made):
         assert list(chunk.token_ids) == list(range(5 + number % 2))
         assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(chunk.token_ids)
-    assert replica.links == 1
+    assert len(lines) == 1
 
 
-async def test_what_one_step_makes_leaves_in_one_message(replica: Replica, links: Links) -> None:
+async def test_what_one_step_makes_leaves_in_one_message(replica: Replica, links: Links, lines: Lines) -> None:
     names = [f"r{i}" for i in range(10)]
     boxes = [replica.outboxes.open(name) for name in names]
     tasks = [asyncio.create_task(read(links, name)) for name in names]
     await settled()
-    before = len(replica.messages)
+    before = len(lines[0].received)
     for box in boxes:
         box.put(rows(0))
     await settled()
-    assert [len(message) for message in replica.messages[before:]] == [10]
+    assert [len(message) for message in lines[0].received[before:]] == [10]
     for box in boxes:
         box.close()
     await asyncio.gather(*tasks)
 
 
-async def test_a_message_is_cut_at_its_limit(replica: Replica, links: Links) -> None:
+@by_serve_alone
+async def test_a_message_is_cut_at_its_limit(replica: Replica, links: Links, lines: Lines) -> None:
     boxes = [replica.outboxes.open(f"r{i}") for i in range(40)]
     tasks = [asyncio.create_task(read(links, f"r{i}")) for i in range(40)]
     await settled()
-    before = len(replica.messages)
+    before = len(lines[0].received)
     for box in boxes:
         box.put(rows(0))
     await settled()
-    assert [len(message) for message in replica.messages[before:]] == [16, 16, 8]
+    assert [len(message) for message in lines[0].received[before:]] == [16, 16, 8]
     for box in boxes:
         box.close()
     await asyncio.gather(*tasks)
 
 
-async def test_a_chunk_above_the_limit_is_fetched_by_itself(replica: Replica, links: Links) -> None:
+@by_serve_alone
+async def test_a_chunk_above_the_limit_is_fetched_by_itself(replica: Replica, links: Links, lines: Lines) -> None:
     box = replica.outboxes.open("long")
     box.put(rows(0, 100))
     box.put(rows(100))
     box.close()
     chunk = await read(links, "long")
     assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(101))
-    bodies = [item.body for message in replica.messages for item in message if isinstance(item.body, WireChunk)]
+    bodies = [item.body for message in lines[0].received for item in message if isinstance(item.body, WireChunk)]
     assert max(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None) < MAX_ITEM_BYTES
 
 
-async def test_a_reader_without_rows_gets_none_of_them(replica: Replica, links: Links) -> None:
+async def test_a_reader_without_rows_gets_none_of_them(replica: Replica, links: Links, lines: Lines) -> None:
     box = replica.outboxes.open("r")
     box.put(rows(0, 100))
     box.close()
@@ -141,7 +192,7 @@ async def test_a_reader_without_rows_gets_none_of_them(replica: Replica, links: 
     assert chunk.rows is None and len(chunk.token_ids) == 100
 
 
-async def test_two_readers_of_one_request_read_all_of_it(replica: Replica, links: Links) -> None:
+async def test_two_readers_of_one_request_read_all_of_it(replica: Replica, links: Links, lines: Lines) -> None:
     box = replica.outboxes.open("r")
     box.put(rows(0))
     both = [asyncio.create_task(read(links, "r", with_rows=with_rows)) for with_rows in (True, False)]
@@ -151,7 +202,9 @@ async def test_two_readers_of_one_request_read_all_of_it(replica: Replica, links
     assert [chunk.token_ids for chunk in await asyncio.gather(*both)] == [(0, 1), (0, 1)]
 
 
-async def test_a_reader_that_is_slow_holds_up_nobody_and_loses_nothing(replica: Replica, links: Links) -> None:
+async def test_a_reader_that_is_slow_holds_up_nobody_and_loses_nothing(
+    replica: Replica, links: Links, lines: Lines
+) -> None:
     slow_box, box = replica.outboxes.open("slow"), replica.outboxes.open("fast")
     slow = links.read(ticket("slow"), with_rows=True)
     slow_box.put(rows(0))
@@ -167,7 +220,7 @@ async def test_a_reader_that_is_slow_holds_up_nobody_and_loses_nothing(replica: 
     assert list(StageChunk.joined([first, *rest]).token_ids) == list(range(21))
 
 
-async def test_what_broke_a_request_reaches_its_reader_alone(replica: Replica, links: Links) -> None:
+async def test_what_broke_a_request_reaches_its_reader_alone(replica: Replica, links: Links, lines: Lines) -> None:
     broken, failed, well = (replica.outboxes.open(name) for name in ("broken", "failed", "well"))
     tasks = [asyncio.create_task(read(links, name)) for name in ("broken", "failed", "well")]
     await settled()
@@ -181,7 +234,10 @@ async def test_what_broke_a_request_reaches_its_reader_alone(replica: Replica, l
     assert cast(StageChunk, results[2]).token_ids == (0,)
 
 
-async def test_a_request_that_is_not_there_is_refused_and_the_next_one_is_read(replica: Replica, links: Links) -> None:
+async def test_a_request_that_does_not_come_is_refused_and_the_next_one_is_read(
+    replica: Replica, links: Links, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "PATIENCE_S", 0.0)
     with pytest.raises(OutboxUnknown, match="nobody"):
         await read(links, "nobody")
     box = replica.outboxes.open("r")
@@ -194,7 +250,18 @@ async def test_a_request_that_is_not_there_is_refused_and_the_next_one_is_read(r
     assert (await reading).token_ids == (0,)
 
 
-async def test_a_request_that_ends_early_ends_its_reader(replica: Replica, links: Links) -> None:
+async def test_readers_may_be_there_before_their_requests(replica: Replica, links: Links, lines: Lines) -> None:
+    reading = [asyncio.create_task(read(links, name)) for name in ("first", "second")]
+    await settled()
+    for name in ("second", "first"):
+        box = replica.outboxes.open(name)
+        box.put(rows(0))
+        box.close()
+    assert [chunk.token_ids for chunk in await asyncio.gather(*reading)] == [(0,), (0,)]
+    assert len(lines) == 1
+
+
+async def test_a_request_that_ends_early_ends_its_reader(replica: Replica, links: Links, lines: Lines) -> None:
     replica.outboxes.open("r").put(rows(0))
     chunks = links.read(ticket("r"), with_rows=True)
     await anext(chunks)
@@ -204,40 +271,42 @@ async def test_a_request_that_ends_early_ends_its_reader(replica: Replica, links
 
 
 async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_the_next(
-    replica: Replica, links: Links
+    replica: Replica, links: Links, lines: Lines
 ) -> None:
     boxes = [replica.outboxes.open(f"r{i}") for i in range(3)]
     tasks = [asyncio.create_task(read(links, f"r{i}")) for i in range(3)]
     await settled()
-    replica.broken.set()
+    lines[0].broken = True
     boxes[0].put(rows(0))
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [ConnectionError] * 3
-    replica.broken.clear()
     boxes[1].put(rows(0))
     boxes[1].close()
     assert (await read(links, "r1")).token_ids == (0,)
-    assert replica.links == 2
+    assert len(lines) == 2
 
 
+@by_serve_alone
 async def test_a_link_that_nobody_reads_ends_and_the_next_reader_opens_another(
-    replica: Replica, links: Links, monkeypatch: pytest.MonkeyPatch
+    replica: Replica, links: Links, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlet, "IDLE_S", 0.0)
     for turn in range(2):
         box = replica.outboxes.open("r")
         reading = asyncio.create_task(read(links, "r"))
         await settled()
-        assert len(replica.outlets) == 1  # one reader is enough, however long it takes
+        assert replica.open_links == 1  # one reader is enough, however long it takes
         box.put(rows(0))
         box.close()
         assert (await reading).token_ids == (0,)
-        while len(replica.outlets):
+        while replica.open_links:
             await asyncio.sleep(0)
-        assert replica.links == turn + 1
+        assert len(lines) == turn + 1
 
 
-async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(replica: Replica, links: Links) -> None:
+async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(
+    replica: Replica, links: Links, lines: Lines
+) -> None:
     replica.outboxes.open("gone").put(rows(0))
     stays = replica.outboxes.open("stays")
     chunks = links.read(ticket("gone"), with_rows=True)
@@ -251,11 +320,12 @@ async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(replica: R
     assert (await reading).token_ids == (0,)
 
 
-async def test_closing_ends_the_stream_at_both_ends(replica: Replica, links: Links) -> None:
+async def test_closing_ends_the_stream_at_both_ends(replica: Replica, links: Links, lines: Lines) -> None:
     replica.outboxes.open("r")
     reading = asyncio.create_task(read(links, "r"))
     await settled()
     await links.close()
-    assert len(replica.outlets) == 0
+    while replica.open_links:
+        await asyncio.sleep(0)
     with pytest.raises(LinkEnded):
         await reading

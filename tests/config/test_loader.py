@@ -108,7 +108,7 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         {("handover",): {"transport": "carrier pigeon"}},
         "handover.transport",
         "'carrier pigeon'",
-        "'object' or 'grpc'",
+        "'object', 'grpc' or 'socket'",
     ),
     "no stages": ({("stages",): []}, "stages", "[]", "'model_stage': 'thinker'"),
     "stages as text": ({("stages",): "all"}, "stages", "'all'", "a list, for example [{"),
@@ -455,5 +455,6 @@ def test_two_by_two_is_the_tiny_deployment_with_more_replicas_and_the_other_tran
     two_by_two = load_config(STAGE_CONFIGS / "qwen2_5_omni_2x2_tiny.yaml", known_families=FAMILIES).model_dump()
     assert [stage.pop("num_replicas") for stage in two_by_two["stages"]] == [2, 2, 1]
     assert [stage.pop("num_replicas") for stage in tiny["stages"]] == [1, 1, 1]
-    assert [config.pop("handover")["transport"] for config in (two_by_two, tiny)] == ["object", "grpc"]
+    assert [config.pop("handover")["transport"] for config in (two_by_two, tiny)] == ["object", "socket"]
+    assert [config.pop("ingress_replicas") for config in (two_by_two, tiny)] == [2, 1]
     assert two_by_two == tiny

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from omni_cluster.engine.handover import Handover, stamped
+from omni_cluster.engine.handover import Handover
 from omni_cluster.outputs import StageChunk
 
 
@@ -29,7 +29,7 @@ async def test_last_chunk_says_how_long_chunks_were_under_way() -> None:
 
 async def test_only_the_last_chunk_says_it() -> None:
     handover = Handover()
-    await drained(handover, stamped(StageChunk()))
+    await drained(handover, StageChunk())
     middle = StageChunk(0, (1,))
     assert handover.signed(middle) is middle
 
@@ -40,8 +40,7 @@ async def test_a_stage_without_a_source_has_no_handover() -> None:
 
 
 def test_joined_chunks_are_as_old_as_the_first_of_them() -> None:
-    first, second = stamped(StageChunk(0, (1,))), stamped(StageChunk(1, (2,)))
-    assert first.made_at_s is not None
+    first, second = StageChunk(0, (1,)), StageChunk(1, (2,))
     assert StageChunk.joined([first, replace(second, made_at_s=first.made_at_s + 1)]).made_at_s == first.made_at_s
 
 

@@ -133,15 +133,40 @@ async def test_closing_one_reader_leaves_the_others(outbox: Outbox) -> None:
     assert token_ids(await all_of(staying)) == [1, 2]
 
 
-async def test_items_have_the_number_of_their_first_chunk_and_are_cut_between_chunks(outbox: Outbox) -> None:
+async def test_what_waits_is_cut_between_chunks_and_says_what_follows_it(outbox: Outbox) -> None:
     for start in range(3):
         outbox.put(with_rows(start))
     outbox.put(tokens(0, 1))
-    outbox.close()
-    items = [(number, chunk_bytes(item)) async for number, item in outbox.items(32)]
-    assert items == [(0, 32), (2, 16)]
-    assert [number async for number, _ in outbox.items(8)] == [0, 1, 2, 3]
+
+    def cut(max_item_bytes: int | None) -> list[tuple[int, int]]:
+        following, items = 0, []
+        while waiting := outbox.waiting(following, max_item_bytes):
+            chunk, following = waiting
+            items.append((following, chunk_bytes(chunk)))
+        return items
+
+    assert cut(32) == [(2, 32), (4, 16)]
+    assert cut(8) == [(1, 16), (2, 16), (3, 16), (4, 0)]
+    assert cut(None) == [(4, 48)]
     assert outbox.chunk(1).rows is not None
+
+
+async def test_a_listener_hears_of_every_chunk_and_of_the_end_until_it_leaves(outbox: Outbox) -> None:
+    heard: list[str] = []
+
+    def first() -> None:
+        heard.append("first")
+
+    def second() -> None:
+        heard.append("second")
+
+    outbox.listen(first)
+    outbox.listen(second)
+    outbox.put(tokens(0, 1))
+    outbox.unlisten(first)
+    outbox.put(tokens(1, 2))
+    outbox.fail(ValueError("broke"))
+    assert heard == ["first", "second", "second", "second"]
 
 
 async def test_bound_can_be_reached_exactly(outbox: Outbox) -> None:
@@ -165,7 +190,8 @@ async def test_chunk_above_the_bound_is_refused_and_the_rest_kept(outbox: Outbox
 def test_bytes_are_those_of_rows_and_sound() -> None:
     sound = Pcm(0, np.zeros(10, np.float32), 24_000)
     assert chunk_bytes(tokens(0, 1, 2)) == 0
-    assert chunk_bytes(StageChunk(rows=RowsChunk(0, torch.zeros(2, 4, dtype=torch.bfloat16)), pcm=sound)) == 16 + 40
+    both = StageChunk(rows=RowsChunk(0, torch.zeros(2, 4, dtype=torch.bfloat16)), pcm=sound)
+    assert chunk_bytes(both) == 16 + 40 and chunk_bytes(both, with_rows=False) == 40
 
 
 def test_positions_count_toward_the_bound() -> None:

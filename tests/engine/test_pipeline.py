@@ -14,6 +14,7 @@ from omni_cluster.outputs import OmniRequestOutput
 from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, request, until
 from tests.reference import KINDS, SpeechReference
 
+pytestmark = pytest.mark.parity
 VOICES = ("Chelsie", "Ethan")
 
 

@@ -31,6 +31,7 @@ from tests.engine.stages import (
 )
 from tests.reference import KINDS, Reference, media, prompt_text
 
+pytestmark = pytest.mark.parity
 MAX_NUM_BATCHED_TOKENS = 32
 KV_CACHE_BYTES = 12 * 32 * 1024  # twelve blocks
 VOICES = ("Chelsie", "Ethan")

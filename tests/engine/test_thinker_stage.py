@@ -16,6 +16,7 @@ from omni_cluster.outputs import StageChunk
 from tests.engine.stages import MAX_TOKENS, collect, pipeline_config, request, running, thinker_stage, until_free
 from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_text
 
+pytestmark = pytest.mark.parity
 MAX_NUM_BATCHED_TOKENS = 48
 KV_CACHE_BYTES = 12 * 32 * 1024  # twelve blocks
 

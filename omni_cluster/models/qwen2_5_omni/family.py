@@ -65,7 +65,9 @@ class Qwen2_5Omni(Family):
 
     def traits(self, model_stage: str) -> EngineTraits:
         if model_stage == "thinker":
-            return EngineTraits(emits_rows=True)
+            from omni_cluster.models.qwen2_5_omni.thinker_model import thinker_config
+
+            return EngineTraits(thinker_config, emits_rows=True)
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
         # All talker prompts are the same codec ids; what differs is their rows, which the prefix cache cannot see.

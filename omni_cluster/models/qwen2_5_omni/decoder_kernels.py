@@ -1,4 +1,4 @@
-"""The talker's decoder on CUDA for steps of one token a request: five kernels a layer, two more for several rows.
+"""A Qwen2 decoder's kernels on CUDA for steps of one token a request: five a layer, two more for several rows.
 
 Same arithmetic as vLLM's modules, up to the order of sums. A step reads every weight once and computes little, so
 with few rows each kernel starts while the one before it ends (programmatic dependent launch) and fetches its weights
@@ -7,8 +7,9 @@ meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -29,6 +30,10 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     ahead: int = 0
+
+
+TilesByShape = Mapping[tuple[int, int], Mapping[int, Tiles]]
+"""Of the weights that were measured, `(features, width)`, by padded rows."""
 
 
 class KeySplits(NamedTuple):
@@ -189,17 +194,27 @@ def norm_linear(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    *,
+    overlap: bool,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """RMS norm of `residual` `[n, width]`, times `weight` `[features, width]`, plus `bias` -> `[n, features]`."""
-    return _launch_norm_linear(residual, norm_weight, eps, weight, bias, weight.shape[0], tiles, QKV_TILES)
+    tiles = tiles or tiles_of_nearest(QKV_TILES, weight)[padded_rows(residual.shape[0])]
+    return _launch_norm_linear(residual, norm_weight, eps, weight, bias, weight.shape[0], overlap, tiles)
 
 
 def norm_gate_up(
-    residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, weight: torch.Tensor, tiles: Tiles | None = None
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    *,
+    overlap: bool,
+    tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """RMS norm of `residual` `[n, width]`, times `weight` `[2 * features, width]`, silu(first) * second half."""
-    return _launch_norm_linear(residual, norm_weight, eps, weight, None, weight.shape[0] // 2, tiles, GATE_UP_TILES)
+    tiles = tiles or tiles_of_nearest(GATE_UP_TILES, weight)[padded_rows(residual.shape[0])]
+    return _launch_norm_linear(residual, norm_weight, eps, weight, None, weight.shape[0] // 2, overlap, tiles)
 
 
 def _launch_norm_linear(
@@ -209,14 +224,12 @@ def _launch_norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     num_features: int,
-    tiles: Tiles | None,
-    measured: Mapping[int, Tiles],
+    overlap: bool,
+    tiles: Tiles,
 ) -> torch.Tensor:
     num_rows, width = residual.shape
     out = torch.empty(num_rows, num_features, dtype=residual.dtype, device=residual.device)
     padded = padded_rows(num_rows)
-    tiles = tiles or measured[padded]
-    overlap = can_overlap(residual)
     options = {"OVERLAP": overlap, **launch_options(overlap)}
     grid = (triton.cdiv(num_features, tiles.features),)
     weights = weight, weight if bias is None else bias
@@ -360,6 +373,8 @@ def linear_add(
     weight: torch.Tensor,
     residual: torch.Tensor,
     counters: torch.Tensor,
+    *,
+    overlap: bool,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """`x` `[n, width]` times `weight` `[features, width]`, plus `residual` `[n, features]`, which is left as it is.
@@ -369,8 +384,7 @@ def linear_add(
     num_rows, width = x.shape
     num_features = weight.shape[0]
     padded = padded_rows(num_rows)
-    tiles = tiles or (O_TILES if width <= LONGEST_O_ROW else DOWN_TILES)[padded]
-    overlap = can_overlap(x)
+    tiles = tiles or tiles_of_nearest(LINEAR_ADD_TILES, weight)[padded]
     span = triton.cdiv(triton.cdiv(width, tiles.splits), tiles.columns) * tiles.columns
     splits = triton.cdiv(width, span)
     out = torch.empty_like(residual)
@@ -437,12 +451,16 @@ def _rotary_of_step(
 
 
 def rotary_of_step(
-    positions: torch.Tensor, cos_sin_cache: torch.Tensor, sections: Sequence[int], dtype: torch.dtype
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    sections: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    overlap: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`positions` `[3, n]`, `cos_sin_cache` `[max, head_dim]` -> cosines and sines `[n, head_dim // 2]` in `dtype`."""
     n, half = positions.shape[1], cos_sin_cache.shape[1] // 2
     cos, sin = torch.empty(2, n, half, dtype=dtype, device=positions.device)
-    overlap = can_overlap(positions.t())
     _rotary_of_step[(n,)](
         positions,
         cos_sin_cache,
@@ -625,6 +643,8 @@ def attend(
     slot_mapping: torch.Tensor,
     scale: float,
     counters: torch.Tensor,
+    *,
+    overlap: bool,
     splits: KeySplits | None = None,
 ) -> torch.Tensor:
     """One new token a request over its keys in vLLM's paged cache, its own included, which is stored there.
@@ -641,7 +661,6 @@ def attend(
     out = torch.empty(n, group * kv_heads * 2 * half, dtype=qkv.dtype, device=qkv.device)
     parts = torch.empty(n * kv_heads * splits.splits * group, 2 * half, device=qkv.device)
     peaks = torch.empty(parts.shape[0], 2, device=qkv.device)
-    overlap = can_overlap(qkv)
     _attend[(n, kv_heads, splits.splits)](
         qkv,
         cos,
@@ -679,15 +698,16 @@ def padded_rows(num_rows: int) -> int:
     return 1 if num_rows == 1 else max(16, triton.next_power_of_2(num_rows))
 
 
-def can_overlap(rows: torch.Tensor) -> bool:
-    """Whether a kernel over `rows` `[n, ...]` starts before the one before it has ended, if the card can do that.
+def can_overlap(hidden: torch.Tensor) -> bool:
+    """Whether the kernels of a step over `hidden` `[n, width]` start before those before them have ended.
 
-    With more rows the programs that start early crowd on a few multiprocessors, which costs more than it saves.
+    With more values the programs that start early crowd on a few multiprocessors, which costs more than it saves. Not
+    every card can do it.
     """
     return (
-        rows.is_cuda
-        and padded_rows(rows.shape[0]) <= OVERLAPPED_ROWS
-        and torch.cuda.get_device_capability(rows.device) >= (9, 0)
+        hidden.is_cuda
+        and padded_rows(hidden.shape[0]) * hidden.shape[1] <= OVERLAPPED_VALUES
+        and torch.cuda.get_device_capability(hidden.device) >= (9, 0)
     )
 
 
@@ -703,141 +723,78 @@ def fetch_options(tiles: Tiles, span: int, width: int, overlap: bool) -> dict[st
     return {"AHEAD": columns // (8 * pieces) * (8 * pieces), "PIECES": pieces}
 
 
-class FusedDecoder:
-    """The layers and the final norm of a decoder for a step of one token a request.
-
-    `layers`: vLLM's `LlamaDecoderLayer`s, with M-RoPE, an unquantized bfloat16 cache and no tensor parallelism.
-    """
-
-    def __init__(self, layers: Iterable[Any], norm: Any) -> None:
-        self._layers, self._norm = list(layers), norm
-        device = self._layers[0].self_attn.qkv_proj.weight.device
-        self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
-
-    def fits(self, hidden: torch.Tensor) -> bool:
-        """Whether vLLM's current step, with `hidden` `[n, width]`, is one that `__call__` computes."""
-        if not (hidden.is_cuda and hidden.dtype == torch.bfloat16 and hidden.shape[0] <= MAX_REQUESTS):
-            return False
-        from vllm.forward_context import get_forward_context
-
-        metadata = get_forward_context().attn_metadata
-        return isinstance(metadata, dict) and all(
-            _is_plain(layer, hidden) and _is_one_token_each(metadata[layer.self_attn.attn.layer_name], hidden.shape[0])
-            for layer in self._layers
-        )
-
-    def __call__(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """`positions` `[3, n]`, `hidden` `[n, width]` -> `[n, width]` after the final norm, in vLLM's current step."""
-        from vllm.forward_context import get_forward_context
-
-        context = get_forward_context()
-        return self.decode(positions, hidden, context.attn_metadata, context.slot_mapping)
-
-    def decode(
-        self,
-        positions: torch.Tensor,
-        hidden: torch.Tensor,
-        metadata: Mapping[str, Any],
-        slot_mapping: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """As `__call__`, with what vLLM's forward context holds by layer name."""
-        rotary = self._layers[0].self_attn.rotary_emb
-        angles = rotary_of_step(positions, rotary.cos_sin_cache, rotary.mrope_section, hidden.dtype)
-        for layer in self._layers:
-            name = layer.self_attn.attn.layer_name
-            hidden = self._attention(layer, hidden, angles, metadata[name], slot_mapping[name])
-            hidden = self._mlp(layer, hidden)
-        return self._norm(hidden)
-
-    def _attention(
-        self,
-        layer: Any,
-        residual: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        metadata: Any,
-        slots: torch.Tensor,
-    ) -> torch.Tensor:
-        attention, norm = layer.self_attn, layer.input_layernorm
-        projection = attention.qkv_proj
-        qkv = norm_linear(residual, norm.weight, norm.variance_epsilon, projection.weight, projection.bias)
-        cache, scale = attention.attn.kv_cache, attention.scaling
-        attended = attend(qkv, *angles, cache, metadata.block_table, metadata.seq_lens, slots, scale, self._counters)
-        return linear_add(attended, attention.o_proj.weight, residual, self._counters)
-
-    def _mlp(self, layer: Any, residual: torch.Tensor) -> torch.Tensor:
-        norm = layer.post_attention_layernorm
-        gated = norm_gate_up(residual, norm.weight, norm.variance_epsilon, layer.mlp.gate_up_proj.weight)
-        return linear_add(gated, layer.mlp.down_proj.weight, residual, self._counters)
+def tiles_of_nearest(measured: TilesByShape, weight: torch.Tensor) -> Mapping[int, Tiles]:
+    """Those of the measured weight whose size is nearest to `weight` `[features, width]`."""
+    return measured[min(measured, key=lambda shape: abs(math.log(math.prod(shape) / weight.numel())))]
 
 
-def _is_plain(layer: Any, hidden: torch.Tensor) -> bool:
-    """Unquantized and unsharded, with M-RoPE over whole heads."""
-    attention, mlp, rotary = layer.self_attn, layer.mlp, layer.self_attn.rotary_emb
-    projections = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-    head_dim = attention.head_dim
-    return (
-        all(p.tp_size == 1 and p.weight.dtype == hidden.dtype and p.weight.is_contiguous() for p in projections)
-        and attention.qkv_proj.bias is not None
-        and all(p.bias is None for p in projections[1:])
-        and attention.attn.kv_cache.dtype == hidden.dtype
-        and attention.attn.sliding_window is None
-        and bool(getattr(rotary, "mrope_section", None))
-        and rotary.is_neox_style
-        and not rotary.mrope_interleaved
-        and rotary.rotary_dim == head_dim
-        and head_dim >= 32
-        and triton.next_power_of_2(head_dim) == head_dim
-    )
-
-
-def _is_one_token_each(metadata: Any, num_rows: int) -> bool:
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
-
-    return (
-        isinstance(metadata, FlashAttentionMetadata)
-        and metadata.max_query_len == 1
-        and not metadata.use_cascade
-        and metadata.seq_lens.shape[0] == num_rows
-    )
-
-
-OVERLAPPED_ROWS = 16
+# The 7B talker's 16 requests, and one of its thinker, whose steps take 4 % longer with overlap from two on.
+OVERLAPPED_VALUES = 16 * 896
 NORM_WARPS = 4
-# Measured on one H200 at the Omni 7B talker's sizes, by padded rows; after each the microseconds of one launch among
-# 24 layers' weights (the norm's included).
-QKV_TILES = {
-    1: Tiles(8, 1024, 1, 4, 1),  # 2.2
-    16: Tiles(32, 128, 1, 4, 4, 896),  # 5.0
-    32: Tiles(16, 128, 1, 4, 4),  # 5.5
-    64: Tiles(16, 128, 1, 2, 4),  # 7.6
+# Measured on one H200 at the sizes of the Omni 7B's talker and thinker, by padded rows; after each the microseconds of
+# one launch among all layers' weights (the norm's included).
+QKV_TILES: TilesByShape = {
+    (2560, 896): {
+        1: Tiles(8, 1024, 1, 4, 1),  # 2.2
+        16: Tiles(32, 128, 1, 4, 4, 896),  # 5.0
+        32: Tiles(16, 128, 1, 4, 4),  # 5.5
+        64: Tiles(16, 128, 1, 2, 4),  # 7.6
+    },
+    (4608, 3584): {
+        1: Tiles(4, 4096, 1, 4, 1),  # 9.7
+        16: Tiles(16, 256, 1, 2, 5),  # 13.1
+        32: Tiles(64, 128, 1, 4, 4),  # 15.4
+        64: Tiles(64, 128, 1, 4, 4),  # 16.5
+    },
 }
-GATE_UP_TILES = {
-    1: Tiles(4, 1024, 1, 2, 1),  # 17.0
-    16: Tiles(64, 128, 1, 4, 2),  # 20.3
-    32: Tiles(128, 64, 1, 4, 3),  # 21.3
-    64: Tiles(64, 64, 1, 4, 5),  # 25.9
+GATE_UP_TILES: TilesByShape = {
+    (37888, 896): {
+        1: Tiles(4, 1024, 1, 2, 1),  # 17.0
+        16: Tiles(64, 128, 1, 4, 2),  # 20.3
+        32: Tiles(128, 64, 1, 4, 3),  # 21.3
+        64: Tiles(64, 64, 1, 4, 5),  # 25.9
+    },
+    (37888, 3584): {
+        1: Tiles(2, 4096, 1, 4, 1),  # 61.6
+        16: Tiles(64, 128, 1, 4, 4),  # 69.2
+        32: Tiles(64, 128, 1, 4, 4, 1792),  # 72.9
+        64: Tiles(64, 128, 1, 4, 4),  # 78.2
+    },
 }
-# Longer rows are the down projection's, which is split among more programs.
-LONGEST_O_ROW = 4096
-O_TILES = {
-    1: Tiles(4, 2048, 1, 8, 1),  # 1.9
-    16: Tiles(32, 128, 4, 4, 3, 384),  # 3.3
-    32: Tiles(32, 128, 4, 4, 3),  # 3.8
-    64: Tiles(32, 128, 4, 4, 3),  # 4.7
+LINEAR_ADD_TILES: TilesByShape = {
+    (896, 1536): {
+        1: Tiles(4, 2048, 1, 8, 1),  # 1.9
+        16: Tiles(32, 128, 4, 4, 3, 384),  # 3.3
+        32: Tiles(32, 128, 4, 4, 3),  # 3.8
+        64: Tiles(32, 128, 4, 4, 3),  # 4.7
+    },
+    (896, 18944): {
+        1: Tiles(8, 1024, 4, 4, 1),  # 10.9
+        16: Tiles(32, 128, 9, 4, 5),  # 11.9
+        32: Tiles(32, 128, 9, 4, 4),  # 13.4
+        64: Tiles(32, 128, 9, 4, 5),  # 19.6
+    },
+    (3584, 3584): {
+        1: Tiles(4, 2048, 1, 8, 1),  # 7.4
+        16: Tiles(32, 128, 2, 4, 5),  # 9.7
+        32: Tiles(32, 128, 2, 4, 5, 1792),  # 11.1
+        64: Tiles(32, 256, 2, 4, 3, 1792),  # 14.4
+    },
+    (3584, 18944): {
+        1: Tiles(4, 2048, 1, 8, 1),  # 33.7
+        16: Tiles(32, 256, 2, 4, 3),  # 37.9
+        32: Tiles(64, 128, 4, 4, 4),  # 38.8
+        64: Tiles(64, 64, 4, 4, 7),  # 43.9
+    },
 }
-DOWN_TILES = {
-    1: Tiles(8, 1024, 4, 4, 1),  # 10.9
-    16: Tiles(32, 128, 9, 4, 5),  # 11.9
-    32: Tiles(32, 128, 9, 4, 4),  # 13.4
-    64: Tiles(32, 128, 9, 4, 5),  # 19.6
-}
-# By requests, as a power of two; the microseconds are of 700 keys a request.
+# By requests, as a power of two; the microseconds are of 700 keys a request, in the talker and in the thinker. One
+# request has more programs than 700 keys need, for the sake of long prompts.
 KEY_SPLITS = {
-    1: KeySplits(16, 64, 4),  # 5.7
+    1: KeySplits(32, 64, 4),  # 7.5 (thinker)
     2: KeySplits(32, 32, 4),
-    4: KeySplits(16, 32, 4),
-    8: KeySplits(16, 32, 4),
-    16: KeySplits(8, 32, 2),  # 11.4
-    32: KeySplits(2, 64, 4),  # 17.1
-    64: KeySplits(2, 64, 4),  # 33.0
+    4: KeySplits(8, 32, 2),  # 8.5 (thinker)
+    8: KeySplits(8, 32, 2),
+    16: KeySplits(8, 32, 2),  # 11.4, 13.3
+    32: KeySplits(2, 64, 4),  # 17.1, 20.5
+    64: KeySplits(2, 64, 4),  # 33.0, 37.5
 }

@@ -1,9 +1,9 @@
-"""The talker's engine alone, fed with random rows: milliseconds a code by requests at once.
+"""One engine alone, a thinker or a talker fed with random rows: milliseconds a token by requests at once.
 
-    python benchmarks/talker_alone.py CONFIG.yaml OUT.json [--requests 1 16 32 64] [--codes 512]
+    python benchmarks/stage_alone.py thinker|talker CONFIG.yaml OUT.json [--requests 1 16 32 64] [--tokens 512]
 
-CONFIG.yaml as for `omni-cluster bench --offline`; its talker is started, and nothing else. The first round warms up and
-is not counted.
+CONFIG.yaml as for `omni-cluster bench --offline`; the one stage is started, and nothing else. The first round warms up
+and is not counted.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from omni_cluster.payloads import RowsChunk
 PROMPT_ROWS, TEXT_ROWS = 100, 64
 
 
+PROMPT_WORDS = "seven streams met below the mill, "  # eight tokens or so
+
+
 async def rows_of(request: int, width: int) -> AsyncIterator[StageChunk]:
     """What a thinker would say of a prompt and an answer, all at once; another sound for each request."""
     generator = torch.Generator().manual_seed(request)
@@ -46,48 +49,54 @@ async def rows_of(request: int, width: int) -> AsyncIterator[StageChunk]:
     )
 
 
-async def code_ms(talker: Stage, request: int, codes: int, width: int) -> float:
-    """Milliseconds a code of one request, from its first chunk to its last."""
+async def token_ms(stage: Stage, name: str, request: int, tokens: int, width: int) -> float:
+    """Milliseconds a token of one request, from its first chunk to its last."""
     asked = OmniRequest(
-        f"alone-{request}", "", sampling={"talker": {"min_tokens": codes, "max_tokens": codes}}, seed=request
+        f"alone-{request}",
+        f"Story {request}: " + PROMPT_WORDS * 12,
+        sampling={name: {"min_tokens": tokens, "max_tokens": tokens}},
+        seed=request,
     )
+    upstream = rows_of(request, width) if name == "talker" else None
     arrivals: list[tuple[float, int]] = []
-    async for chunk in talker.generate(asked, rows_of(request, width)):
+    async for chunk in stage.generate(asked, upstream):
         arrivals.append((time.perf_counter(), chunk.token_end))
     (first_s, first_end), (last_s, last_end) = arrivals[0], arrivals[-1]
     return 1e3 * (last_s - first_s) / (last_end - first_end)
 
 
-async def measured(bound: BoundPipeline, levels: list[int], codes: int) -> dict[str, float]:
+async def measured(bound: BoundPipeline, name: str, levels: list[int], tokens: int) -> dict[str, float]:
     width = int(json.loads((bound.folder / "config.json").read_text())["talker_config"]["embedding_size"])
-    talker = make_stage(next(s for s in bound.config.stages if s.model_stage == "talker"), bound)
-    await talker.start()
+    stage = make_stage(next(s for s in bound.config.stages if s.model_stage == name), bound)
+    await stage.start()
     number, medians = 0, {}
     try:
         for level in [levels[0], *levels]:
-            each = await asyncio.gather(*(code_ms(talker, number + i, codes, width) for i in range(level)))
+            each = await asyncio.gather(*(token_ms(stage, name, number + i, tokens, width) for i in range(level)))
             number += level
             medians[str(level)] = round(statistics.median(each), 4)
-            print(f"{level} at once: {medians[str(level)]:.3f} ms a code", flush=True)
+            print(f"{level} at once: {medians[str(level)]:.3f} ms a token", flush=True)
     finally:
-        await talker.shutdown()
+        await stage.shutdown()
     return medians
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=["thinker", "talker"])
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 32, 64])
-    parser.add_argument("--codes", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=512)
     options = parser.parse_args()
     bound = fit_process(bind(load_config(options.config, known_families=known_families())))
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
         "machine": dataclasses.asdict(this_machine("the engine")),
-        "codes": options.codes,
-        "ms_a_code_by_requests_at_once": asyncio.run(measured(bound, options.requests, options.codes)),
+        "stage": options.stage,
+        "tokens": options.tokens,
+        "ms_a_token_by_requests_at_once": asyncio.run(measured(bound, options.stage, options.requests, options.tokens)),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -1,7 +1,8 @@
-"""The talker's kernels against plain PyTorch of the same formula, and the whole decoder under a CUDA graph."""
+"""The decoder's kernels against plain PyTorch of the same formula, and the whole decoder under a CUDA graph."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
-from omni_cluster.models.qwen2_5_omni import talker_kernels
-from omni_cluster.models.qwen2_5_omni.talker_kernels import NUM_COUNTERS, FusedDecoder
+from omni_cluster.models.qwen2_5_omni import decoder_kernels
+from omni_cluster.models.qwen2_5_omni.decoder_kernels import LINEAR_ADD_TILES, NUM_COUNTERS, tiles_of_nearest
+from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
 
 EPS = 1e-6
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 128, 16
@@ -130,31 +132,36 @@ def attention(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
-def test_norm_and_linear_are_the_plain_ones(n: int) -> None:
-    x, gain, weight, bias = draw(n, 896), draw(896), draw(1000, 896, scale=0.05), draw(1000)
+@pytest.mark.parametrize("width", [896, 3584])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_norm_and_linear_are_the_plain_ones(n: int, width: int, overlap: bool) -> None:
+    x, gain, weight, bias = draw(n, width), draw(width), draw(width + 100, width, scale=0.05), draw(width + 100)
     with poisoned():
-        made = talker_kernels.norm_linear(x, gain, EPS, weight, bias)
+        made = decoder_kernels.norm_linear(x, gain, EPS, weight, bias, overlap=overlap)
     assert_close(made, product(rms_norm(x, gain), weight, bias))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
-def test_norm_and_gated_linear_are_the_plain_ones(n: int) -> None:
-    x, gain, weight = draw(n, 896), draw(896), draw(2 * 1000, 896, scale=0.05)
+@pytest.mark.parametrize(("features", "width"), [(1000, 896), (18900, 3584)])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_norm_and_gated_linear_are_the_plain_ones(n: int, features: int, width: int, overlap: bool) -> None:
+    x, gain, weight = draw(n, width), draw(width), draw(2 * features, width, scale=0.05)
     with poisoned():
-        made = talker_kernels.norm_gate_up(x, gain, EPS, weight)
+        made = decoder_kernels.norm_gate_up(x, gain, EPS, weight, overlap=overlap)
     assert_close(made, silu_and_multiply(product(rms_norm(x, gain), weight)))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
-@pytest.mark.parametrize("width", [1536, 18944, 5000])
-def test_linear_and_add_are_the_plain_ones_on_every_run(n: int, width: int) -> None:
-    x, weight, residual = draw(n, width), draw(900, width, scale=width**-0.5), draw(n, 900)
+@pytest.mark.parametrize(("features", "width"), [(900, 1536), (900, 18944), (900, 5000), (3500, 3584), (3584, 18944)])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_linear_and_add_are_the_plain_ones_on_every_run(n: int, features: int, width: int, overlap: bool) -> None:
+    x, weight, residual = draw(n, width), draw(features, width, scale=width**-0.5), draw(n, features)
     counters = zero_counters()
     with poisoned():
-        made = talker_kernels.linear_add(x, weight, residual, counters)
-        again = [talker_kernels.linear_add(x, weight, residual, counters) for _ in range(5)]
+        made = decoder_kernels.linear_add(x, weight, residual, counters, overlap=overlap)
+        again = [decoder_kernels.linear_add(x, weight, residual, counters, overlap=overlap) for _ in range(5)]
     assert_close(made, product(x, weight) + residual)
     assert all(torch.equal(other, made) for other in again)
     assert not counters.any()
@@ -165,15 +172,20 @@ def test_angles_are_those_of_each_section() -> None:
     buffer = torch.randint(0, 3000, (3, 100), device="cuda")
     positions, cache = buffer[:, :7], make_cos_sin_cache(3000)
     with poisoned():
-        made = talker_kernels.rotary_of_step(positions, cache, SECTIONS, torch.bfloat16)
+        made = decoder_kernels.rotary_of_step(positions, cache, SECTIONS, torch.bfloat16, overlap=True)
     for angles, wanted in zip(made, chosen_angles(positions, cache), strict=True):
         assert torch.equal(angles, wanted)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens_outside", [False, True])
+@pytest.mark.parametrize("heads", [3 * KV_HEADS, 7 * KV_HEADS])
 @pytest.mark.parametrize("lengths", [*([length] for length in LENGTHS), [32768], LENGTHS, LENGTHS * 5])
-def test_attention_is_the_plain_one(lengths: list[int], tokens_outside: bool) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_attention_is_the_plain_one(
+    lengths: list[int], heads: int, tokens_outside: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "HEADS", heads)
     num_padded = 0 if len(lengths) == 1 else 3
     pages, n = Pages(lengths, tokens_outside, num_padded), len(lengths)
     qkv = draw(n + num_padded, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
@@ -183,7 +195,7 @@ def test_attention_is_the_plain_one(lengths: list[int], tokens_outside: bool) ->
     wanted = attention(qkv[:n], cos[:n], sin[:n], pages, kept)
     paged = pages.cache, pages.block_table, pages.seq_lens, pages.slot_mapping
     with poisoned():
-        made = talker_kernels.attend(qkv, cos, sin, *paged, HEAD_DIM**-0.5, counters)
+        made = decoder_kernels.attend(qkv, cos, sin, *paged, HEAD_DIM**-0.5, counters, overlap=overlap)
     assert_close(made[:n], wanted)
     assert made.isfinite().all()
     # The new keys' sums of two products may round the other way.
@@ -271,5 +283,12 @@ def test_only_bfloat16_on_a_cuda_card_fits() -> None:
     assert not FusedDecoder([layer], torch.nn.Identity()).fits(torch.zeros(1, 896, dtype=torch.bfloat16))
 
 
+def test_a_weight_that_was_not_measured_is_cut_as_the_one_nearest_in_size() -> None:
+    nearest = [tiles_of_nearest(LINEAR_ADD_TILES, torch.empty(shape, device="meta"))
+               for shape in ((896, 1536), (2048, 4096), (2048, 11008), (5120, 27648))]  # fmt: skip
+    shapes = (896, 1536), (3584, 3584), (896, 18944), (3584, 18944)
+    assert [LINEAR_ADD_TILES[shape] for shape in shapes] == nearest
+
+
 def test_rows_of_a_product_are_padded() -> None:
-    assert [talker_kernels.padded_rows(n) for n in (1, 2, 16, 17, 40, 64)] == [1, 16, 16, 32, 64, 64]
+    assert [decoder_kernels.padded_rows(n) for n in (1, 2, 16, 17, 40, 64)] == [1, 16, 16, 32, 64, 64]

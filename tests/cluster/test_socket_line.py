@@ -1,0 +1,189 @@
+"""Connections from replica to replica: who may open one, what travels on it, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from omni_cluster.cluster import socket_line
+from omni_cluster.cluster.socket_line import Address, SocketLine, SocketServer, packed, unpacked
+from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
+from omni_cluster.engine.outbox import Outboxes
+from omni_cluster.errors import RequestError
+from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
+from omni_cluster.payloads import RowsChunk
+
+READER = Subscription(3, "r", with_rows=True)
+
+
+@pytest.fixture
+def outboxes() -> Outboxes:
+    return Outboxes(1 << 26)
+
+
+@pytest.fixture
+async def server(outboxes: Outboxes) -> AsyncIterator[SocketServer]:
+    server = SocketServer(outboxes, "127.0.0.1")
+    yield server
+    await server.close()
+
+
+class Stage:
+    """Says the address that it was given."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    async def call(self, method: str, *args: Any, replica_id: str) -> Address:
+        return self._address
+
+
+async def line_to(server: SocketServer) -> SocketLine:
+    return SocketLine(cast(RemoteStage, Stage(await server.address())), "replica")
+
+
+def with_rows(count: int) -> StageChunk:
+    rows = torch.arange(count * 8, dtype=torch.float32).reshape(count, 8).bfloat16()
+    return StageChunk(0, (1,), rows=RowsChunk(0, rows, torch.arange(3 * count).reshape(3, count)))
+
+
+async def test_the_address_stays_and_does_not_show_its_word(server: SocketServer) -> None:
+    first, second = await asyncio.gather(server.address(), server.address())
+    assert first == second and len(first.secret) == 32
+    assert "secret" not in repr(first) and repr(first.secret) not in repr(first)
+
+
+async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, outboxes: Outboxes) -> None:
+    chunk = with_rows(5000)
+    box = outboxes.open("r")
+    box.put(chunk)
+    box.close()
+    messages = (await line_to(server)).messages(READER)
+    assert await anext(messages) == []
+    items = await anext(messages)
+    assert [item.reader for item in items] == [3, 3] and items[1].body is None and items[1].error is None
+    body = items[0].body
+    assert isinstance(body, WireChunk)
+    got = body.open(1 << 20)
+    assert got.rows is not None and chunk.rows is not None
+    assert torch.equal(got.rows.rows, chunk.rows.rows)
+    assert got.rows.positions is not None and torch.equal(got.rows.positions, cast(torch.Tensor, chunk.rows.positions))
+    await messages.aclose()
+
+
+def test_all_that_a_message_says_arrives() -> None:
+    sound = Pcm(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
+    sent = [
+        StageChunk(5, (6, 7), "ü", pcm=sound, prompt_token_ids=(1, 2), made_at_s=12.5),
+        StageChunk(
+            7, pcm=Pcm(487, np.zeros(0, np.float32), 24_000), finish_reason="stop", handover=HandoverTimes(1, 2)
+        ),
+    ]
+    items = [LinkItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
+    items += [LinkItem(2, BulkChunk(9)), LinkItem(3, None), LinkItem(4, None, RequestError("too long"))]
+    got = unpacked([bytes(part) for part in packed(items)])
+    assert [item.reader for item in got] == [0, 1, 2, 3, 4]
+    for item, chunk in zip(got, sent, strict=False):
+        opened = cast(WireChunk, item.body).open(1)
+        assert opened.pcm is not None and chunk.pcm is not None
+        assert np.array_equal(opened.pcm.samples, chunk.pcm.samples) and opened.pcm.samples.dtype == np.float32
+        assert opened.pcm.start == chunk.pcm.start and opened.made_at_s == chunk.made_at_s
+        assert replace(opened, pcm=None) == replace(chunk, pcm=None)
+    assert got[2].body == BulkChunk(9) and (got[3].body, got[3].error) == (None, None)
+    assert isinstance(got[4].error, RequestError) and str(got[4].error) == "too long"
+
+
+def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
+    item = LinkItem(1, WireChunk.of(with_rows(1000)))
+    head, rows = packed([item])
+    assert len(head) < 1000 and len(rows) > 16_000
+    body = unpacked([head, rows])[0].body
+    assert isinstance(body, WireChunk) and body.packed_rows is not None
+    assert body.packed_rows.tobytes() == bytes(rows)
+
+
+@pytest.mark.parametrize("word", [b"", b"x", b"x" * 32, b"x" * 31])
+async def test_who_does_not_know_the_word_is_told_nothing(
+    server: SocketServer, outboxes: Outboxes, word: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_line, "GREETING_S", 0.05)
+    outboxes.open("r").put(with_rows(1))
+    address = await server.address()
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(word)
+    if len(word) == 32:
+        socket_line._write_frame(writer, [msgspec.msgpack.encode(READER)])
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+    while len(server):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("above", [0, 1])
+async def test_a_request_above_its_limit_ends_the_connection(
+    server: SocketServer, outboxes: Outboxes, above: int
+) -> None:
+    empty = len(msgspec.msgpack.encode(Subscription(0, "r" * 1000, with_rows=True))) - 1000
+    name = "r" * (socket_line.MAX_REQUEST_BYTES - empty + above)
+    outboxes.open(name).put(with_rows(1))
+    request = msgspec.msgpack.encode(Subscription(0, name, with_rows=True))
+    assert len(request) == socket_line.MAX_REQUEST_BYTES + above
+    address = await server.address()
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(address.secret)
+    socket_line._write_frame(writer, [request])
+    assert unpacked(await socket_line._read_frame(reader, 1000)) == []
+    if above:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await socket_line._read_frame(reader, 10_000)
+    else:
+        assert len(await socket_line._read_frame(reader, 10_000)) == 2
+    writer.close()
+
+
+@pytest.mark.parametrize("parts", [[b"x" * 90, b"x" * 11], [b""] * 13])
+async def test_a_frame_above_what_is_accepted_breaks_the_line(parts: list[bytes]) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(socket_line._COUNT.pack(len(parts)))
+    reader.feed_data(b"".join(socket_line._LENGTH.pack(len(part)) for part in parts) + b"".join(parts))
+    with pytest.raises(ConnectionError, match=r"101 bytes, and 100 are accepted|13 parts"):
+        await socket_line._read_frame(reader, 100)
+
+
+async def test_the_end_of_the_producer_breaks_the_line(server: SocketServer, outboxes: Outboxes) -> None:
+    outboxes.open("r")
+    line = await line_to(server)
+    messages = line.messages(READER)
+    await anext(messages)
+    waiting = asyncio.ensure_future(anext(messages))
+    await server.close()
+    with pytest.raises(ReplicaLost, match="replica replica broke"):
+        await waiting
+    assert not await line.subscribe(READER)
+
+
+async def test_a_replica_that_is_not_there_is_lost(server: SocketServer) -> None:
+    address = await server.address()
+    line = SocketLine(cast(RemoteStage, Stage(address)), "replica")
+    await server.close()
+    with pytest.raises(ReplicaLost):
+        await anext(line.messages(READER))
+
+
+async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer, outboxes: Outboxes) -> None:
+    outboxes.open("r")
+    messages = (await line_to(server)).messages(READER)
+    await anext(messages)
+    assert len(server) == 1
+    await messages.aclose()
+    while len(server):
+        await asyncio.sleep(0)
