@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_cluster.models.precision import products_in
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import MAX_PASS_FRAMES, Vocoding, groups
@@ -29,7 +30,7 @@ def test_windows_of_like_lengths_share_a_pass() -> None:
 def made(folder: Path, device: str, captures: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The windows' waveforms together, and each alone in a pass of its own."""
     place = torch.device(device)
-    with torch.inference_mode():
+    with torch.inference_mode(), products_in("float32"):
         vocoder = Vocoder(load_token2wav(folder, place).code2wav_bigvgan_model, place, torch.float32)
         vocoding = Vocoding(vocoder, 80, place, captures)
         generator = torch.Generator().manual_seed(3)
