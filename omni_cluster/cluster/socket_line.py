@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import pickle
 import secrets
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,9 +20,10 @@ import numpy as np
 
 from omni_cluster.cluster.line import ServeLine
 from omni_cluster.cluster.link import Links
-from omni_cluster.cluster.outlet import Outlet
+from omni_cluster.cluster.outlet import Outlet, StageFailed
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription
 from omni_cluster.engine.outbox import Outboxes
+from omni_cluster.errors import OmniError
 
 MAX_ITEM_BYTES = 16 << 20
 """Rows of one item, and of one message; more are a Ray object, so that nobody waits long behind a long prompt."""
@@ -166,7 +166,7 @@ def packed(message: list[LinkItem]) -> list[Any]:
             arrays.append(value.data.cast("B") if value.size else memoryview(b""))
             return len(arrays), value.dtype.str
         if isinstance(value, Exception):
-            return pickle.dumps(value)
+            return type(value).__name__, str(value)
         raise NotImplementedError(f"a message cannot hold a {type(value).__name__}")
 
     head = msgspec.msgpack.encode(message, enc_hook=reference)
@@ -174,15 +174,26 @@ def packed(message: list[LinkItem]) -> list[Any]:
 
 
 def unpacked(parts: Sequence[bytes]) -> list[LinkItem]:
-    """Only of what a replica sent whose address Ray gave: errors are unpickled."""
+    """What `packed` was given."""
 
     def resolve(kind: type, value: Any) -> Any:
         if kind is np.ndarray:
             part, dtype = value
             return np.frombuffer(parts[part], dtype)
-        return pickle.loads(value)
+        return error_named(*value)
 
     return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+
+
+def error_named(name: str, message: str) -> Exception:
+    """The error of ours with that name, which are all made of one sentence; else what a stage's failure is."""
+    return next((kind for kind in _kinds(OmniError) if kind.__name__ == name), StageFailed)(message)
+
+
+def _kinds(base: type[OmniError]) -> Iterator[type[OmniError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
 
 
 def _write_frame(writer: asyncio.StreamWriter, parts: Sequence[Any]) -> None:

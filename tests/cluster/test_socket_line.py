@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from omni_cluster.cluster import socket_line
+from omni_cluster.cluster.outlet import StageFailed
 from omni_cluster.cluster.socket_line import Address, SocketLine, SocketServer, packed, unpacked
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outboxes
@@ -89,8 +90,9 @@ def test_all_that_a_message_says_arrives() -> None:
     ]
     items = [LinkItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
     items += [LinkItem(2, BulkChunk(9)), LinkItem(3, None), LinkItem(4, None, RequestError("too long"))]
+    items += [LinkItem(5, None, StageFailed("ZeroDivisionError: by zero")), LinkItem(6, None, OSError("gone"))]
     got = unpacked([bytes(part) for part in packed(items)])
-    assert [item.reader for item in got] == [0, 1, 2, 3, 4]
+    assert [item.reader for item in got] == [0, 1, 2, 3, 4, 5, 6]
     for item, chunk in zip(got, sent, strict=False):
         opened = cast(WireChunk, item.body).open(1)
         assert opened.pcm is not None and chunk.pcm is not None
@@ -99,6 +101,8 @@ def test_all_that_a_message_says_arrives() -> None:
         assert replace(opened, pcm=None) == replace(chunk, pcm=None)
     assert got[2].body == BulkChunk(9) and (got[3].body, got[3].error) == (None, None)
     assert isinstance(got[4].error, RequestError) and str(got[4].error) == "too long"
+    assert isinstance(got[5].error, StageFailed) and str(got[5].error) == "ZeroDivisionError: by zero"
+    assert type(got[6].error) is StageFailed  # no name makes another class
 
 
 def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
