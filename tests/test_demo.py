@@ -33,7 +33,7 @@ from omni_cluster.demo import (
 )
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes
-from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, ChatStream, parse_chat_request
+from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, ChatStream, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import error_body
 
 MODEL = "tiny"
@@ -57,7 +57,7 @@ Answer = Callable[[ChatRequest], Iterator[bytes]]
 
 def parse(body: Any) -> ChatRequest:
     raw = json.dumps(body).encode()
-    return parse_chat_request(raw, models=[MODEL], voices=["Chelsie"], limits=LIMITS)
+    return open_chat_request(check_chat_request(raw, models=[MODEL], voices=["Chelsie"], limits=LIMITS), {}, LIMITS)
 
 
 def spoken() -> dict[str, Any]:

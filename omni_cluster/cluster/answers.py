@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 from ray.exceptions import RayActorError
@@ -13,9 +15,12 @@ from omni_cluster.cluster.transport import ReplicaLost
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
 from omni_cluster.engine.fan_in import DeadlineExceeded
 from omni_cluster.errors import OmniError, RequestError
-from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes
-from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, FinishReason
+from omni_cluster.openai_api.access import ApiKeys
+from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
+from omni_cluster.openai_api.chat import AnswerFormat, ApiLimits, ChatRequest, FinishReason
+from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode
 from omni_cluster.openai_api.errors import BadRequest, error_body
+from omni_cluster.openai_api.fetch import FetchLimits
 from omni_cluster.outputs import OmniRequestOutput, Pcm
 
 logger = logging.getLogger("ray.serve")
@@ -33,6 +38,24 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
         max_audio_s=limits.max_audio_input_s,
         max_image_pixels=limits.max_image_pixels,
         max_output_tokens=limits.max_output_tokens,
+    )
+
+
+def api_keys(config: PipelineConfig) -> ApiKeys:
+    """Raises ConfigError for a key file that cannot be read, or for what is no key."""
+    file = config.api.keys_file
+    return ApiKeys.load(Path(file) if file is not None else None, os.environ, config.api.keys_variable)
+
+
+def fetch_limits(config: PipelineConfig) -> FetchLimits:
+    fetch = config.fetch
+    return FetchLimits(
+        max_bytes=config.limits.max_media_bytes,
+        timeout_s=fetch.timeout_s,
+        max_concurrent=fetch.max_concurrent,
+        retries=fetch.retries,
+        allowed_hosts=tuple(fetch.allowed_hosts),
+        allow_private=fetch.allow_private,
     )
 
 
@@ -98,29 +121,38 @@ def _bad(param: str, message: str) -> BadRequest:
 
 
 class StreamedSound:
-    """Sound as a streaming client reads it.
+    """Sound as a streaming client reads it, in pieces.
 
-    No format asked for: each chunk a whole WAV file. "pcm16", and "wav" in DashScope's way: raw 24 kHz mono samples,
-    in pieces whose base64 forms can be joined and decoded at once.
+    No format asked for: each piece a whole WAV file. Else what the pieces hold can be joined, their base64 forms too:
+    raw 24 kHz mono samples for "pcm16" and, in DashScope's way, for "wav"; one file of the other formats.
     """
 
-    def __init__(self, audio_format: str | None) -> None:
-        self._pieces = Base64Pieces() if audio_format is not None else None
+    def __init__(self, audio_format: AnswerFormat | None) -> None:
+        self._format: SoundFormat | None = "pcm16" if audio_format == "wav" else audio_format
+        self._pieces = Base64Pieces()
+        self._encoder: SoundEncoder | None = None
 
     def push(self, pcm: Pcm) -> bytes:
-        if self._pieces is None:
+        """What may be sent of it now; takes milliseconds for a second of sound."""
+        if self._format is None:
             return wav_bytes(pcm.samples, pcm.sample_rate_hz)
-        return self._pieces.push(pcm16(pcm.samples))
+        if self._encoder is None:
+            self._encoder = SoundEncoder(pcm.sample_rate_hz, self._format)
+        return self._pieces.push(self._encoder.push(pcm.samples))
 
     def flush(self) -> bytes:
-        return b"" if self._pieces is None else self._pieces.flush()
+        """The rest."""
+        rest = b"" if self._encoder is None else self._encoder.finish()
+        return self._pieces.push(rest) + self._pieces.flush()
+
+    def close(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
 
 
 def whole_audio(chat: ChatRequest, pcm: Pcm | None) -> bytes:
-    """The answer's sound in the format asked for; WAV when none was. Nothing to say is an empty file of its format."""
-    if pcm is None:
-        return b""
-    return pcm16(pcm.samples) if chat.audio_format == "pcm16" else wav_bytes(pcm.samples, pcm.sample_rate_hz)
+    """The answer's sound in the format asked for; WAV when none was. Nothing to say is no bytes at all."""
+    return b"" if pcm is None else encode(pcm.samples, pcm.sample_rate_hz, chat.audio_format or "wav")
 
 
 def finish_reason(output: OmniRequestOutput) -> FinishReason:

@@ -11,6 +11,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingPolicy, BackpressureConfig
 
+from omni_cluster.cluster.answers import api_keys
 from omni_cluster.cluster.autoscaling import POLICY
 from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.stage_deployment import StageReplica
@@ -55,6 +56,7 @@ def bind_app(config: PipelineConfig) -> Application:
     """One deployment a stage, bound to its source, and the ingress, bound to all. Raises ConfigError."""
     resolve_plan(config)
     check_stages(config)
+    api_keys(config)
     stages: dict[int, Application] = {}
     for stage in in_data_order(config.stages):
         source = stages[stage.engine_input_source[0]] if stage.engine_input_source else None

@@ -7,18 +7,21 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp
 
 from omni_cluster.cluster.answers import (
     StreamedSound,
+    api_keys,
     api_limits,
     error_answer,
+    fetch_limits,
     finish_reason,
     stage_sampling,
     timings,
@@ -26,27 +29,31 @@ from omni_cluster.cluster.answers import (
 )
 from omni_cluster.cluster.body import read_body
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
+from omni_cluster.cluster.transport import running_replicas
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import bind
 from omni_cluster.engine.fan_in import StageEvent, chain
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api import sse
+from omni_cluster.openai_api.access import guarded
 from omni_cluster.openai_api.chat import (
     ChatRequest,
     ChatStream,
+    CheckedChat,
+    MediaUrl,
     Usage,
+    check_chat_request,
     completion,
-    parse_chat_request,
+    open_chat_request,
 )
+from omni_cluster.openai_api.fetch import Fetcher
 from omni_cluster.outputs import OmniRequestOutput
 
 GREETING = [{"role": "user", "content": "Hello"}]
 
-api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)
 
-
-@serve.ingress(api)
+@serve.ingress()
 class Ingress:
     """Checks requests, renders prompts, and turns stage chunks into OpenAI's shapes."""
 
@@ -57,24 +64,45 @@ class Ingress:
             self._bound, {name: stage_access(handle, config) for name, handle in handles.items()}
         )
         self._limits = api_limits(config)
+        self._fetcher = Fetcher(fetch_limits(config))
+        self._keys = api_keys(config)
         self._created = int(time.time())
         self._bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
-    @api.get("/health")
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve asks for it once this object is made: the keys are read here, and never travel through Ray."""
+        api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)
+        api.add_api_route("/health", self.health, methods=["GET"])
+        api.add_api_route("/ready", self.ready, methods=["GET"])
+        api.add_api_route("/v1/models", self.models, methods=["GET"])
+        api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
+        api.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"], response_model=None)
+        # Serve's proxy adds the request's id to every answer.
+        return guarded(api, keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
+
     async def health(self) -> Response:
+        """This process lives."""
         return Response(status_code=200)
 
-    @api.get("/v1/models")
+    async def ready(self) -> Response:
+        """200 when every stage has a replica that answers, 503 with those that have none."""
+        running = await asyncio.to_thread(running_replicas)
+        stages = {stage.model_stage: running.get(stage.model_stage, 0) for stage in self._config.stages}
+        is_ready = all(stages.values())
+        return JSONResponse({"ready": is_ready, "replicas": stages}, 200 if is_ready else 503)
+
     async def models(self) -> dict[str, Any]:
         model = {"id": self._config.model, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
         return {"object": "list", "data": [model | {"voices": list(self._bound.family.voices)}]}
 
-    @api.post("/v1/chat/completions")
+    async def voices(self) -> dict[str, Any]:
+        """The default voice first."""
+        return {"voices": list(self._bound.family.voices)}
+
     async def chat_completions(self, http_request: Request) -> Response:
         try:
-            body = await read_body(http_request, self._limits.max_body_bytes)
-            chat = await asyncio.to_thread(self._parse, body)
-            request = await asyncio.to_thread(self._omni_request, chat)
+            chat = await self._read(http_request)
+            request = await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id)
             return await (self._streamed(chat, request) if chat.stream else self._whole(chat, request))
         except Exception as error:  # the boundary to the client: every error becomes an answer
             status, answer = error_answer(error)
@@ -88,13 +116,31 @@ class Ingress:
                 answer.add(event.stage, event.chunk)
         return answer.finish()
 
-    def _parse(self, body: bytes) -> ChatRequest:
-        voices = self._bound.family.voices
-        return parse_chat_request(body, models=[self._config.model], voices=voices, limits=self._limits)
+    async def _read(self, http_request: Request) -> ChatRequest:
+        """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
+        body = await read_body(http_request, self._limits.max_body_bytes)
+        checked = await asyncio.to_thread(self._check, body)
+        fetched = await self._fetched(checked.urls)
+        return await asyncio.to_thread(open_chat_request, checked, fetched, self._limits)
 
-    def _omni_request(self, chat: ChatRequest) -> OmniRequest:
+    def _check(self, body: bytes) -> CheckedChat:
+        voices = self._bound.family.voices
+        return check_chat_request(body, models=[self._config.model], voices=voices, limits=self._limits)
+
+    async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
+        """What the URLs lead to, by their params; when one fails, none of the others is waited for."""
+        tasks = [asyncio.create_task(self._fetcher.fetch(each.url, each.param)) for each in urls]
+        try:
+            return {each.param: made.data for each, made in zip(urls, await asyncio.gather(*tasks), strict=True)}
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _omni_request(self, chat: ChatRequest, request_id: str) -> OmniRequest:
         return OmniRequest(
-            request_id=uuid.uuid4().hex,
+            # The client's own id may come twice; what stages log begins with it.
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
             prompt=self._bound.family.render(chat.messages),
             media=Media(chat.audios, chat.images),
             wants_audio=chat.wants_audio,
@@ -109,10 +155,11 @@ class Ingress:
 
     async def _whole(self, chat: ChatRequest, request: OmniRequest) -> Response:
         output = await self.answer(request)
+        sound = await asyncio.to_thread(whole_audio, chat, output.audio) if chat.wants_audio else None
         body = completion(
             chat,
             text=output.text,
-            audio=whole_audio(chat, output.audio) if chat.wants_audio else None,
+            audio=sound,
             finish_reason=finish_reason(output),
             usage=self._usage(output),
         )
@@ -149,6 +196,11 @@ class Ingress:
         except Exception as error:  # the boundary to the client, after the first byte
             status, body = error_answer(error)
             yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+        finally:
+            sound.close()
+
+    async def __del__(self) -> None:
+        await self._fetcher.close()
 
     def _usage(self, output: OmniRequestOutput) -> Usage:
         spoken = sum(

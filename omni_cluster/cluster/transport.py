@@ -120,6 +120,15 @@ def own_replica_id() -> str:
     return cast(str, serve.get_replica_context().replica_id.unique_id)
 
 
+def running_replicas() -> dict[str, int]:
+    """Replicas of each deployment of this application that Serve holds to be healthy. Asks Serve's controller."""
+    application = serve.status().applications[serve.get_replica_context().app_name]
+    return {
+        name: sum(count for state, count in status.replica_states.items() if state == "RUNNING")
+        for name, status in application.deployments.items()
+    }
+
+
 class RemoteStage:
     """The replicas of one stage, as another deployment calls them."""
 

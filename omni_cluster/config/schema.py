@@ -125,6 +125,39 @@ class HandoverConfig(_Strict):
     )
 
 
+class ApiConfig(_Strict):
+    """Who may use the HTTP API."""
+
+    keys_file: str | None = Field(
+        default=None, description="A file of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
+    )
+    keys_variable: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="An environment variable with API keys, separated by commas.",
+        examples=["OMNI_API_KEYS"],
+    )
+    cors_origins: list[str] = Field(
+        default_factory=list,
+        description="Web pages that may call the API; '*': all.",
+        examples=[["https://app.example"]],
+    )
+
+
+class FetchConfig(_Strict):
+    """How media are fetched that a request names by URL; their sizes are `limits`'."""
+
+    timeout_s: float = Field(default=10.0, gt=0, description="One fetch, retries included.", examples=[10.0])
+    max_concurrent: int = Field(default=16, ge=1, description="Fetches of an ingress at once.", examples=[16])
+    retries: int = Field(default=2, ge=0, description="After a failure that may pass.", examples=[2])
+    allowed_hosts: list[str] = Field(
+        default_factory=list, description="Hosts to fetch from; none: every public one.", examples=[["example.com"]]
+    )
+    allow_private: bool = Field(
+        default=False, description="Addresses that are not public too, as in a closed network.", examples=[False]
+    )
+
+
 class AutoscalingConfig(_Strict):
     """Replicas between two bounds, following the stage's own load signal."""
 
@@ -304,6 +337,10 @@ class PipelineConfig(_Strict):
     )
     handover: HandoverConfig = Field(
         default=HandoverConfig(), description="How stages pass items on.", examples=[{"transport": "object"}]
+    )
+    api: ApiConfig = Field(default=ApiConfig(), description="Keys and origins.", examples=[{"keys_file": "keys.txt"}])
+    fetch: FetchConfig = Field(
+        default=FetchConfig(), description="Media that are named by URL.", examples=[{"timeout_s": 10.0}]
     )
     ingress_replicas: int = Field(
         default=1,

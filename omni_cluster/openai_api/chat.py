@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.media import AudioFormat, decode_audio, decode_base64, decode_image
+from omni_cluster.openai_api.media import AudioFormat, audio_format_of, decode_audio, decode_base64, decode_image
 
-AnswerFormat = Literal["wav", "pcm16"]
+AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
 FinishReason = Literal["stop", "length"]
 TemplateMessage = dict[str, Any]
 
@@ -140,6 +140,15 @@ class _AudioPart(_Wire):
     input_audio: _InputAudio
 
 
+class _AudioUrl(_Wire):
+    url: _Text
+
+
+class _AudioUrlPart(_Wire):
+    type: Literal["audio_url"]
+    audio_url: _AudioUrl
+
+
 def _part_type(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
     return f"#{kind}" if isinstance(kind, str) else None
@@ -151,15 +160,18 @@ def _string_or_list(value: object) -> str | None:
     return "#list" if isinstance(value, list) else None
 
 
+_MediaPart = _ImagePart | _AudioPart | _AudioUrlPart
+
 # A tag is part of pydantic's error path; the "#" tells it from the client's own keys, so that it can be taken out.
 _Part = Annotated[
     Annotated[_TextPart, Tag("#text")]
     | Annotated[_ImagePart, Tag("#image_url")]
-    | Annotated[_AudioPart, Tag("#input_audio")],
+    | Annotated[_AudioPart, Tag("#input_audio")]
+    | Annotated[_AudioUrlPart, Tag("#audio_url")],
     Discriminator(
         _part_type,
         custom_error_type="part_type",
-        custom_error_message="should be 'text', 'image_url' or 'input_audio'",
+        custom_error_message="should be 'text', 'image_url', 'input_audio' or 'audio_url'",
     ),
 ]
 _Content = Annotated[
@@ -260,12 +272,30 @@ class _Body(_Wire):
     chat_template_kwargs: _Unsupported = None
 
 
-def parse_chat_request(
-    body: bytes, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
-) -> ChatRequest:
-    """Check a request body and decode its media; takes as long as the media take, so call it off the event loop.
+@dataclass(frozen=True)
+class MediaUrl:
+    """An http(s) URL in a request, to be fetched, and the path of the field that holds it."""
 
-    `audio` without `modalities` asks for text and audio. Raises BadRequest with one sentence and the field's path.
+    param: str
+    url: str
+
+
+@dataclass(frozen=True)
+class CheckedChat:
+    """A body that is accepted as far as it can be without its media; `urls`: what must be fetched for it."""
+
+    wire: _Body
+    voice: str | None
+    modalities: Sequence[str]
+    urls: tuple[MediaUrl, ...]
+
+
+def check_chat_request(
+    body: bytes, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
+) -> CheckedChat:
+    """Checks all of a request body but what its media hold. Raises BadRequest with one sentence and the field's path.
+
+    `audio` without `modalities` asks for text and audio.
     """
     if len(body) > limits.max_body_bytes:
         raise BadRequest(
@@ -276,15 +306,27 @@ def parse_chat_request(
     wire = _validated(body)
     _check_model(wire.model, models)
     modalities = _modalities(wire)
-    reader = _MessageReader(limits)
+    _check_media(wire, limits)
+    _include_usage(wire)
+    _max_tokens(wire, limits)
+    return CheckedChat(wire, _voice(wire, voices), modalities, tuple(_media_urls(wire)))
+
+
+def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits: ApiLimits) -> ChatRequest:
+    """Decodes the media, which takes as long as it takes: call it off the event loop.
+
+    `fetched`: what each of `checked.urls` led to, by its param. Raises BadRequest.
+    """
+    wire = checked.wire
+    reader = _MessageReader(limits, fetched)
     messages = tuple(reader.read(index, message) for index, message in enumerate(wire.messages))
     return ChatRequest(
         model=wire.model,
         messages=messages,
         audios=tuple(reader.audios),
         images=tuple(reader.images),
-        wants_audio="audio" in modalities,
-        voice=_voice(wire, voices),
+        wants_audio="audio" in checked.modalities,
+        voice=checked.voice,
         audio_format=wire.audio.format if wire.audio else None,
         stream=bool(wire.stream),
         include_usage=_include_usage(wire),
@@ -292,6 +334,54 @@ def parse_chat_request(
         seed=wire.seed,
         stage_sampling=tuple(wire.sampling_params_list or ()),
     )
+
+
+def _media_parts(wire: _Body) -> Iterator[tuple[str, str, _MediaPart]]:
+    """Path, role and part of each media part."""
+    for index, message in enumerate(wire.messages):
+        if isinstance(message.content, str):
+            continue
+        for i, part in enumerate(message.content):
+            if not isinstance(part, _TextPart):
+                yield f"messages[{index}].content[{i}]", message.role, part
+
+
+def _check_media(wire: _Body, limits: ApiLimits) -> None:
+    """Raises BadRequest for media where there may be none, or for too many: before any is fetched or decoded."""
+    images = audios = 0
+    for param, role, part in _media_parts(wire):
+        if role != "user":
+            raise BadRequest(
+                f"{param} is {part.type} in a message of the {role}, but only user messages may hold media.",
+                param=param,
+                code="invalid_value",
+            )
+        if isinstance(part, _ImagePart):
+            images += 1
+            _check_room("images", images, limits.max_image_parts, _source(param, part)[0])
+        else:
+            audios += 1
+            _check_room("audio inputs", audios, limits.max_audio_parts, _source(param, part)[0])
+
+
+def _media_urls(wire: _Body) -> Iterator[MediaUrl]:
+    for param, _, part in _media_parts(wire):
+        name, value = _source(param, part)
+        if _is_url(value):
+            yield MediaUrl(name, value)
+
+
+def _source(param: str, part: _MediaPart) -> tuple[str, str]:
+    """The path of the field that holds the media or their URL, and what it holds."""
+    if isinstance(part, _ImagePart):
+        return f"{param}.image_url.url", part.image_url.url
+    if isinstance(part, _AudioUrlPart):
+        return f"{param}.audio_url.url", part.audio_url.url
+    return f"{param}.input_audio.data", part.input_audio.data
+
+
+def _is_url(value: str) -> bool:
+    return value[:8].lower().startswith(("http://", "https://"))
 
 
 def _validated(body: bytes) -> _Body:
@@ -402,10 +492,11 @@ def _max_tokens(wire: _Body, limits: ApiLimits) -> int | None:
 
 
 class _MessageReader:
-    """Turns messages into template form and gathers their media, counted over the whole request."""
+    """Turns messages into template form and gathers their media."""
 
-    def __init__(self, limits: ApiLimits) -> None:
+    def __init__(self, limits: ApiLimits, fetched: Mapping[str, bytes]) -> None:
         self._limits = limits
+        self._fetched = fetched
         self.audios: list[npt.NDArray[np.float32]] = []
         self.images: list[Image.Image] = []
 
@@ -414,44 +505,36 @@ class _MessageReader:
         if isinstance(content, str):
             return {"role": message.role, "content": [{"type": "text", "text": content}]}
         param = f"messages[{index}].content"
-        parts = [self._read_part(f"{param}[{i}]", message.role, part) for i, part in enumerate(content)]
+        parts = [self._read_part(f"{param}[{i}]", part) for i, part in enumerate(content)]
         return {"role": message.role, "content": parts}
 
-    def _read_part(self, param: str, role: str, part: _TextPart | _ImagePart | _AudioPart) -> dict[str, str]:
+    def _read_part(self, param: str, part: _TextPart | _MediaPart) -> dict[str, str]:
         if isinstance(part, _TextPart):
             return {"type": "text", "text": part.text}
-        if role != "user":
-            raise BadRequest(
-                f"{param} is {part.type} in a message of the {role}, but only user messages may hold media.",
-                param=param,
-                code="invalid_value",
-            )
+        name, value = _source(param, part)
         if isinstance(part, _ImagePart):
-            return self._read_image(f"{param}.image_url.url", part.image_url)
-        return self._read_audio(f"{param}.input_audio.data", part.input_audio)
+            data = self._data(name, value, must_be_url=True)
+            self.images.append(decode_image(data, max_pixels=self._limits.max_image_pixels, param=name))
+            return {"type": "image"}
+        data = self._data(name, value, must_be_url=isinstance(part, _AudioUrlPart))
+        kind = part.input_audio.format if isinstance(part, _AudioPart) else audio_format_of(data, name)
+        self.audios.append(decode_audio(data, format=kind, max_s=self._limits.max_audio_s, param=name))
+        return {"type": "audio"}
 
-    def _read_image(self, param: str, image_url: _ImageUrl) -> dict[str, str]:
-        _check_room("images", len(self.images), self._limits.max_image_parts, param)
-        if not image_url.url[:8].lower().startswith(("data:", "http://", "https://")):
+    def _data(self, param: str, value: str, *, must_be_url: bool) -> bytes:
+        if _is_url(value):
+            return self._fetched[param]
+        if must_be_url and value[:5].lower() != "data:":
             raise BadRequest(
-                f"{param} is {_shown(image_url.url)}, but it should be a URL of the form 'data:<type>;base64,<data>'.",
+                f"{param} is {_shown(value)}, but it should be an http(s) URL or 'data:<type>;base64,<data>'.",
                 param=param,
                 code="invalid_value",
             )
-        data = decode_base64(image_url.url, self._limits.max_media_bytes, param)
-        self.images.append(decode_image(data, max_pixels=self._limits.max_image_pixels, param=param))
-        return {"type": "image"}
-
-    def _read_audio(self, param: str, audio: _InputAudio) -> dict[str, str]:
-        _check_room("audio inputs", len(self.audios), self._limits.max_audio_parts, param)
-        data = decode_base64(audio.data, self._limits.max_media_bytes, param)
-        samples = decode_audio(data, format=audio.format, max_s=self._limits.max_audio_s, param=param)
-        self.audios.append(samples)
-        return {"type": "audio"}
+        return decode_base64(value, self._limits.max_media_bytes, param)
 
 
 def _check_room(what: str, count: int, most: int, param: str) -> None:
-    if count >= most:
+    if count > most:
         raise BadRequest(
             f"The request has more than {most} {what}, which is the most that is accepted.",
             param=param,

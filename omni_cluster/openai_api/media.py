@@ -86,12 +86,6 @@ def decode_base64(value: str, max_bytes: int, param: str) -> bytes:
 
 
 def _base64_part(value: str, param: str) -> str:
-    if value[:8].lower().startswith(("http://", "https://")):
-        raise BadRequest(
-            f"{param} is an http(s) URL, which is not fetched; send the file itself as a base64 data URL.",
-            param=param,
-            code="url_not_supported",
-        )
     if value[:5].lower() != "data:":
         return _not_empty(value, param)
     head, comma, text = value.partition(",")
@@ -108,6 +102,19 @@ def _not_empty(text: str, param: str) -> str:
     if not text:
         raise BadRequest(f"{param} is empty; send the file as base64.", param=param, code="invalid_base64")
     return text
+
+
+def audio_format_of(data: bytes, param: str) -> AudioFormat:
+    """The format by the file's first bytes. Raises BadRequest (415) when it is none that is accepted."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "wav"
+    if data[:4] == b"fLaC":
+        return "flac"
+    if data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2):  # MPEG, layer III
+        return "mp3"
+    raise BadRequest(
+        f"{param} is no wav, mp3 or flac file; send one of these.", param=param, code="unsupported_audio", status=415
+    )
 
 
 def decode_audio(data: bytes, *, format: AudioFormat, max_s: float, param: str) -> npt.NDArray[np.float32]:

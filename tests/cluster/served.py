@@ -24,6 +24,7 @@ from tests.reference import media, prompt_text
 ROOT = Path(__file__).parents[2]
 BASE_URL = "http://127.0.0.1:8000"
 STAGES = ("thinker", "talker", "code2wav")
+KEY = "a-key-of-the-tests"
 START_S = 400
 PATIENCE_S = 60
 """Until a condition that must come: a test that waits this long has failed."""
@@ -100,7 +101,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 
 def is_up() -> bool:
     try:
-        return httpx.get(f"{BASE_URL}/v1/models", timeout=5).status_code == 200
+        return httpx.get(f"{BASE_URL}/health", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 

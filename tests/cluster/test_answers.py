@@ -8,17 +8,19 @@ import json
 import wave
 from typing import Any
 
+import av
 import numpy as np
 import pytest
+from av.audio.resampler import AudioResampler
 from ray.exceptions import RayActorError
 
-from omni_cluster.cluster.answers import StreamedSound, error_answer, stage_sampling
+from omni_cluster.cluster.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.fan_in import DeadlineExceeded
 from omni_cluster.engine.outbox import OutboxFull
 from omni_cluster.errors import RequestError
 from omni_cluster.models.registry import known_families
-from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, parse_chat_request
+from omni_cluster.openai_api.chat import AnswerFormat, ApiLimits, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.outputs import Pcm
 
@@ -28,7 +30,9 @@ CONFIG = load_config(known_families=known_families())
 
 def chat(**fields: Any) -> ChatRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return parse_chat_request(json.dumps(body).encode(), models=["m"], voices=["a"], limits=LIMITS)
+    return open_chat_request(
+        check_chat_request(json.dumps(body).encode(), models=["m"], voices=["a"], limits=LIMITS), {}, LIMITS
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,3 +125,38 @@ def test_pieces_of_raw_sound_can_be_joined_in_base64(audio_format: str) -> None:
     joined = base64.b64decode("".join(base64.b64encode(p).decode() for p in pieces))
     expected = np.concatenate([pcm(0, 100).samples, pcm(0, 7).samples])
     np.testing.assert_allclose(np.frombuffer(joined, "<i2") / 32768, expected, atol=1 / 32768)
+
+
+@pytest.mark.parametrize(("audio_format", "correlation"), [("flac", 0.9999), ("mp3", 0.95), ("opus", 0.95)])
+def test_pieces_of_a_coded_sound_are_one_file(audio_format: AnswerFormat, correlation: float) -> None:
+    spoken = np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000, dtype=np.float32) / 2
+    sound = StreamedSound(audio_format)
+    pieces = [sound.push(Pcm(start, spoken[start : start + 5000], 24_000)) for start in range(0, 24_000, 5000)]
+    assert sum(map(len, pieces)) > 0, "nothing would be sent before the end"
+    pieces.append(sound.flush())
+    sound.close()
+    assert all(len(piece) % 6 == 0 for piece in pieces[:-1])
+    joined = base64.b64decode("".join(base64.b64encode(p).decode() for p in pieces))
+    with av.open(io.BytesIO(joined)) as container:
+        resampler = AudioResampler(format="flt", layout="mono", rate=24_000)
+        frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
+    heard = np.concatenate([frame.to_ndarray().reshape(-1) for frame in frames])
+    assert np.correlate(heard, spoken[:12_000]).max() / np.dot(spoken[:12_000], spoken[:12_000]) > correlation
+
+
+@pytest.mark.parametrize("audio_format", [None, "pcm16", "wav", "flac", "mp3", "opus"])
+def test_a_stream_without_sound_says_nothing(audio_format: AnswerFormat | None) -> None:
+    sound = StreamedSound(audio_format)
+    assert sound.flush() == b""
+    sound.close()
+
+
+@pytest.mark.parametrize(
+    ("audio_format", "mark"),
+    [(None, b"RIFF"), ("wav", b"RIFF"), ("flac", b"fLaC"), ("mp3", b"\xff"), ("opus", b"OggS"), ("pcm16", b"\x00\xc0")],
+)
+def test_a_whole_answer_is_a_file_of_the_format_asked_for(audio_format: AnswerFormat | None, mark: bytes) -> None:
+    audio = {} if audio_format is None else {"format": audio_format}
+    request = chat(modalities=["text", "audio"], audio=audio)
+    assert whole_audio(request, pcm(0, 2400)).startswith(mark)
+    assert whole_audio(request, None) == b""

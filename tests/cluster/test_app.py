@@ -11,6 +11,7 @@ import json
 import wave
 from typing import Any
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -70,7 +71,38 @@ def test_models_and_health(served: ServedApp) -> None:
     models = served.client.get("/v1/models").json()
     assert [m["id"] for m in models["data"]] == [MODEL]
     assert models["data"][0]["voices"] == ["Chelsie", "Ethan"]
+    assert served.client.get("/v1/audio/voices").json() == {"voices": ["Chelsie", "Ethan"]}
     assert served.client.get("/health").status_code == 200
+
+
+def test_ready_says_how_many_replicas_each_stage_has(served: ServedApp) -> None:
+    answer = served.client.get("/ready")
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, "replicas": dict.fromkeys(STAGES, 1)})
+
+
+@pytest.mark.parametrize("sent", ["mine-1", "x" * 128])
+def test_a_request_s_id_comes_back(served: ServedApp, sent: str) -> None:
+    for path in ("/health", "/nowhere"):
+        assert served.client.get(path, headers={"x-request-id": sent}).headers.get_list("x-request-id") == [sent]
+
+
+@pytest.mark.parametrize("audio_format", ["flac", "opus", "mp3"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_sound_comes_in_the_format_asked_for(served: ServedApp, audio_format: str, stream: bool) -> None:
+    answer = chat(
+        served, "Say it.", modalities=["text", "audio"], audio={"voice": "Chelsie", "format": audio_format},
+        stream=stream, max_tokens=8, seed=3,
+    )  # fmt: skip
+    if stream:
+        pieces = sounds(events(answer))
+        assert len(pieces) > 1 and all(len(base64.b64decode(piece)) % 6 == 0 for piece in pieces[:-1])
+        codes = events(answer)[-1]["omni"]["stages"]["talker"]["tokens"]
+    else:
+        pieces = [answer.json()["choices"][0]["message"]["audio"]["data"]]
+        codes = answer.json()["usage"]["completion_tokens_details"]["audio_tokens"]
+    with av.open(io.BytesIO(base64.b64decode("".join(pieces)))) as container:
+        decoded_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+    assert decoded_s == pytest.approx(codes / 50, abs=0.1)  # a code is 20 ms; stop codes are no sound, mp3 is padded
 
 
 def chat(served: ServedApp, content: Any, **options: Any) -> httpx.Response:
@@ -213,6 +245,11 @@ async def test_a_text_request_costs_the_audio_stages_nothing(served: ServedApp) 
         ),
         ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "2048"),
         ({"messages": [{"role": "user", "content": "<|AUDIO|>"}]}, 400, "<|AUDIO|>"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DASHBOARD_URL}}]}]},
+            400,
+            "not a public host",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

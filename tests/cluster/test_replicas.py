@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
+import http.server
+import io
+import threading
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -14,10 +20,11 @@ from ray.serve.exceptions import ReplicaUnavailableError
 
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.inputs import OmniRequest
-from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, request_for, until
+from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 QUESTIONS = ("What is it?", "Describe the picture and the sound, please.")
 
 
@@ -48,10 +55,11 @@ def voice_of(i: int) -> str:
 
 async def test_the_end_of_the_requests_that_opened_the_links_disturbs_no_other(served_2x2: ServedApp) -> None:
     await until(lambda: no_link_is_open(served_2x2), "the links of earlier requests have ended")
-    first = [with_lengths(request_for("text", f"opens-{i}"), 4, 24) for i in range(2)]
+    # Of three requests two have one ingress, which gives them different replicas.
+    first = [with_lengths(request_for("text", f"opens-{i}"), 4, 24) for i in range(3)]
     openers = [asyncio.create_task(served_2x2.answer(request)) for request in first]
     await until(lambda: every_talker_runs(served_2x2), "both talkers started on the first")
-    others = [with_lengths(request_for("text", f"stays-{i}"), 16, 900) for i in range(2)]
+    others = [with_lengths(request_for("text", f"stays-{i}"), 16, 900) for i in range(3)]
     stays = [asyncio.create_task(served_2x2.answer(request)) for request in others]
     await asyncio.gather(*openers)
     assert not any(task.done() for task in stays)
@@ -73,6 +81,74 @@ def with_lengths(request: OmniRequest, text_tokens: int, codes: int) -> OmniRequ
     return dataclasses.replace(
         request, sampling={stage: {"max_tokens": n, "min_tokens": n} for stage, n in exact.items()}
     )
+
+
+@pytest.mark.parametrize("header", [None, "Bearer another-key-of-nobody", f"Basic {KEY}"])
+@pytest.mark.parametrize("path", ["/v1/models", "/ready", "/v1/chat/completions", "/nowhere", "//health"])
+async def test_who_has_no_key_is_told_so_and_nothing_starts(
+    served_2x2: ServedApp, path: str, header: str | None
+) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    before = [status["requests"] for status in await served_2x2.statuses()]
+    answer = served_2x2.client.post(path, json={}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert answer.headers["WWW-Authenticate"] == "Bearer" and answer.headers["x-request-id"]
+    assert [status["requests"] for status in await served_2x2.statuses()] == before
+
+
+def test_health_is_open_and_a_page_may_ask_whether_it_may_ask(served_2x2: ServedApp) -> None:
+    assert served_2x2.client.get("/health").status_code == 200
+    headers = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    answer = served_2x2.client.options("/v1/chat/completions", headers=headers)
+    assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "https://app.example")
+
+
+def test_an_image_by_url_is_the_same_image(served_2x2: ServedApp) -> None:
+    (image,) = media("image")[1]
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    with hosted(file.getvalue()) as url:
+        answers = [
+            served_2x2.client.post(
+                "/v1/chat/completions",
+                json={
+                    "model": "preset:tiny",
+                    "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": where}}]}],
+                    "max_tokens": 12,
+                    "temperature": 0,
+                },
+                headers=AUTHORIZED,
+            )
+            for where in (url, "data:image/png;base64," + base64.b64encode(file.getvalue()).decode())
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0] == texts[1] and texts[0]
+
+
+@contextmanager
+def hosted(data: bytes) -> Iterator[str]:
+    """The URL of a file, as long as the context is open."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/a.png"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 async def test_an_address_reaches_that_replica_and_no_other(served_2x2: ServedApp) -> None:
@@ -128,7 +204,8 @@ async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte
         "audio": {"voice": "Ethan", "format": "wav"},
         "stream": True,
     }
-    async with httpx.AsyncClient(base_url=BASE_URL, timeout=600, limits=httpx.Limits(max_connections=64)) as client:
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(base_url=BASE_URL, headers=AUTHORIZED, timeout=600, limits=limits) as client:
         answers = await asyncio.gather(*[client.post("/v1/chat/completions", json=body) for _ in range(64)])
     taken = [a for a in answers if a.status_code == 200]
     refused = [a for a in answers if a.status_code == 429]

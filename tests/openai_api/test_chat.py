@@ -17,10 +17,12 @@ from omni_cluster.openai_api.chat import (
     ApiLimits,
     ChatRequest,
     ChatStream,
+    CheckedChat,
     TextSampling,
     Usage,
+    check_chat_request,
     completion,
-    parse_chat_request,
+    open_chat_request,
 )
 from omni_cluster.openai_api.errors import BadRequest
 
@@ -50,7 +52,9 @@ def png_of(color: str, size: tuple[int, int] = (4, 3)) -> str:
 
 def parse(body: Any, limits: ApiLimits = LIMITS) -> ChatRequest:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse_chat_request(raw, models=["omni"], voices=["Chelsie", "Ethan"], limits=limits)
+    return open_chat_request(
+        check_chat_request(raw, models=["omni"], voices=["Chelsie", "Ethan"], limits=limits), {}, limits
+    )
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:
@@ -67,6 +71,10 @@ def audio_part(data: Any, format: Any = "wav") -> dict[str, Any]:
 
 def image_part(url: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def audio_url_part(url: Any) -> dict[str, Any]:
+    return {"type": "audio_url", "audio_url": {"url": url}}
 
 
 PART = "messages[1].content[0]"
@@ -104,7 +112,7 @@ BAD = [
         "messages[1].audio",
         "messages[1].audio is not supported; leave it out",
     ),
-    (with_part("hi"), f"{PART}.type", "is null, but it should be 'text', 'image_url' or 'input_audio'"),
+    (with_part("hi"), f"{PART}.type", "is null, but it should be 'text', 'image_url', 'input_audio' or 'audio_url'"),
     (with_part({}), f"{PART}.type", "is null, but it should be 'text'"),
     (with_part({"type": 5}), f"{PART}.type", "is 5, but it should be 'text'"),
     (with_part({"type": "video_url"}), f"{PART}.type", "is \"video_url\", but it should be 'text'"),
@@ -112,9 +120,12 @@ BAD = [
     (with_part({"type": "text", "text": 5}), f"{PART}.text", "is 5, but it should be a valid string"),
     (with_part({"type": "image_url"}), f"{PART}.image_url", "is required"),
     (with_part({"type": "image_url", "image_url": "x"}), f"{PART}.image_url", "should be an object"),
-    (with_part(image_part("https://example.com/a.png")), f"{PART}.image_url.url", "http(s) URL, which is not fetched"),
-    (with_part(image_part("/etc/passwd")), f"{PART}.image_url.url", "should be a URL of the form"),
-    (with_part(image_part("file:///etc/passwd")), f"{PART}.image_url.url", "should be a URL of the form"),
+    (with_part(image_part("/etc/passwd")), f"{PART}.image_url.url", "should be an http(s) URL or 'data:"),
+    (with_part(image_part("file:///etc/passwd")), f"{PART}.image_url.url", "should be an http(s) URL or 'data:"),
+    (with_part(audio_url_part("file:///etc/passwd")), f"{PART}.audio_url.url", "should be an http(s) URL or 'data:"),
+    (with_part(audio_url_part("data:audio/wav;base64,AAAA")), f"{PART}.audio_url.url", "is no wav, mp3 or flac file"),
+    (with_part({"type": "audio_url", "audio_url": "x"}), f"{PART}.audio_url", "should be an object"),
+    (with_part(audio_url_part("https://example.com/a.wav"), role="system"), PART, "only user messages may hold media"),
     (with_part(image_part("data:image/png,abc")), f"{PART}.image_url.url", "data URL without base64"),
     (with_part(image_part("data:image/png;base64,AAAA")), f"{PART}.image_url.url", "not a readable image"),
     (with_part(image_part(png_of("red", (21, 20)))), f"{PART}.image_url.url", "more pixels than the 400"),
@@ -136,7 +147,7 @@ BAD = [
     (with_fields(modalities=["audio"]), "modalities", "audio without text, which is not supported"),
     (with_fields(audio={"voice": "alloy"}), "audio.voice", 'is "alloy", but the voices are Chelsie, Ethan'),
     (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", "should be a valid string"),
-    (with_fields(audio={"format": "opus"}), "audio.format", "should be 'wav' or 'pcm16'"),
+    (with_fields(audio={"format": "aac"}), "audio.format", "should be 'wav', 'pcm16', 'flac', 'mp3' or 'opus'"),
     (with_fields(audio="Chelsie"), "audio", "should be an object"),
     (with_fields(stream="yes"), "stream", 'stream is "yes", but it should be a valid boolean'),
     (with_fields(stream_options={"include_usage": True}), "stream_options", "only for streams"),
@@ -205,6 +216,7 @@ BAD = [
     ),
 ]
 STATUS = {
+    "is no wav, mp3 or flac file": 415,
     "does not exist": 404,
     "but at most 50000": 413,
     "lasts longer": 413,
@@ -449,3 +461,51 @@ def test_a_spoken_completion_keeps_the_text_as_content() -> None:
 def test_a_completion_of_text_alone_has_no_audio() -> None:
     body = completion(parse(with_fields()), text="Hi", audio=None, finish_reason="length", usage=USAGE)
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
+
+
+def checked(content: list[Any], **fields: Any) -> CheckedChat:
+    body = with_fields(messages=[{"role": "user", "content": content}], **fields)
+    raw = json.dumps(body).encode()
+    return check_chat_request(raw, models=["omni"], voices=["Chelsie", "Ethan"], limits=LIMITS)
+
+
+def test_media_by_url_are_named_to_be_fetched_and_then_decoded_in_their_places() -> None:
+    sound, picture = np.linspace(-0.5, 0.5, 800), png_of("red")
+    content = [
+        image_part("HTTPS://example.com/a.png"),
+        image_part(png_of("blue")),
+        audio_url_part("http://example.com/a.wav"),
+        audio_part("https://example.com/b.wav"),
+    ]
+    found = checked(content)
+    assert [(each.param, each.url) for each in found.urls] == [
+        ("messages[0].content[0].image_url.url", "HTTPS://example.com/a.png"),
+        ("messages[0].content[2].audio_url.url", "http://example.com/a.wav"),
+        ("messages[0].content[3].input_audio.data", "https://example.com/b.wav"),
+    ]
+    png = base64.b64decode(picture.partition(",")[2])
+    wav, silence = (base64.b64decode(wav_of(samples)) for samples in (sound, np.zeros(160)))
+    fetched = dict(zip((each.param for each in found.urls), (png, wav, silence), strict=True))
+    request = open_chat_request(found, fetched, LIMITS)
+    assert [image.getpixel((0, 0)) for image in request.images] == [(255, 0, 0), (0, 0, 255)]
+    assert [len(audio) for audio in request.audios] == [800, 160]
+    assert [part["type"] for part in request.messages[0]["content"]] == ["image", "image", "audio", "audio"]
+
+
+def test_what_was_fetched_is_refused_as_what_is_sent() -> None:
+    found = checked([image_part("https://example.com/a.png")])
+    with pytest.raises(BadRequest, match="not a readable image") as caught:
+        open_chat_request(found, {found.urls[0].param: b"<html>"}, LIMITS)
+    assert caught.value.param == "messages[0].content[0].image_url.url"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [image_part("https://example.com/a.png"), audio_url_part("https://example.com/a.wav")],
+    ids=["image", "audio"],
+)
+def test_too_many_urls_are_refused_before_any_is_fetched(part: Any) -> None:
+    most = LIMITS.max_image_parts if part["type"] == "image_url" else LIMITS.max_audio_parts
+    assert len(checked([part] * most).urls) == most
+    with pytest.raises(BadRequest, match=f"more than {most}"):
+        checked([part] * (most + 1))

@@ -105,8 +105,8 @@ class TestBase64:
         [
             ("", "is empty"),
             ("data:audio/wav;base64,", "is empty"),
-            ("http://example.com/a.wav", "not fetched"),
-            ("HTTPS://example.com/a.wav", "not fetched"),
+            ("http://example.com/a.wav", "not valid base64"),
+            ("HTTPS://example.com/a.wav", "not valid base64"),
             ("data:audio/wav,abcd", "without base64"),
             ("data:audio/wav;base64", "without base64"),
         ],
