@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,7 @@ from omni_cluster.outputs import OmniRequestOutput, Pcm
 logger = logging.getLogger("ray.serve")
 
 _LIST = "sampling_params_list"
+_BY_NAME = "stage_sampling_params"
 
 
 def api_limits(config: PipelineConfig) -> ApiLimits:
@@ -63,20 +64,30 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
     """What each stage that samples is asked for, by its name: what differs from the configuration.
 
     The client's own fields go to the stage that makes the text, a seed to all; the stage's entry of
-    `sampling_params_list` wins over both. Raises BadRequest.
+    `sampling_params_list` or `stage_sampling_params` wins over both. Raises BadRequest.
     """
-    entries = chat.stage_sampling or (None,) * len(config.stages)
-    if len(entries) != len(config.stages):
-        stages = ", ".join(s.model_stage for s in config.stages)
-        raise _bad(_LIST, f"{_LIST} has {len(entries)} entries, but it should have one a stage: {stages}.")
     asked = {}
-    for number, (stage, entry) in enumerate(zip(config.stages, entries, strict=True)):
-        given = {} if entry is None else entry.given()
-        _check_given(given, stage, config.limits, f"{_LIST}[{number}]")
+    for stage, (param, given) in zip(config.stages, _entries(chat, config.stages), strict=True):
+        _check_given(given, stage, config.limits, param)
         if stage.diffusion is None:
             asked[stage.model_stage] = _client_fields(chat, stage) | given
             _check_lengths(asked[stage.model_stage], stage, config.limits)
     return asked
+
+
+def _entries(chat: ChatRequest, stages: Sequence[StageConfig]) -> list[tuple[str, dict[str, Any]]]:
+    """What the client sent for each stage, by place or by name, and the path of the field that has it."""
+    names = [stage.model_stage for stage in stages]
+    unknown = [name for name in chat.named_sampling if name not in names]
+    if unknown:
+        raise _bad(_BY_NAME, f"{_BY_NAME} has an entry {unknown[0][:40]!r}, but the stages are {', '.join(names)}.")
+    if chat.named_sampling:
+        by_name = {name: entry.given() for name, entry in chat.named_sampling.items()}
+        return [(f"{_BY_NAME}.{name}", by_name.get(name, {})) for name in names]
+    entries = chat.stage_sampling or (None,) * len(names)
+    if len(entries) != len(names):
+        raise _bad(_LIST, f"{_LIST} has {len(entries)} entries, but it should have one a stage: {', '.join(names)}.")
+    return [(f"{_LIST}[{i}]", {} if entry is None else entry.given()) for i, entry in enumerate(entries)]
 
 
 def _client_fields(chat: ChatRequest, stage: StageConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -62,6 +62,7 @@ class ChatRequest:
     {"type": "audio"}]}; the n-th audio part is `audios[n]` (float32 `[samples]`, mono, 16 kHz), the n-th image part
     `images[n]` (RGB). `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
     `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
+    `named_sampling`: the same by the stage's name; a request has one of both at most.
     """
 
     model: str
@@ -76,6 +77,7 @@ class ChatRequest:
     sampling: TextSampling
     seed: int | None
     stage_sampling: tuple[StageSampling | None, ...] = ()
+    named_sampling: Mapping[str, StageSampling] = field(default_factory=dict)
 
 
 class _Wire(BaseModel):
@@ -257,6 +259,7 @@ class _Body(_Wire):
     min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
     sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(_not_blank)] | None = None
+    stage_sampling_params: dict[str, StageSampling] | None = None
     n: Annotated[int | None, AfterValidator(_only_one)] = None
     response_format: Annotated[Any, AfterValidator(_plain_text)] = None
     tools: _Unsupported = None
@@ -309,6 +312,7 @@ def check_chat_request(
     _check_media(wire, limits)
     _include_usage(wire)
     _max_tokens(wire, limits)
+    _check_one_way_to_sample(wire)
     return CheckedChat(wire, _voice(wire, voices), modalities, tuple(_media_urls(wire)))
 
 
@@ -333,6 +337,7 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
         sampling=_sampling(wire, limits),
         seed=wire.seed,
         stage_sampling=tuple(wire.sampling_params_list or ()),
+        named_sampling=wire.stage_sampling_params or {},
     )
 
 
@@ -462,6 +467,15 @@ def _include_usage(wire: _Body) -> bool:
             code="invalid_value",
         )
     return bool(wire.stream_options and wire.stream_options.include_usage)
+
+
+def _check_one_way_to_sample(wire: _Body) -> None:
+    if wire.sampling_params_list and wire.stage_sampling_params:
+        raise BadRequest(
+            "stage_sampling_params and sampling_params_list are both given; send one of them.",
+            param="stage_sampling_params",
+            code="invalid_value",
+        )
 
 
 def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:

@@ -76,6 +76,14 @@ def test_a_stage_s_own_entry_wins_over_the_request_s_fields() -> None:
     }
 
 
+def test_entries_by_a_stage_s_name_are_those_by_its_place() -> None:
+    entries = {CODEC: {"max_tokens": 40, "seed": 7}, TEXT: {"temperature": 0.5}}
+    by_name = stage_sampling(chat(seed=5, stage_sampling_params=entries), CONFIG)
+    by_place = stage_sampling(chat(seed=5, sampling_params_list=[entries[TEXT], entries[CODEC], None]), CONFIG)
+    assert by_name == by_place == {TEXT: {"temperature": 0.5, "seed": 5}, CODEC: {"max_tokens": 40, "seed": 7}}
+    assert stage_sampling(chat(stage_sampling_params={CODEC: {"top_k": 3}}), CONFIG) == {TEXT: {}, CODEC: {"top_k": 3}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -92,6 +100,26 @@ def test_a_stage_s_own_entry_wins_over_the_request_s_fields() -> None:
             {"sampling_params_list": [None, {"max_tokens": 2049}, None]},
             "sampling_params_list[1].max_tokens",
             "is 2049, but at most 2048",
+        ),
+        (
+            {"stage_sampling_params": {"singer": {}}},
+            "stage_sampling_params",
+            f"the stages are {TEXT}, {CODEC}, {SOUND}",
+        ),
+        (
+            {"stage_sampling_params": {SOUND: {"top_k": 3}}},
+            f"stage_sampling_params.{SOUND}",
+            "samples no tokens; send null there",
+        ),
+        (
+            {"stage_sampling_params": {CODEC: {"max_tokens": 2049}}},
+            f"stage_sampling_params.{CODEC}.max_tokens",
+            "is 2049, but at most 2048",
+        ),
+        (
+            {"stage_sampling_params": {CODEC: {}}, "sampling_params_list": [None, None, None]},
+            "stage_sampling_params",
+            "send one of them",
         ),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "is 9, but it should be at most its max_tokens, which is 8"),
         ({"min_tokens": 65}, "min_tokens", "at most its max_tokens, which is 64"),  # the configuration's

@@ -147,6 +147,12 @@ BAD = [
     (with_fields(modalities=["audio"]), "modalities", "audio without text, which is not supported"),
     (with_fields(audio={"voice": "alloy"}), "audio.voice", 'is "alloy", but the voices are Chelsie, Ethan'),
     (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", "should be a valid string"),
+    (
+        with_fields(stage_sampling_params={"talker": {"heat": 1}}),
+        "stage_sampling_params.talker.heat",
+        "stage_sampling_params.talker.heat is no sampling parameter; use temperature",
+    ),
+    (with_fields(stage_sampling_params=[]), "stage_sampling_params", "should be an object"),
     (with_fields(audio={"format": "aac"}), "audio.format", "should be 'wav', 'pcm16', 'flac', 'mp3' or 'opus'"),
     (with_fields(audio="Chelsie"), "audio", "should be an object"),
     (with_fields(stream="yes"), "stream", 'stream is "yes", but it should be a valid boolean'),
