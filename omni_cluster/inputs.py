@@ -36,6 +36,7 @@ class OmniRequest:
     differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the diffusion
     noise included; two requests of one seed and one prompt give one waveform.
     `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
+    `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class OmniRequest:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int = 0
     streams_audio: bool = False
+    reply: str | None = None
 
 
 class OmniTokensPrompt(TypedDict):

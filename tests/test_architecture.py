@@ -45,6 +45,7 @@ ALLOWED: Mapping[str, str] = {
     "config/schema.py says 'thinker'": "an example in an error's text",
     "config/schema.py says 'qwen2_5_omni'": "an example in an error's text",
     "cluster/ingress.py Ingress.chat_completions swallows": "every error becomes the client's HTTP answer",
+    "cluster/ingress.py Ingress.speech swallows": "every error becomes the client's HTTP answer",
     "cluster/ingress.py Ingress._sse swallows": "after the first byte every error becomes the stream's last event",
     "engine/diffusion_engine.py DiffusionEngine._run swallows": "a batch's requests get its error, the stage goes on",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",

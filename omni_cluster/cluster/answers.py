@@ -163,7 +163,12 @@ class StreamedSound:
 
 def whole_audio(chat: ChatRequest, pcm: Pcm | None) -> bytes:
     """The answer's sound in the format asked for; WAV when none was. Nothing to say is no bytes at all."""
-    return b"" if pcm is None else encode(pcm.samples, pcm.sample_rate_hz, chat.audio_format or "wav")
+    return whole_sound(pcm, chat.audio_format or "wav")
+
+
+def whole_sound(pcm: Pcm | None, sound_format: SoundFormat) -> bytes:
+    """One file; no bytes for no sound."""
+    return b"" if pcm is None else encode(pcm.samples, pcm.sample_rate_hz, sound_format)
 
 
 def finish_reason(output: OmniRequestOutput) -> FinishReason:

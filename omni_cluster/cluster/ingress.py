@@ -26,9 +26,11 @@ from omni_cluster.cluster.answers import (
     stage_sampling,
     timings,
     whole_audio,
+    whole_sound,
 )
 from omni_cluster.cluster.body import read_body
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
+from omni_cluster.cluster.spoken import spoken_sound
 from omni_cluster.cluster.transport import running_replicas
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
@@ -47,7 +49,9 @@ from omni_cluster.openai_api.chat import (
     completion,
     open_chat_request,
 )
+from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.fetch import Fetcher
+from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.outputs import OmniRequestOutput
 
 GREETING = [{"role": "user", "content": "Hello"}]
@@ -76,6 +80,7 @@ class Ingress:
         api.add_api_route("/ready", self.ready, methods=["GET"])
         api.add_api_route("/v1/models", self.models, methods=["GET"])
         api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
+        api.add_api_route("/v1/audio/speech", self.speech, methods=["POST"], response_model=None)
         api.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"], response_model=None)
         # Serve's proxy adds the request's id to every answer.
         return guarded(api, keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
@@ -107,6 +112,42 @@ class Ingress:
         except Exception as error:  # the boundary to the client: every error becomes an answer
             status, answer = error_answer(error)
             return JSONResponse(answer, status)
+
+    async def speech(self, http_request: Request) -> Response:
+        try:
+            body = await read_body(http_request, self._limits.max_body_bytes)
+            spoken = parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
+            request = await asyncio.to_thread(self._reading, spoken, http_request.state.request_id)
+            return await (self._spoken_whole if spoken.stream_format is None else self._spoken)(spoken, request)
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            status, answer = error_answer(error)
+            return JSONResponse(answer, status)
+
+    async def _spoken_whole(self, spoken: SpeechRequest, request: OmniRequest) -> Response:
+        output = await self.answer(request)
+        sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
+        return Response(sound, media_type=MEDIA_TYPES[spoken.format])
+
+    async def _spoken(self, spoken: SpeechRequest, request: OmniRequest) -> Response:
+        """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
+        events = self._orchestrator.stream(request)
+        sound = spoken_sound(spoken, self._answer(request), chain(await anext(events), events))
+        media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
+        return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+    def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
+        return OmniRequest(
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+            prompt=self._bound.family.reading(spoken.text),
+            voice=spoken.voice,
+            sampling={} if spoken.seed is None else self._seeded(spoken.seed),
+            seed=spoken.seed if spoken.seed is not None else random.getrandbits(31),
+            streams_audio=spoken.stream_format is not None,
+            reply=spoken.text,
+        )
+
+    def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
+        return {stage.model_stage: {"seed": seed} for stage in self._config.stages if stage.diffusion is None}
 
     async def answer(self, request: OmniRequest) -> OmniRequestOutput:
         """The whole answer to a request, for callers inside the cluster: tokens and samples as they are."""

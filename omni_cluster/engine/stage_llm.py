@@ -24,7 +24,7 @@ from omni_cluster.engine.rows_pusher import PushWindow, RowsPusher
 from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
-from omni_cluster.models.family import ARSession, EngineInput, Family
+from omni_cluster.models.family import ARSession, EngineInput, Family, Said
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import PromptEmbedsPayload
 
@@ -87,7 +87,7 @@ class StageLLM:
             feeder = None
             outputs = await self._start(request, engine_input)
             cleanup.push_async_callback(outputs.aclose)
-            chunks = ChunkMaker(sink)
+            chunks = ChunkMaker(sink, engine_input.said)
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = asyncio.create_task(self._feed(request.request_id, session))
@@ -195,11 +195,26 @@ class StageLLM:
 class ChunkMaker:
     """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions."""
 
-    def __init__(self, sink: RowsSink) -> None:
+    def __init__(self, sink: RowsSink, said: Said | None = None) -> None:
         self._sink = sink
+        self._said = said
         self._position = 0
 
     def make(self, output: RequestOutput) -> StageChunk:
+        return self._made(output) if self._said is None else self._given(output, self._said)
+
+    def _given(self, output: RequestOutput, said: Said) -> StageChunk:
+        """The reply that stood in the prompt, with its rows, in one chunk: the one token after it is nobody's."""
+        prompt = tuple(output.prompt_token_ids or ())[: -len(said.token_ids)]
+        return StageChunk(
+            token_ids=said.token_ids,
+            text=said.text,
+            rows=self._sink.take(),
+            prompt_token_ids=prompt,
+            finish_reason="stop",
+        )
+
+    def _made(self, output: RequestOutput) -> StageChunk:
         completion = output.outputs[0]
         first = self._position == 0
         chunk = StageChunk(

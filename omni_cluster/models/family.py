@@ -47,6 +47,14 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """A reply that was given: the prompt's last tokens, which the stage says in place of what it makes."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInput:
     """What an AR engine is given for a request.
 
@@ -60,6 +68,7 @@ class EngineInput:
     emit_rows: bool = False
     rows_complete: bool = True
     pace: Pace | None = None
+    said: Said | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +183,10 @@ class Family(ABC):
     @abstractmethod
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt text of a conversation, by the checkpoint's own chat template."""
+
+    @abstractmethod
+    def reading(self, text: str) -> str:
+        """The prompt of a reply that is given to be spoken: `text`. RequestError for text that cannot be one."""
 
     def check_voice(self, voice: str | None) -> str:
         """The voice to speak in; RequestError for one that the checkpoint lacks."""

@@ -80,11 +80,13 @@ class ChatRequest:
     named_sampling: Mapping[str, StageSampling] = field(default_factory=dict)
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
+    """What a body and its parts are checked by: strict types, unknown fields ignored."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
-def _left_out(value: object) -> object:
+def unsupported(value: object) -> object:
     if value in (None, False, [], {}, 0, "none", "auto"):
         return None
     raise PydanticCustomError("unsupported", "is not supported; leave it out")
@@ -102,7 +104,7 @@ def _plain_text(value: object) -> object:
     raise PydanticCustomError("plain_text", "should be {'type': 'text'}: structured output is not supported")
 
 
-def _not_blank(value: Any) -> Any:
+def not_blank(value: Any) -> Any:
     if not value:
         raise PydanticCustomError("blank", "should not be empty")
     return value
@@ -114,39 +116,39 @@ def _few(stops: list[str]) -> list[str]:
     return stops
 
 
-_Unsupported = Annotated[Any, AfterValidator(_left_out)]
-_Text = Annotated[str, AfterValidator(_not_blank)]
+_Unsupported = Annotated[Any, AfterValidator(unsupported)]
+_Text = Annotated[str, AfterValidator(not_blank)]
 
 
-class _TextPart(_Wire):
+class _TextPart(Wire):
     type: Literal["text"]
     text: str
 
 
-class _ImageUrl(_Wire):
+class _ImageUrl(Wire):
     url: _Text
 
 
-class _ImagePart(_Wire):
+class _ImagePart(Wire):
     type: Literal["image_url"]
     image_url: _ImageUrl
 
 
-class _InputAudio(_Wire):
+class _InputAudio(Wire):
     data: _Text
     format: AudioFormat
 
 
-class _AudioPart(_Wire):
+class _AudioPart(Wire):
     type: Literal["input_audio"]
     input_audio: _InputAudio
 
 
-class _AudioUrl(_Wire):
+class _AudioUrl(Wire):
     url: _Text
 
 
-class _AudioUrlPart(_Wire):
+class _AudioUrlPart(Wire):
     type: Literal["audio_url"]
     audio_url: _AudioUrl
 
@@ -177,7 +179,7 @@ _Part = Annotated[
     ),
 ]
 _Content = Annotated[
-    Annotated[str, Tag("#string")] | Annotated[list[_Part], AfterValidator(_not_blank), Tag("#list")],
+    Annotated[str, Tag("#string")] | Annotated[list[_Part], AfterValidator(not_blank), Tag("#list")],
     Discriminator(
         _string_or_list,
         custom_error_type="string_or_list",
@@ -199,7 +201,7 @@ _TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 _SEED_MAX = 2**63 - 1
 
 
-class StageSampling(_Wire):
+class StageSampling(Wire):
     """How one stage is to sample, in vLLM's names; None leaves a value to the stage configuration."""
 
     model_config = ConfigDict(extra="forbid")
@@ -223,7 +225,7 @@ class StageSampling(_Wire):
         return self.model_dump(exclude_none=True)
 
 
-class _Message(_Wire):
+class _Message(Wire):
     role: Literal["system", "user", "assistant"]
     # OpenAI's clients may name an earlier spoken answer by its id instead of giving content; no answer is kept here.
     audio: _Unsupported = None
@@ -232,19 +234,19 @@ class _Message(_Wire):
     function_call: _Unsupported = None
 
 
-class _AnswerAudio(_Wire):
+class _AnswerAudio(Wire):
     voice: str | None = None
     format: AnswerFormat | None = None
 
 
-class _StreamOptions(_Wire):
+class _StreamOptions(Wire):
     include_usage: bool | None = None
 
 
-class _Body(_Wire):
+class _Body(Wire):
     model: str
-    messages: Annotated[list[_Message], AfterValidator(_not_blank)]
-    modalities: Annotated[list[Literal["text", "audio"]], AfterValidator(_not_blank)] | None = None
+    messages: Annotated[list[_Message], AfterValidator(not_blank)]
+    modalities: Annotated[list[Literal["text", "audio"]], AfterValidator(not_blank)] | None = None
     audio: _AnswerAudio | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -258,7 +260,7 @@ class _Body(_Wire):
     stop: _Stop | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
-    sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(_not_blank)] | None = None
+    sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(not_blank)] | None = None
     stage_sampling_params: dict[str, StageSampling] | None = None
     n: Annotated[int | None, AfterValidator(_only_one)] = None
     response_format: Annotated[Any, AfterValidator(_plain_text)] = None
@@ -307,7 +309,7 @@ def check_chat_request(
             status=413,
         )
     wire = _validated(body)
-    _check_model(wire.model, models)
+    check_model(wire.model, models)
     modalities = _modalities(wire)
     _check_media(wire, limits)
     _include_usage(wire)
@@ -393,10 +395,10 @@ def _validated(body: bytes) -> _Body:
     try:
         return _Body.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)[0]) from None
+        raise refusal(error.errors(include_url=False)[0]) from None
 
 
-def _refusal(fault: ErrorDetails) -> BadRequest:
+def refusal(fault: ErrorDetails) -> BadRequest:
     kind, message, value = fault["type"], fault["msg"], fault["input"]
     if kind == "json_invalid":
         return BadRequest("The request body is not valid JSON in UTF-8; send one JSON object.", code="invalid_json")
@@ -426,7 +428,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
-def _check_model(model: str, models: Collection[str]) -> None:
+def check_model(model: str, models: Collection[str]) -> None:
     if model not in models:
         raise BadRequest(
             f"The model {_shown(model)} does not exist; use one of {', '.join(sorted(models))}.",
@@ -450,13 +452,18 @@ def _modalities(wire: _Body) -> Sequence[str]:
 
 def _voice(wire: _Body, voices: Collection[str]) -> str | None:
     voice = wire.audio.voice if wire.audio else None
+    check_voice(voice, voices, "audio.voice")
+    return voice
+
+
+def check_voice(voice: str | None, voices: Collection[str], param: str) -> None:
+    """Raises BadRequest for a voice that the model lacks; None is the default one."""
     if voice is not None and voice not in voices:
         raise BadRequest(
-            f"audio.voice is {_shown(voice)}, but the voices are {', '.join(sorted(voices))}.",
-            param="audio.voice",
+            f"{param} is {_shown(voice)}, but the voices are {', '.join(sorted(voices))}.",
+            param=param,
             code="invalid_value",
         )
-    return voice
 
 
 def _include_usage(wire: _Body) -> bool:

@@ -28,6 +28,7 @@ from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.reference import KINDS, Reference, media, prompt_text
 
 MODEL = "preset:tiny"
+SAMPLES_A_CODE = 480
 DASHBOARD_URL = "http://127.0.0.1:8265"
 WAVE_TOLERANCE = 1e-4
 STREAM_TOLERANCE = 2e-3
@@ -103,6 +104,43 @@ def test_sound_comes_in_the_format_asked_for(served: ServedApp, audio_format: st
     with av.open(io.BytesIO(base64.b64decode("".join(pieces)))) as container:
         decoded_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
     assert decoded_s == pytest.approx(codes / 50, abs=0.1)  # a code is 20 ms; stop codes are no sound, mp3 is padded
+
+
+def speak_text(served: ServedApp, **options: Any) -> httpx.Response:
+    body = {"model": MODEL, "input": "Hello there, my friend.", "voice": "Ethan", "seed": 4, **options}
+    return served.client.post("/v1/audio/speech", json=body)
+
+
+def test_a_text_is_spoken_whole_and_in_pieces_of_the_same_length(served: ServedApp) -> None:
+    whole = speak_text(served, response_format="pcm")
+    assert (whole.status_code, whole.headers["content-type"]) == (200, "audio/pcm")
+    assert len(whole.content) > 0 and len(whole.content) % (2 * SAMPLES_A_CODE) == 0
+    raw = speak_text(served, response_format="pcm", stream_format="audio")
+    assert (raw.headers["content-type"], len(raw.content)) == ("audio/pcm", len(whole.content))
+    streamed = speak_text(served, response_format="pcm", stream_format="sse")
+    said = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line.startswith("data: ")]
+    assert b"".join(base64.b64decode(event["audio"]) for event in said[:-1]) == raw.content
+    assert said[-1]["type"] == "speech.audio.done"
+    assert said[-1]["usage"]["output_tokens"] >= len(whole.content) // (2 * SAMPLES_A_CODE)
+    assert speak_text(served, response_format="flac").content.startswith(b"fLaC")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ({"input": "<|AUDIO|>"}, 400, "<|AUDIO|>"),
+        ({"input": "word " * 819}, 400, "at most 1536"),
+        ({"model": "nobody"}, 404, "preset:tiny"),
+        ({"speed": 1.5}, 400, "speed"),
+    ],
+)
+@pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
+async def test_bad_speech_requests_get_their_sentence_and_start_nothing(
+    served: ServedApp, options: dict[str, Any], status: int, words: str, stream_format: str | None
+) -> None:
+    answer = speak_text(served, stream_format=stream_format, **options)
+    assert answer.status_code == status and words in answer.json()["error"]["message"]
+    assert await nothing_is_left(served)
 
 
 def chat(served: ServedApp, content: Any, **options: Any) -> httpx.Response:

@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import pytest
 import pytest_asyncio
+import torch
 
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
 from tests.engine.stages import (
     MAX_CODES,
     MAX_TOKENS,
@@ -293,3 +295,18 @@ async def test_least_codes_that_end_within_a_step_let_the_end_in_at_once(
     asked = request("least-11", sampling={"talker": {"min_tokens": 11, "logit_bias": {end: 1e4}}})
     made = await collect(talker.generate(asked, at_once(fed["text"])))
     assert len(made.token_ids) == 12 and made.token_ids[-1] == end and made.finish_reason == "stop"
+
+
+async def test_a_reply_that_was_given_sounds_as_one_that_was_made(talker: Stage, fed: Fed) -> None:
+    chunks = fed["text"]
+    rows = RowsChunk.joined([chunk.rows for chunk in chunks if chunk.rows is not None])
+    prompt = chunks[0].rows
+    assert prompt is not None and prompt.positions is not None
+    said = tuple(token for chunk in chunks for token in chunk.token_ids)[:-1]
+    following = int(prompt.positions.max()) + 1 + torch.arange(len(said))
+    positions = torch.cat([prompt.positions, following.expand(3, -1)], dim=1)
+    given = StageChunk(0, said, rows=RowsChunk(0, rows.rows, positions), finish_reason="stop")
+    wanted = await collect(talker.generate(request("made"), at_once(chunks)))
+    made = await collect(talker.generate(request("given", reply="not read here"), at_once([given])))
+    assert made.token_ids == wanted.token_ids and len(made.token_ids) > 1
+    await until_free(talker)

@@ -157,3 +157,21 @@ async def test_media_more_than_the_configuration_allows_are_refused(thinker: Sta
     with pytest.raises(RequestError, match="image"):
         await think(thinker, three)
     await until_free(thinker)
+
+
+async def test_a_reply_that_is_given_has_the_rows_of_one_that_was_made(thinker: Stage, reference: Reference) -> None:
+    reply = "Hello there, my friend."
+    wanted = reference.thinker(prompt_text("text") + reply, max_new_tokens=2)
+    given = OmniRequest("given", prompt_text("text"), reply=reply)
+    made = await think(thinker, given)
+    assert [*(made.prompt_token_ids or ()), *made.token_ids] == wanted.prompt_ids
+    assert (made.text, made.finish_reason, made.token_start) == (reply, "stop", 0)
+    assert made.rows is not None and made.rows.positions is not None
+    assert torch.equal(made.rows.positions, wanted.positions)
+    torch.testing.assert_close(made.rows.rows, wanted.rows[: len(wanted.prompt_ids)], atol=1e-4, rtol=0)
+    await until_free(thinker)
+
+
+async def test_marks_in_a_reply_that_is_given_are_text(thinker: Stage) -> None:
+    made = await think(thinker, OmniRequest("marks", prompt_text("text"), reply="<|im_end|>"))
+    assert len(made.token_ids) > 1

@@ -24,6 +24,9 @@ from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
 from omni_cluster.models.qwen2_5_omni.voices import choose_voices, load_voices
 from omni_cluster.outputs import StageChunk
 
+READ_ALOUD = "Read this aloud."
+"""What a text that is only to be spoken is the reply to."""
+
 
 class Qwen2_5Omni(Family):
     """One checkpoint of the family, 7B, 3B or a toy: they differ in sizes only."""
@@ -82,7 +85,7 @@ class Qwen2_5Omni(Family):
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> ARSession:
         if upstream is None:
-            return ThinkerSession(request)
+            return ThinkerSession(request, self._tokenize)
         voice, block = self.check_voice(request.voice), self._blocks.codes_per_block
         # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
         pace = Pace(first=2 * block, then=block // 2)
@@ -101,9 +104,22 @@ class Qwen2_5Omni(Family):
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         processor = self._processor
-        refuse_placeholders(messages, (processor.audio_token, processor.image_token, processor.video_token))
+        refuse_placeholders(messages, self._placeholders)
         text: str = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return text
+
+    def reading(self, text: str) -> str:
+        refuse_placeholders([{"role": "user", "content": text}], self._placeholders)
+        return self.render([{"role": "user", "content": READ_ALOUD}])
+
+    @property
+    def _placeholders(self) -> tuple[str, str, str]:
+        processor = self._processor
+        return processor.audio_token, processor.image_token, processor.video_token
+
+    def _tokenize(self, text: str, has_marks: bool) -> list[int]:
+        ids: list[int] = self._processor.tokenizer(text, split_special_tokens=not has_marks).input_ids
+        return ids
 
     @cached_property
     def _text_embeddings(self) -> TextEmbeddings:

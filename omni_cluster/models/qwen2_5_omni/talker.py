@@ -104,7 +104,7 @@ class TalkerSession:
         async for chunk in self._upstream:
             new = chunk.rows.after(end) if chunk.rows is not None else None
             if new is not None:
-                positions = new.positions if new.positions is not None else positions
+                positions = positions if new.positions is None else self._of_prompt(new.positions, chunk)
                 rows.append(new.rows)
                 end = new.end
             if positions is not None and end > positions.shape[1]:
@@ -113,6 +113,10 @@ class TalkerSession:
         if positions is None or end <= positions.shape[1]:
             return None
         return Prefix(torch.cat(rows), positions, ended)
+
+    def _of_prompt(self, positions: torch.Tensor, chunk: StageChunk) -> torch.Tensor:
+        """Without those of a reply that was given, which the thinker had in its prompt."""
+        return positions if self._request.reply is None else positions[:, : -len(chunk.token_ids)]
 
     def _tokens_prompt(self, prefix: Prefix) -> OmniTokensPrompt:
         return OmniTokensPrompt(

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from omni_cluster.inputs import Media, OmniRequest
-from omni_cluster.models.family import EngineInput, LaterRows
+from omni_cluster.models.family import EngineInput, LaterRows, Said
 
 SAMPLE_RATE_HZ = 16_000
+
+
+Tokenize = Callable[[str, bool], list[int]]
+"""Of a text, and whether marks such as <|im_end|> in it are the model's and not text."""
 
 
 class ThinkerSession:
     """One request in the thinker."""
 
-    def __init__(self, request: OmniRequest) -> None:
+    def __init__(self, request: OmniRequest, tokenize: Tokenize) -> None:
         self._request = request
+        self._tokenize = tokenize
 
     async def prompt(self) -> EngineInput:
+        if self._request.reply is not None:
+            return self._given(self._request.reply)
         prompt: dict[str, Any] = {"prompt": self._request.prompt}
         media = multi_modal_data(self._request.media)
         if media:
@@ -25,6 +32,17 @@ class ThinkerSession:
         # Positions that the prefix cache answers are not computed, so they would have no rows.
         sampling = {"skip_reading_prefix_cache": True} if self._request.wants_audio else {}
         return EngineInput(prompt, sampling, emit_rows=self._request.wants_audio)
+
+    def _given(self, reply: str) -> EngineInput:
+        """A reply that is given is computed as part of the prompt, for its rows."""
+        said = tuple(self._tokenize(reply, False))
+        token_ids = [*self._tokenize(self._request.prompt, True), *said]
+        return EngineInput(
+            {"prompt_token_ids": token_ids},
+            {"skip_reading_prefix_cache": True, "min_tokens": 0, "max_tokens": 1},
+            emit_rows=True,
+            said=Said(said, reply),
+        )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:
         return

@@ -10,8 +10,19 @@ from tests.reference import synthetic_image
 AUDIO = np.zeros(160, np.float32)
 
 
+def session(request: OmniRequest) -> ThinkerSession:
+    return ThinkerSession(request, lambda text, has_marks: [ord(letter) + 1000 * has_marks for letter in text])
+
+
+async def test_a_reply_that_is_given_ends_the_prompt() -> None:
+    made = await session(OmniRequest("r", "ab", reply="c")).prompt()
+    assert made.prompt == {"prompt_token_ids": [1097, 1098, 99]}
+    assert made.sampling["max_tokens"] == 1 and made.emit_rows and made.rows_complete
+    assert made.said is not None and (made.said.token_ids, made.said.text) == ((99,), "c")
+
+
 async def test_text_prompt_has_no_media() -> None:
-    made = await ThinkerSession(OmniRequest("r", "Hello")).prompt()
+    made = await session(OmniRequest("r", "Hello")).prompt()
     assert made.prompt == {"prompt": "Hello"}
     assert made.rows_complete
 
@@ -20,14 +31,14 @@ async def test_text_prompt_has_no_media() -> None:
 async def test_rows_are_made_for_requests_that_want_audio_and_only_they_miss_the_prefix_cache(
     wants_audio: bool,
 ) -> None:
-    made = await ThinkerSession(OmniRequest("r", "Hello", wants_audio=wants_audio)).prompt()
+    made = await session(OmniRequest("r", "Hello", wants_audio=wants_audio)).prompt()
     assert made.emit_rows == wants_audio
     assert made.sampling == ({"skip_reading_prefix_cache": True} if wants_audio else {})
 
 
 async def test_media_keep_their_order() -> None:
     first, second, image = AUDIO, AUDIO + 1, synthetic_image()
-    made = await ThinkerSession(OmniRequest("r", "Hello", Media((first, second), (image,)))).prompt()
+    made = await session(OmniRequest("r", "Hello", Media((first, second), (image,)))).prompt()
     data = made.prompt["multi_modal_data"]
     assert [(audio is given, rate) for (audio, rate), given in zip(data["audio"], (first, second), strict=True)] == [
         (True, 16_000)
@@ -42,4 +53,4 @@ def test_kinds_that_are_not_there_are_not_named() -> None:
 
 
 async def test_no_rows_come_later() -> None:
-    assert [rows async for rows in ThinkerSession(OmniRequest("r", "Hello")).later_rows()] == []
+    assert [rows async for rows in session(OmniRequest("r", "Hello")).later_rows()] == []

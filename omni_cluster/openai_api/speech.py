@@ -1,0 +1,69 @@
+"""`POST /v1/audio/speech`: the request as it is accepted, and the events of its stream."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from omni_cluster.openai_api.chat import Wire, check_model, check_voice, not_blank, refusal, unsupported
+from omni_cluster.openai_api.encoding import SoundFormat
+
+MAX_INPUT_CHARS = 4096
+"""OpenAI's."""
+DEFAULT_FORMAT: SoundFormat = "mp3"
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """A checked request. `stream_format`: None for one whole file."""
+
+    model: str
+    text: str
+    voice: str | None
+    format: SoundFormat
+    stream_format: Literal["sse", "audio"] | None
+    seed: int | None
+
+
+class _Voice(Wire):
+    id: str
+
+
+class _Body(Wire):
+    model: str
+    input: Annotated[str, Field(max_length=MAX_INPUT_CHARS), AfterValidator(not_blank)]
+    voice: str | _Voice | None = None
+    response_format: SoundFormat | None = None
+    speed: Annotated[float | None, Field(ge=1, le=1)] = None
+    stream_format: Literal["sse", "audio"] | None = None
+    seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    instructions: Annotated[Any, AfterValidator(unsupported)] = None
+
+
+def parse_speech_request(body: bytes, *, models: Collection[str], voices: Collection[str]) -> SpeechRequest:
+    """Raises BadRequest with one sentence and the field's path."""
+    try:
+        wire = _Body.model_validate_json(body)
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False)[0]) from None
+    check_model(wire.model, models)
+    voice = wire.voice.id if isinstance(wire.voice, _Voice) else wire.voice
+    check_voice(voice, voices, "voice")
+    return SpeechRequest(
+        wire.model, wire.input, voice, wire.response_format or DEFAULT_FORMAT, wire.stream_format, wire.seed
+    )
+
+
+def delta_event(sound: bytes) -> dict[str, Any]:
+    """A piece of the sound, in the encoding of the request."""
+    return {"type": "speech.audio.delta", "audio": base64.b64encode(sound).decode("ascii")}
+
+
+def done_event(input_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """The end; `output_tokens` are codec tokens."""
+    usage = {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": input_tokens + output_tokens}
+    return {"type": "speech.audio.done", "usage": usage}
