@@ -58,10 +58,7 @@ class StageChunk:
         return self.token_start + len(self.token_ids)
 
     def without_rows(self) -> StageChunk:
-        return self.with_rows(None)
-
-    def with_rows(self, rows: RowsChunk | None) -> StageChunk:
-        return replace(self, rows=rows)
+        return replace(self, rows=None)
 
     @staticmethod
     def joined(chunks: Sequence[StageChunk]) -> StageChunk:

@@ -47,10 +47,13 @@ class Reading:
         self._notify(self)
 
     def item(self, max_item_bytes: int) -> Item | None:
-        """What to send next; None as long as there is nothing."""
-        waiting = self._outbox.waiting(self._next, max_item_bytes)
+        """What to send next; None as long as there is nothing. Chunks that do not join end this reading alone."""
+        try:
+            waiting = self._outbox.waiting(self._next, max_item_bytes)
+        except OmniError as error:
+            return self._end(error)
         if waiting is None:
-            return self._end() if self._outbox.closed else None
+            return self._end(self._outbox.error) if self._outbox.closed else None
         chunk, following = waiting
         reader, with_rows = self._subscription.reader, self._subscription.with_rows
         num_bytes = chunk_bytes(chunk, with_rows=with_rows)
@@ -58,8 +61,7 @@ class Reading:
             return Item(LinkItem(reader, BulkChunk(self._next)), 0, following)
         return Item(LinkItem(reader, WireChunk.of(chunk, with_rows=with_rows)), num_bytes, following)
 
-    def _end(self) -> Item:
-        error = self._outbox.error
+    def _end(self, error: BaseException | None) -> Item:
         return Item(
             LinkItem(self._subscription.reader, None, None if error is None else portable(error)), 0, self._next
         )

@@ -17,7 +17,7 @@ from omni_cluster.cluster.outlet import Outlets, StageFailed
 from omni_cluster.cluster.socket_line import SocketLine, SocketServer
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk
 from omni_cluster.engine.outbox import Outboxes, OutboxUnknown
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import PayloadError, RequestError
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -232,6 +232,17 @@ async def test_what_broke_a_request_reaches_its_reader_alone(replica: Replica, l
     assert isinstance(results[0], RequestError) and str(results[0]) == "no such voice"
     assert isinstance(results[1], StageFailed) and "ZeroDivisionError: by zero" in str(results[1])
     assert cast(StageChunk, results[2]).token_ids == (0,)
+
+
+async def test_rows_with_a_gap_end_their_own_reader_alone(replica: Replica, links: Links, lines: Lines) -> None:
+    broken, well = (replica.outboxes.open(name) for name in ("broken", "well"))
+    for box, second in ((broken, 5), (well, 1)):
+        box.put(rows(0))
+        box.put(rows(second))
+        box.close()
+    results = await asyncio.gather(*(read(links, name) for name in ("broken", "well")), return_exceptions=True)
+    assert isinstance(results[0], PayloadError) and "gap" in str(results[0])
+    assert cast(StageChunk, results[1]).token_ids == (0, 1)
 
 
 async def test_a_request_that_does_not_come_is_refused_and_the_next_one_is_read(
