@@ -111,12 +111,13 @@ class DiffusionEngine:
             raise ConfigError(f"stage {self._stage.model_stage} has no source; set its engine_input_source, e.g. [1].")
         position, playback = 0, Playback()
         async with contextlib.AsyncExitStack() as cleanup:
-            jobs = await cleanup.enter_async_context(_closing(self._session(request, upstream).jobs()))
+            session = self._session(request, upstream)
+            jobs = await cleanup.enter_async_context(_closing(session.jobs()))
             async for job in jobs:
                 due_s = self._due_s(job, playback)
                 if job.stream is not None and job.start == 0:
                     await cleanup.enter_async_context(self._streams.one_more(job.stream))
-                samples = await self._submit(job, due_s)
+                samples = await self._submit(job, due_s, session.latest)
                 playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
                 yield StageChunk(pcm=Pcm(position, samples, self._sample_rate_hz))
                 position += len(samples)
@@ -130,15 +131,16 @@ class DiffusionEngine:
         now_s = time.monotonic()
         return now_s + job.frames * self._frame_s if job.stream is None else playback.due_s(now_s)
 
-    async def _submit(self, job: DiffusionJob, due_s: float) -> np.ndarray:
-        pending = PendingJob(job, due_s, asyncio.get_running_loop().create_future())
+    async def _submit(self, job: DiffusionJob, due_s: float, latest: Callable[[], DiffusionJob]) -> np.ndarray:
+        pending = PendingJob(job, due_s, asyncio.get_running_loop().create_future(), latest)
         if not self._runs:
             raise self._stopped()
         self._queue.put(pending)
         self._work.set()
         samples = await pending.done  # a caller that is cancelled cancels this, and the queue drops the job
-        heard = 1 - job.look_ahead / len(job.codes)
-        self._frame_s = len(samples) / self._sample_rate_hz / (job.frames * heard)
+        made = pending.job
+        heard = 1 - made.look_ahead / len(made.codes)
+        self._frame_s = len(samples) / self._sample_rate_hz / (made.frames * heard)
         return samples
 
     async def _run_batches(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,15 @@ from omni_cluster.models.family import DiffusionJob
 
 @dataclass(slots=True)
 class PendingJob:
-    """A job, when its sound is due on the clock of `time.monotonic`, and where its waveform will be."""
+    """A job, when its sound is due on the clock of `time.monotonic`, and where its waveform will be.
+
+    `latest` gives the job as it can be by now: it may have grown while it waited.
+    """
 
     job: DiffusionJob
     due_s: float
     done: asyncio.Future[np.ndarray]
+    latest: Callable[[], DiffusionJob]
 
 
 class JobQueue:
@@ -46,6 +51,7 @@ class JobQueue:
     def _batch_size(self, waiting: list[PendingJob]) -> int:
         frames = 0
         for size, pending in enumerate(waiting[: self._config.max_batch_size]):
+            pending.job = pending.latest()
             frames += pending.job.frames
             if size and frames > self._config.max_batch_frames:
                 return size

@@ -114,6 +114,9 @@ class DiffusionSession(Protocol):
     def jobs(self) -> AsyncIterator[DiffusionJob]:
         """The next job is asked for once the one before it is done: what came meanwhile may make it larger."""
 
+    def latest(self) -> DiffusionJob:
+        """The job that `jobs` gave last, with what has come since: asked when its batch begins, and it is what runs."""
+
 
 class DiffusionModel(Protocol):
     """A loaded diffusion model: many jobs in one pass."""

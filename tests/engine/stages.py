@@ -126,6 +126,10 @@ class Feed:
     def end(self) -> None:
         self._items.put_nowait(None)
 
+    async def is_read(self) -> bool:
+        """Whether all that was given has been taken."""
+        return self._items.empty()
+
     async def read(self) -> AsyncIterator[StageChunk]:
         while (item := await self._items.get()) is not None:
             if isinstance(item, Exception):

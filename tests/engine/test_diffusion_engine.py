@@ -19,7 +19,17 @@ from omni_cluster.errors import ConfigError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
-from tests.engine.stages import PATIENCE_S, Feed, at_once, request, running, talker_stage, thinker_stage, until_counts
+from tests.engine.stages import (
+    PATIENCE_S,
+    Feed,
+    at_once,
+    request,
+    running,
+    talker_stage,
+    thinker_stage,
+    until,
+    until_counts,
+)
 
 SAMPLES_PER_CODE = 480
 BLOCK = 12
@@ -183,6 +193,24 @@ async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: Diffu
     assert {job.stream for job in watch.batches[1]} == {None, "stream"}
     for one, expected in zip(made, alone, strict=True):
         np.testing.assert_allclose(one, expected, atol=SOUND_TOLERANCE, rtol=0)
+
+
+async def test_a_piece_that_waits_takes_the_codes_that_come_meanwhile(engine: DiffusionEngine, watch: Watch) -> None:
+    feed = Feed(codes(2 * BLOCK))
+    async with contextlib.aclosing(engine.generate(spoken("grows"), feed.read())) as chunks:
+        with watch.held():
+            busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
+            await until_counts(engine, running=1)
+            piece = asyncio.ensure_future(anext(chunks))
+            await until_counts(engine, waiting=1)
+            feed.give(codes(3 * BLOCK, 2 * BLOCK))
+            await until(feed.is_read)
+        first = await piece
+        feed.end()
+        rest = [first, *[chunk async for chunk in chunks]]
+    await busy
+    assert [len(job.codes) for job in watch.batches[1]] == [3 * BLOCK]
+    assert len(joined(rest)) == 3 * BLOCK * SAMPLES_PER_CODE and len(joined([first])) == 2 * BLOCK * SAMPLES_PER_CODE
 
 
 async def test_a_stream_named_as_one_before_it_begins_anew(engine: DiffusionEngine) -> None:

@@ -20,7 +20,8 @@ def queue(max_batch_size: int = 16, max_batch_frames: int = 16_384) -> JobQueue:
 
 def pending(frames: int, due_s: float, stream: str | None = None) -> PendingJob:
     done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-    return PendingJob(DiffusionJob((1,), "v", 0, frames, stream), due_s, done)
+    job = DiffusionJob((1,), "v", 0, frames, stream)
+    return PendingJob(job, due_s, done, lambda: job)
 
 
 def put(jobs: JobQueue, *frames: int) -> list[PendingJob]:
@@ -101,6 +102,15 @@ async def test_a_job_above_the_bound_runs_alone() -> None:
     jobs = queue(max_batch_frames=50)
     put(jobs, 100, 10, 10)
     assert batches(jobs) == [[100], [10, 10]]
+
+
+async def test_a_job_counts_and_runs_as_it_is_when_its_batch_begins() -> None:
+    jobs = queue(max_batch_frames=100)
+    first, second = put(jobs, 50, 50)
+    grown = DiffusionJob((1, 2), "v", 0, 60)
+    second.latest = lambda: grown
+    assert jobs.take_batch() == [first]
+    assert [one.job for one in jobs.take_batch()] == [grown]
 
 
 async def test_none_overtakes_a_job_that_does_not_fit() -> None:

@@ -15,9 +15,10 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 
 FIRST_BLOCKS = (1, 1, 2, 4)
-"""Blocks of a stream's first pieces: the first sound comes early, and each is made in less time than the ones before it
-sound, on a busy card too. Those that follow have `LATER_BLOCKS` at least, which are worth their look-ahead, and more
-when more codes wait."""
+"""Blocks of a stream's first pieces, at least: the first sound comes early, and each is made in less time than the ones
+before it sound. At most twice as many: on a busy card a piece grows while it waits, and so does the time that the client
+can wait for the next one. Those that follow have `LATER_BLOCKS` at least, which are worth their look-ahead, and more when
+more codes wait."""
 LATER_BLOCKS = 8
 
 
@@ -59,6 +60,7 @@ class Code2WavSession:
         self._blocks = blocks
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
+        self._start = self._taken = self._most_blocks = 0
 
     async def jobs(self) -> AsyncGenerator[DiffusionJob, None]:
         """See `DiffusionSession.jobs`; raises what the upstream raised. Closing it ends the reading of the upstream."""
@@ -66,22 +68,23 @@ class Code2WavSession:
             if not self._request.streams_audio:
                 await self._codes.wait_for_all()
                 if len(self._codes):
-                    yield self._job(self._codes.between(0, len(self._codes)))
+                    yield self.latest()
                 return
-            start = 0
             for number in itertools.count():
-                job = await self._next_piece(start, *piece_range(number, self._max_piece_blocks))
-                if job is None:
+                min_blocks, self._most_blocks = piece_range(number, self._max_piece_blocks)
+                await self._codes.wait_for(self._start + (min_blocks + 1) * self._blocks.codes_per_block)
+                if len(self._codes) == self._start:
                     return
-                yield job
-                start += len(job.codes) - job.look_ahead
+                yield self.latest()
+                self._start += self._taken
 
-    async def _next_piece(self, start: int, min_blocks: int, max_blocks: int) -> DiffusionJob | None:
-        """Waits for `min_blocks` and the look-ahead, then takes what is there; None when nothing is left."""
-        await self._codes.wait_for(start + (min_blocks + 1) * self._blocks.codes_per_block)
-        size, look_ahead = self._piece_size(len(self._codes) - start, max_blocks)
-        codes = self._codes.between(start, start + size + look_ahead)
-        return self._job(codes, self._request.request_id, start, look_ahead) if codes else None
+    def latest(self) -> DiffusionJob:
+        """See `DiffusionSession.latest`."""
+        if not self._request.streams_audio:
+            return self._job(self._codes.between(0, len(self._codes)))
+        self._taken, look_ahead = self._piece_size(len(self._codes) - self._start, self._most_blocks)
+        codes = self._codes.between(self._start, self._start + self._taken + look_ahead)
+        return self._job(codes, self._request.request_id, self._start, look_ahead)
 
     def _piece_size(self, waiting: int, max_blocks: int) -> tuple[int, int]:
         """Codes of the next piece, and of its look-ahead, when `waiting` are there that no piece has had."""
@@ -101,7 +104,7 @@ def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:
     """Blocks of a stream's piece, at least and at most."""
     if number < len(FIRST_BLOCKS):
         blocks = min(FIRST_BLOCKS[number], max_piece_blocks)
-        return blocks, blocks
+        return blocks, min(2 * blocks, max_piece_blocks)
     return min(LATER_BLOCKS, max_piece_blocks), max_piece_blocks
 
 

@@ -170,28 +170,54 @@ async def test_pieces_grow_while_the_codes_come_one_by_one() -> None:
     assert [size // BLOCK for size in sizes(made)] == [1, 1, 2, 4, 8, 8]
 
 
-async def test_first_pieces_are_as_planned_though_more_came_and_later_ones_take_it() -> None:
-    feed = Feed(codes(0, 40 * BLOCK))
+async def test_first_pieces_are_twice_as_planned_at_most_when_more_came_and_later_ones_take_it() -> None:
+    feed = Feed(codes(0, 41 * BLOCK))
     async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
         made = [await anext(jobs) for _ in range(6)]
-    assert sizes(made) == [b * BLOCK for b in (1, 1, 2, 4, 16, 15)]
+    assert sizes(made) == [b * BLOCK for b in (2, 2, 4, 8, 16, 8)]
+
+
+@pytest.mark.parametrize("came, blocks", [(BLOCK - 1, 1), (BLOCK, 2), (5 * BLOCK, 2)])
+async def test_a_piece_grows_while_it_waits_and_the_next_one_follows_it(came: int, blocks: int) -> None:
+    feed = Feed(codes(0, 2 * BLOCK))
+    session = session_of(feed.read())
+    async with contextlib.aclosing(session.jobs()) as jobs:
+        first = await anext(jobs)
+        assert session.latest() == first
+        feed.give(codes(2 * BLOCK, 2 * BLOCK + came))
+        await settled()
+        grown = session.latest()
+        assert (grown.start, sizes([grown]), grown.look_ahead) == (0, [blocks * BLOCK], BLOCK)
+        feed.give(codes(2 * BLOCK + came, 9 * BLOCK))
+        assert (await anext(jobs)).start == blocks * BLOCK
+
+
+async def test_a_piece_that_waits_until_the_codes_have_ended_takes_the_rest() -> None:
+    feed = Feed(codes(0, 2 * BLOCK))
+    session = session_of(feed.read())
+    async with contextlib.aclosing(session.jobs()) as jobs:
+        await anext(jobs)
+        feed.end()
+        await settled()
+        assert (len(session.latest().codes), session.latest().look_ahead) == (2 * BLOCK, 0)
+        assert [job async for job in jobs] == []
 
 
 async def test_a_piece_takes_what_came_while_the_one_before_was_made() -> None:
-    feed = Feed(codes(0, 18 * BLOCK))
+    feed = Feed(codes(0, 26 * BLOCK))
     async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
         for _ in range(5):
             before = await anext(jobs)
-        assert (before.start, len(before.codes)) == (8 * BLOCK, 10 * BLOCK)
-        feed.give(codes(18 * BLOCK, 29 * BLOCK + 5))
+        assert (before.start, len(before.codes)) == (16 * BLOCK, 10 * BLOCK)
+        feed.give(codes(26 * BLOCK, 37 * BLOCK + 5))
         await settled()
         after = await anext(jobs)
-        assert (after.start, len(after.codes), after.look_ahead) == (17 * BLOCK, 12 * BLOCK, BLOCK)
+        assert (after.start, len(after.codes), after.look_ahead) == (25 * BLOCK, 12 * BLOCK, BLOCK)
 
 
 async def test_a_remainder_above_the_largest_piece_is_split_into_whole_blocks() -> None:
     made = await pieces(at_once([codes(0, 5 * BLOCK + 1)]), max_piece_blocks=2)
-    assert sizes(made) == [BLOCK, BLOCK, 2 * BLOCK, BLOCK + 1]
+    assert sizes(made) == [2 * BLOCK, 2 * BLOCK, BLOCK + 1]
     made = await pieces(at_once([codes(0, 2 * BLOCK + 1)]), max_piece_blocks=2)
     assert sizes(made) == [BLOCK, BLOCK + 1]
 
