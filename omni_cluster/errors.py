@@ -17,5 +17,9 @@ class RequestError(OmniError):
     """A request that no stage was asked to run: names the field, the value and what is accepted."""
 
 
+class PromptTooLong(RequestError):
+    """A prompt of more tokens than fit: names both figures."""
+
+
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""

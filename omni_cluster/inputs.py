@@ -17,6 +17,18 @@ EXTRA_KEY = "omni"
 """The key of vLLM's `SamplingParams.extra_args` under which a `StageExtra` travels to the workers."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """Frames of a video, uint8 RGB `[T, H, W, 3]`, T even, `fps` of them a second.
+
+    `audio`: what is heard with them, float32 mono at 16 kHz, `[samples]`; None where only the frames count.
+    """
+
+    frames: np.ndarray
+    fps: float
+    audio: np.ndarray | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
     """Decoded media of one request, in the order of their places in the prompt.
@@ -26,6 +38,7 @@ class Media:
 
     audios: tuple[np.ndarray, ...] = ()
     images: tuple[Image, ...] = ()
+    videos: tuple[Video, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

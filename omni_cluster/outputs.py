@@ -33,6 +33,22 @@ class HandoverTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as text, and the natural logarithm of its probability before temperature and penalties."""
+
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """A token that was sampled, and the likeliest in its place, at least as many as asked for, the likeliest first."""
+
+    sampled: TokenLogprob
+    likeliest: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StageChunk:
     """What a stage made of one request since its last chunk.
 
@@ -40,7 +56,7 @@ class StageChunk:
     `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `pcm` carry their own start.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
-    joined ones the first.
+    joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
     """
 
     token_start: int = 0
@@ -52,6 +68,7 @@ class StageChunk:
     finish_reason: str | None = None
     handover: HandoverTimes | None = None
     made_at_s: float = field(default_factory=time.time, compare=False)
+    choices: tuple[TokenChoice, ...] = ()
 
     @property
     def token_end(self) -> int:
@@ -77,6 +94,7 @@ class StageChunk:
             finish_reason=chunks[-1].finish_reason,
             handover=chunks[-1].handover,
             made_at_s=chunks[0].made_at_s,
+            choices=tuple(choice for c in chunks for choice in c.choices),
         )
 
 
@@ -103,7 +121,7 @@ class OmniRequestOutput:
     """The whole answer to one request.
 
     `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
-    them, stop codes included. `audio`: None without sound.
+    them, stop codes included. `audio`: None without sound. `choices`: see `StageChunk`.
     """
 
     request_id: str
@@ -114,3 +132,4 @@ class OmniRequestOutput:
     stage_token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
     audio: Pcm | None = None
     times: dict[str, StageTimes] = field(default_factory=dict)
+    choices: tuple[TokenChoice, ...] = ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,14 +17,30 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import LogitsProcessor, Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
+from omni_cluster.inputs import Video
+
 KINDS = ("text", "audio", "image", "audio+image")
+VIDEO_KINDS = (
+    "video",
+    "video+slow",
+    "image+video+audio",
+    "heard",
+    "audio+heard+image",
+    "heard-slow+audio+heard+heard-short",
+)
+"""Of "video", at 2 frames a second, and "slow"; "heard": with its audio."""
 SAMPLE_RATE = 16000
 
 Audio = NDArray[np.float32]
 Media = tuple[list[Audio], list[Image.Image]]
 
 _SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-_MARKS = {"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>", "image": "<|vision_bos|><|IMAGE|><|vision_eos|>"}
+_VIDEO = "<|vision_bos|><|VIDEO|><|vision_eos|>"
+_MARKS = {
+    "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+    "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
+    **dict.fromkeys(("video", "slow", "heard", "heard-slow", "heard-short"), _VIDEO),
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,27 @@ def prompt_text(kind: str, question: str = "Hello world, describe it.") -> str:
 def media(kind: str) -> Media:
     parts = _parts(kind)
     return [synthetic_audio()] if "audio" in parts else [], [synthetic_image()] if "image" in parts else []
+
+
+def videos(kind: str) -> list[Video]:
+    """In the order of their places; none for the kinds of `KINDS`."""
+    made = {
+        "video": lambda: synthetic_video(4, fps=2.0),
+        "slow": lambda: synthetic_video(4, fps=0.4, seed=1),
+        "heard": lambda: synthetic_video(4, fps=1.0, audio_s=5.0, seed=2),
+        # Frames that are several chunks apart, and frames that outlast their sound and the text behind it.
+        "heard-slow": lambda: synthetic_video(4, fps=0.2, audio_s=4.5, seed=3),
+        "heard-short": lambda: synthetic_video(4, fps=1.05, audio_s=0.3, seed=4),
+    }
+    return [made[part]() for part in _parts(kind) if part in made]
+
+
+def synthetic_video(frames: int, fps: float, audio_s: float | None = None, seed: int = 0) -> Video:
+    """A bright square that goes to the right through noise, 84 x 56."""
+    pixels = np.random.RandomState(seed).randint(0, 128, (frames, 56, 84, 3)).astype(np.uint8)
+    for t in range(frames):
+        pixels[t, 10:30, 5 + 12 * t : 25 + 12 * t] = 255 - 40 * seed
+    return Video(pixels, fps, None if audio_s is None else synthetic_audio(audio_s))
 
 
 def synthetic_audio(duration_s: float = 2.5) -> Audio:
@@ -128,19 +167,20 @@ class Reference:
         audios: Sequence[Audio] = (),
         images: Sequence[Image.Image] = (),
         max_new_tokens: int = 24,
+        videos: Sequence[Video] = (),
     ) -> ThinkerReference:
         """Greedy text; ends after the eos id, which is then the last of `token_ids`, or after `max_new_tokens`."""
-        inputs = self._inputs(text, audios, images)
+        inputs = self._inputs(text, audios, images, videos)
         prompt_ids = inputs["input_ids"][0].tolist()
         made = self.model.thinker.generate(
-            **inputs, max_new_tokens=max_new_tokens, do_sample=False, use_audio_in_video=False,
+            **inputs, max_new_tokens=max_new_tokens, do_sample=False, use_audio_in_video=_are_heard(videos),
             return_dict_in_generate=True, output_logits=True, output_hidden_states=True,
         )  # fmt: skip
         return ThinkerReference(
             prompt_ids=prompt_ids,
             token_ids=made.sequences[0, len(prompt_ids) :].tolist(),
             rows=self._rows(made),
-            positions=self._positions(inputs),
+            positions=self._positions(inputs, _are_heard(videos)),
             min_margin=min(_margin(logits[0]) for logits in made.logits),
         )
 
@@ -155,20 +195,21 @@ class Reference:
         max_new_tokens: int = 16,
         max_codes: int = 60,
         seed: int = 0,
+        videos: Sequence[Video] = (),
     ) -> SpeechReference:
         """Greedy text and codes (repetition penalty 1.05), and the waveform from noise of `seed`, through `generate`.
 
         The noise is `torch.randn([1, 2 * len(codes), 80], generator=torch.Generator().manual_seed(seed))`.
         `max_new_tokens` is at least 2: transformers needs one generated token that was fed back.
         """
-        inputs = self._inputs(text, audios, images)
-        if "pixel_values" in inputs:
+        inputs = self._inputs(text, audios, images, videos)
+        for pixels in inputs.keys() & {"pixel_values", "pixel_values_videos"}:
             # Passed to all parts otherwise, and the talker's generate refuses it.
-            inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
+            inputs[f"thinker_{pixels}"] = inputs.pop(pixels)
         prompt_ids = inputs["input_ids"][0].tolist()
         with self._observed(seed) as observed:
             sequences, waveform = self.model.generate(
-                **inputs, speaker=voice, generation_mode="audio",
+                **inputs, speaker=voice, generation_mode="audio", use_audio_in_video=_are_heard(videos),
                 thinker_max_new_tokens=max_new_tokens, thinker_do_sample=False,
                 talker_max_new_tokens=max_codes, talker_do_sample=False, talker_repetition_penalty=1.05,
                 talker_logits_processor=[_MarginRecorder(observed.margins)],
@@ -193,9 +234,23 @@ class Reference:
         array: NDArray[np.float32] = waveform.reshape(-1).float().numpy()
         return array
 
-    def _inputs(self, text: str, audios: Sequence[Audio], images: Sequence[Image.Image]) -> dict[str, Any]:
-        media = {"audio": list(audios) or None, "images": list(images) or None}
-        return dict(self.processor(text=[text], return_tensors="pt", **media))
+    def _inputs(
+        self,
+        text: str,
+        audios: Sequence[Audio] = (),
+        images: Sequence[Image.Image] = (),
+        videos: Sequence[Video] = (),
+    ) -> dict[str, Any]:
+        media: dict[str, Any] = {"audio": _in_places(text, audios, videos) or None, "images": list(images) or None}
+        if not videos:
+            return dict(self.processor(text=[text], return_tensors="pt", **media))
+        # The processor knows one frame rate for all videos, the model one for each.
+        steps_s = [self.processor.video_processor.temporal_patch_size / video.fps for video in videos]
+        expand = functools.partial(_with_steps, self.processor.replace_multimodal_special_tokens, steps_s)
+        media |= {"videos": [video.frames for video in videos], "use_audio_in_video": _are_heard(videos)}
+        with patch.object(self.processor, "replace_multimodal_special_tokens", expand):
+            inputs = self.processor(text=[text], return_tensors="pt", **media)
+        return {**inputs, "video_second_per_grid": torch.tensor(steps_s)}
 
     def _rows(self, made: Any) -> torch.Tensor:
         ids = made.sequences[0, :-1]
@@ -205,11 +260,11 @@ class Reference:
         embeds = self.model.thinker.get_input_embeddings()(ids)
         return last_hidden + embeds.masked_fill(torch.isin(ids, media_ids)[:, None], 0)
 
-    def _positions(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def _positions(self, inputs: dict[str, Any], use_audio_in_video: bool) -> torch.Tensor:
         audio_mask = inputs.get("feature_attention_mask")
         positions, _ = self.model.thinker.get_rope_index(
-            inputs["input_ids"], inputs.get("image_grid_thw"), None, inputs["attention_mask"], False,
-            None if audio_mask is None else audio_mask.sum(1), None,
+            inputs["input_ids"], inputs.get("image_grid_thw"), inputs.get("video_grid_thw"), inputs["attention_mask"],
+            use_audio_in_video, None if audio_mask is None else audio_mask.sum(1), inputs.get("video_second_per_grid"),
         )  # fmt: skip
         return positions[:, 0].long()
 
@@ -234,6 +289,22 @@ class Reference:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _are_heard(videos: Sequence[Video]) -> bool:
+    return any(video.audio is not None for video in videos)
+
+
+def _in_places(text: str, audios: Sequence[Audio], videos: Sequence[Video]) -> list[Audio]:
+    """All sound, that of the videos too, in the order of its places in the prompt."""
+    own, of_videos = iter(audios), iter(videos)
+    marks = re.findall(r"<\|(?:AUDIO|VIDEO)\|>", text)
+    in_order = [next(own) if mark == "<|AUDIO|>" else next(of_videos).audio for mark in marks]
+    return [audio for audio in in_order if audio is not None]
+
+
+def _with_steps(expand: Callable[..., Any], steps_s: Sequence[float], *args: Any, **kwargs: Any) -> Any:
+    return expand(*args, **{**kwargs, "video_second_per_grid": iter(steps_s)})
 
 
 def _margin(logits: torch.Tensor) -> float:

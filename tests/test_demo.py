@@ -33,18 +33,23 @@ from omni_cluster.demo import (
 )
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes
-from omni_cluster.openai_api.chat import ApiLimits, ChatRequest, ChatStream, check_chat_request, open_chat_request
+from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
+from omni_cluster.openai_api.completion import ChatStream
 from omni_cluster.openai_api.errors import error_body
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.video import VideoLimits
 
 MODEL = "tiny"
 LIMITS = ApiLimits(
     max_body_bytes=1_000_000,
     max_audio_parts=1,
     max_image_parts=1,
+    max_video_parts=0,
     max_media_bytes=100_000,
     max_audio_s=10.0,
     max_image_pixels=100_000,
     max_output_tokens=64,
+    video=VideoLimits(10.0, 16, 100_000),
 )
 TONE = np.sin(np.arange(4_801) / 10).astype(np.float32)
 STAGES = {

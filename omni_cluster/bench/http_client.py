@@ -66,17 +66,21 @@ class HttpClient:
         answer.add(json_object(response.text), watch())
 
     def body(self, number: int) -> dict[str, Any]:
-        """What is sent: lengths by `sampling_params_list`, raw sound, and the usage that counts all tokens."""
-        audio = {"format": "pcm16"} | ({"voice": self._load.voice} if self._load.voice else {})
-        body: dict[str, Any] = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": self._load.message(number)}],
-            "modalities": ["text", "audio"],
-            "audio": audio,
-            "sampling_params_list": self._load.sampling(),
-            "stream": self._load.stream,
-        }
-        return body | ({"stream_options": {"include_usage": True}} if self._load.stream else {})
+        return chat_body(self._model, self._load, number)
+
+
+def chat_body(model: str, load: Load, number: int) -> dict[str, Any]:
+    """What request `number` sends: lengths by `sampling_params_list`, raw sound, the usage that counts all tokens."""
+    audio = {"format": "pcm16"} | ({"voice": load.voice} if load.voice else {})
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": load.message(number)}],
+        "modalities": ["text", "audio"],
+        "audio": audio,
+        "sampling_params_list": load.sampling(),
+        "stream": load.stream,
+    }
+    return body | ({"stream_options": {"include_usage": True}} if load.stream else {})
 
 
 @dataclass(slots=True)

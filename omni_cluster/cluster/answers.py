@@ -14,13 +14,15 @@ from ray.exceptions import RayActorError
 from omni_cluster.cluster.transport import ReplicaLost
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
 from omni_cluster.engine.fan_in import DeadlineExceeded
-from omni_cluster.errors import OmniError, RequestError
+from omni_cluster.errors import OmniError, PromptTooLong, RequestError
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
-from omni_cluster.openai_api.chat import AnswerFormat, ApiLimits, ChatRequest, FinishReason
+from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode
 from omni_cluster.openai_api.errors import BadRequest, error_body
 from omni_cluster.openai_api.fetch import FetchLimits
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import OmniRequestOutput, Pcm
 
 logger = logging.getLogger("ray.serve")
@@ -35,10 +37,12 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
         max_body_bytes=limits.max_body_bytes,
         max_audio_parts=limits.max_audio_parts,
         max_image_parts=limits.max_image_parts,
+        max_video_parts=limits.max_video_parts,
         max_media_bytes=limits.max_media_bytes,
         max_audio_s=limits.max_audio_input_s,
         max_image_pixels=limits.max_image_pixels,
         max_output_tokens=limits.max_output_tokens,
+        video=VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels),
     )
 
 
@@ -179,10 +183,12 @@ def timings(output: OmniRequestOutput) -> dict[str, Any]:
     return {"stages": {name: asdict(times) for name, times in output.times.items()}}
 
 
-def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body for an error; what is not the client's doing is logged."""
+def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[str, Any]]:
+    """HTTP status and body for an error; what is not the client's doing is logged. `prompt`: the field that has it."""
     if isinstance(error, BadRequest):
         return error.status, error.body()
+    if isinstance(error, PromptTooLong):
+        return 400, error_body(str(error), param=prompt, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return 400, error_body(str(error))
     logger.exception("a request failed")

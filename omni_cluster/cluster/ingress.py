@@ -13,7 +13,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from omni_cluster.cluster.answers import (
@@ -29,29 +31,31 @@ from omni_cluster.cluster.answers import (
     whole_sound,
 )
 from omni_cluster.cluster.body import read_body
+from omni_cluster.cluster.metrics import HttpMeter, IngressMetrics, Metered, heard
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
+from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, Scrape
 from omni_cluster.cluster.spoken import spoken_sound
-from omni_cluster.cluster.transport import running_replicas
+from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import bind
 from omni_cluster.engine.fan_in import StageEvent, chain
 from omni_cluster.inputs import Media, OmniRequest
-from omni_cluster.openai_api import sse
+from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.access import guarded
 from omni_cluster.openai_api.chat import (
     ChatRequest,
-    ChatStream,
     CheckedChat,
-    MediaUrl,
-    Usage,
+    chat_body,
     check_chat_request,
-    completion,
     open_chat_request,
 )
+from omni_cluster.openai_api.completion import ChatStream, Usage, completion
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
-from omni_cluster.openai_api.fetch import Fetcher
-from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
+from omni_cluster.openai_api.errors import blamed_on, route_refused
+from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
+from omni_cluster.openai_api.messages import MediaUrl
+from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request, speech_body
 from omni_cluster.outputs import OmniRequestOutput
 
 GREETING = [{"role": "user", "content": "Hello"}]
@@ -70,20 +74,44 @@ class Ingress:
         self._limits = api_limits(config)
         self._fetcher = Fetcher(fetch_limits(config))
         self._keys = api_keys(config)
+        self._metrics = IngressMetrics()
+        self._scrape = Scrape(handles, config.ingress_replicas)
         self._created = int(time.time())
         self._bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for it once this object is made: the keys are read here, and never travel through Ray."""
         api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)
+        api.add_exception_handler(HTTPException, route_refused)
         api.add_api_route("/health", self.health, methods=["GET"])
         api.add_api_route("/ready", self.ready, methods=["GET"])
+        api.add_api_route("/metrics", self.metrics_text, methods=["GET"], response_class=PlainTextResponse)
         api.add_api_route("/v1/models", self.models, methods=["GET"])
         api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
-        api.add_api_route("/v1/audio/speech", self.speech, methods=["POST"], response_model=None)
-        api.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"], response_model=None)
+        self._add_answers(api)
         # Serve's proxy adds the request's id to every answer.
-        return guarded(api, keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
+        app = guarded(api, keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
+        return Metered(app, self._metrics, [route.path for route in api.routes if isinstance(route, Route)])
+
+    def _add_answers(self, api: FastAPI) -> None:
+        """The routes that read their bodies themselves: FastAPI's documentation is told what they take and give."""
+        models = [self._config.model]
+        api.add_api_route(
+            "/v1/chat/completions",
+            self.chat_completions,
+            methods=["POST"],
+            response_model=None,
+            responses=openapi.answers("application/json", "text/event-stream"),
+            openapi_extra=chat_body(models),
+        )
+        api.add_api_route(
+            "/v1/audio/speech",
+            self.speech,
+            methods=["POST"],
+            response_model=None,
+            responses=openapi.answers(*MEDIA_TYPES.values(), "text/event-stream"),
+            openapi_extra=speech_body(models),
+        )
 
     async def health(self) -> Response:
         """This process lives."""
@@ -95,6 +123,14 @@ class Ingress:
         stages = {stage.model_stage: running.get(stage.model_stage, 0) for stage in self._config.stages}
         is_ready = all(stages.values())
         return JSONResponse({"ready": is_ready, "replicas": stages}, 200 if is_ready else 503)
+
+    async def metrics_text(self) -> Response:
+        """The whole application's metrics for Prometheus, whichever ingress is asked."""
+        return Response(await self._scrape.text(await self.metrics()), media_type=CONTENT_TYPE)
+
+    async def metrics(self) -> ReplicaMetrics:
+        """What this ingress counted so far, for whichever of them is asked."""
+        return ReplicaMetrics.of(self._metrics.registry, own_replica_id())
 
     async def models(self) -> dict[str, Any]:
         model = {"id": self._config.model, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
@@ -108,7 +144,8 @@ class Ingress:
         try:
             chat = await self._read(http_request)
             request = await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id)
-            return await (self._streamed(chat, request) if chat.stream else self._whole(chat, request))
+            meter: HttpMeter = http_request.state.meter
+            return await (self._streamed(chat, request, meter) if chat.stream else self._whole(chat, request))
         except Exception as error:  # the boundary to the client: every error becomes an answer
             status, answer = error_answer(error)
             return JSONResponse(answer, status)
@@ -118,9 +155,11 @@ class Ingress:
             body = await read_body(http_request, self._limits.max_body_bytes)
             spoken = parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
             request = await asyncio.to_thread(self._reading, spoken, http_request.state.request_id)
-            return await (self._spoken_whole if spoken.stream_format is None else self._spoken)(spoken, request)
+            if spoken.stream_format is None:
+                return await self._spoken_whole(spoken, request)
+            return await self._spoken(spoken, request, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
-            status, answer = error_answer(error)
+            status, answer = error_answer(error, "input")
             return JSONResponse(answer, status)
 
     async def _spoken_whole(self, spoken: SpeechRequest, request: OmniRequest) -> Response:
@@ -128,17 +167,19 @@ class Ingress:
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         return Response(sound, media_type=MEDIA_TYPES[spoken.format])
 
-    async def _spoken(self, spoken: SpeechRequest, request: OmniRequest) -> Response:
+    async def _spoken(self, spoken: SpeechRequest, request: OmniRequest, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
-        events = self._orchestrator.stream(request)
+        events = heard(self._orchestrator.stream(request), meter)
         sound = spoken_sound(spoken, self._answer(request), chain(await anext(events), events))
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
     def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
+        with blamed_on("input"):
+            prompt = self._bound.family.reading(spoken.text)
         return OmniRequest(
             request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
-            prompt=self._bound.family.reading(spoken.text),
+            prompt=prompt,
             voice=spoken.voice,
             sampling={} if spoken.seed is None else self._seeded(spoken.seed),
             seed=spoken.seed if spoken.seed is not None else random.getrandbits(31),
@@ -170,20 +211,28 @@ class Ingress:
 
     async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
         """What the URLs lead to, by their params; when one fails, none of the others is waited for."""
-        tasks = [asyncio.create_task(self._fetcher.fetch(each.url, each.param)) for each in urls]
+        total = TotalBytes(self._limits.max_body_bytes)
+        tasks = [asyncio.create_task(self._fetch(each, total)) for each in urls]
         try:
-            return {each.param: made.data for each, made in zip(urls, await asyncio.gather(*tasks), strict=True)}
+            return {each.param: data for each, data in zip(urls, await asyncio.gather(*tasks), strict=True)}
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _fetch(self, each: MediaUrl, total: TotalBytes) -> bytes:
+        made = await self._fetcher.fetch(each.url, each.param)
+        total.add(len(made.data), each.param)
+        return made.data
+
     def _omni_request(self, chat: ChatRequest, request_id: str) -> OmniRequest:
+        with blamed_on("messages"):
+            prompt = self._bound.family.render(chat.messages, chat.tools)
         return OmniRequest(
             # The client's own id may come twice; what stages log begins with it.
             request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
-            prompt=self._bound.family.render(chat.messages),
-            media=Media(chat.audios, chat.images),
+            prompt=prompt,
+            media=Media(chat.audios, chat.images, chat.videos),
             wants_audio=chat.wants_audio,
             voice=chat.voice,
             sampling=stage_sampling(chat, self._config),
@@ -203,13 +252,14 @@ class Ingress:
             audio=sound,
             finish_reason=finish_reason(output),
             usage=self._usage(output),
+            choices=output.choices,
         )
         return JSONResponse(body | {"omni": timings(output)})
 
-    async def _streamed(self, chat: ChatRequest, request: OmniRequest) -> Response:
+    async def _streamed(self, chat: ChatRequest, request: OmniRequest, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
         answer = self._answer(request)
-        events = self._orchestrator.stream(request)
+        events = heard(self._orchestrator.stream(request), meter)
         first = await anext(events)
         body = self._sse(chat, answer, first, events)
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -223,8 +273,8 @@ class Ingress:
                 yield sse.event(stream.start())
                 async for event in chain(first, events):
                     answer.add(event.stage, event.chunk)
-                    if event.chunk.text:
-                        yield sse.event(stream.text(event.chunk.text))
+                    if event.chunk.text or event.chunk.choices:
+                        yield sse.event(stream.text(event.chunk.text, event.chunk.choices))
                     if event.chunk.pcm is not None and (piece := sound.push(event.chunk.pcm)):
                         yield sse.event(stream.audio(piece))
             if rest := sound.flush():

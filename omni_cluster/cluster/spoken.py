@@ -29,7 +29,7 @@ async def spoken_sound(
         if as_events:
             yield sse.event(done_event(*_tokens(answer.finish())))
     except Exception as error:  # the boundary to the client, after the first byte
-        status, body = error_answer(error)
+        status, body = error_answer(error, "input")
         if not as_events:
             raise
         yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 from collections.abc import AsyncGenerator
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray.util
@@ -15,13 +17,15 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.outlet import Outlets
+from omni_cluster.cluster.scrape import ReplicaMetrics
 from omni_cluster.cluster.socket_line import Address, SocketServer, links_to
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_replica
-from omni_cluster.engine.outbox import Outbox, Outboxes
+from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
+from omni_cluster.engine.outbox import Outbox, Outboxes, OutboxUnknown
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
@@ -40,11 +44,13 @@ class StageReplica:
         self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
+        await asyncio.to_thread(_import_vllm)
         self._bound = await asyncio.to_thread(fit_replica, bind(config), stage_id)
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
         self._requests = 0
+        self._metrics = StageMetrics()
         self._outlets = Outlets(self._outboxes, config.handover.max_item_bytes)
         self._sockets = SocketServer(self._outboxes, ray.util.get_node_ip_address())
         self._source = self._links_to(source) if source is not None else None
@@ -57,28 +63,48 @@ class StageReplica:
     async def generate(self, request: OmniRequest, ticket: Ticket | None = None) -> AsyncGenerator[Ticket, None]:
         """See the class. `ticket`: where the stage's source keeps this request."""
         self._requests += 1
+        meter = self._metrics.begin()
         outbox = self._outboxes.open(request.request_id)
         try:
             yield Ticket(request.request_id, own_replica_id())
-            await self._fill(outbox, request, ticket)
+            await self._fill(outbox, request, ticket, meter)
             await asyncio.sleep(self._bound.config.limits.request_timeout_s)  # until cancelled: the request's end
         finally:
             self._outboxes.remove(request.request_id)
+            self._end(request, meter, "cancelled")
 
-    async def _fill(self, outbox: Outbox, request: OmniRequest, ticket: Ticket | None) -> None:
+    async def _fill(self, outbox: Outbox, request: OmniRequest, ticket: Ticket | None, meter: RequestMeter) -> None:
         """What breaks is told to those who read the outbox, now or later."""
         try:
-            handover = Handover()
+            handover = Handover(meter.handed_over)
             upstream = self._upstream(ticket)
             source = handover.watched(upstream) if upstream is not None else None
             async with contextlib.aclosing(self._engine.generate(request, source)) as chunks:
                 async for made in chunks:
                     outbox.put(handover.signed(made))
+                    meter.made(made)
+                    if made.finish_reason is not None:
+                        self._end(request, meter, "finished")
             outbox.close()
         except Exception as error:
             if not isinstance(error, OmniError):
                 logger.exception("request %s failed in stage %s", request.request_id, self._stage.model_stage)
+            # The source lets go of a request only when its client does, and may hear of it earlier than this stage.
+            self._end(request, meter, "cancelled" if isinstance(error, OutboxUnknown) else "failed")
             outbox.fail(error)
+
+    def _end(self, request: OmniRequest, meter: RequestMeter, outcome: Outcome) -> None:
+        """Counts and logs how the request ended, unless it has ended before."""
+        if meter.end(outcome):
+            logger.info(
+                "request %s: %s in stage %s after %.3f s, %d tokens, %d samples",
+                request.request_id,
+                outcome,
+                self._stage.model_stage,
+                meter.seconds,
+                meter.tokens,
+                meter.samples,
+            )
 
     def _upstream(self, ticket: Ticket | None) -> AsyncGenerator[StageChunk, None] | None:
         if ticket is None or self._source is None:
@@ -110,6 +136,12 @@ class StageReplica:
         """Serve asks this of every replica, for the autoscaling policy."""
         return {LOAD: engine_load(await self._engine.counts())}
 
+    async def metrics(self) -> ReplicaMetrics:
+        """What this replica counted so far and holds now, under its stage's name and its own."""
+        counts = await self._engine.counts()
+        self._metrics.hold(counts["running"], counts["waiting"], len(self._outboxes))
+        return ReplicaMetrics.of(self._metrics.registry, own_replica_id(), stage=self._stage.model_stage)
+
     async def status(self) -> dict[str, Any]:
         """For tests and operators: process id, requests so far, open outboxes and links, what the engine holds."""
         return {
@@ -126,3 +158,11 @@ class StageReplica:
             await self._source.close()
         await self._sockets.close()
         await self._engine.shutdown()
+
+
+def _import_vllm() -> None:
+    """What of vLLM configures logging closes all handlers that are there: Serve's would write nothing more."""
+    targets = [(each, each.target) for each in logger.handlers if isinstance(each, MemoryHandler)]
+    importlib.import_module("vllm.logger")
+    for handler, target in targets:
+        handler.setTarget(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ import msgspec
 import numpy as np
 import torch
 from ray import serve
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX, next_replica
 from omni_cluster.errors import OmniError
-from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
+from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
 from omni_cluster.payloads import RowsChunk
 
 Transport = Literal["object", "grpc", "socket"]
@@ -58,6 +60,7 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
     samples: np.ndarray | None
     first_sample: int
     sample_rate_hz: int
+    choices: tuple[TokenChoice, ...]
 
     @classmethod
     def of(cls, chunk: StageChunk, *, with_rows: bool = True) -> WireChunk:
@@ -74,6 +77,7 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
             None if pcm is None else pcm.samples,
             0 if pcm is None else pcm.start,
             0 if pcm is None else pcm.sample_rate_hz,
+            chunk.choices,
         )
 
     def open(self, max_elements: int) -> StageChunk:
@@ -89,6 +93,7 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
             self.finish_reason,
             self.handover,
             self.made_at_s,
+            self.choices,
         )
 
 
@@ -127,6 +132,31 @@ def running_replicas() -> dict[str, int]:
         name: sum(count for state, count in status.replica_states.items() if state == "RUNNING")
         for name, status in application.deployments.items()
     }
+
+
+async def ask_all(handle: DeploymentHandle, method: str, wait_s: float) -> list[Any]:
+    """What each running replica answers: None for one that breaks, or is not done within `wait_s`.
+
+    As long as this process knows no replica, the one answer is None. A broadcast of Serve's own gives all or nothing.
+    """
+    ends_s = asyncio.get_running_loop().time() + wait_s
+    try:
+        async with asyncio.timeout_at(ends_s):
+            asked = await handle.broadcast(method)._fetch_replica_results_async()
+    except (TimeoutError, DeploymentUnavailableError):
+        return [None]
+    return list(await asyncio.gather(*(_answer(each, ends_s) for each in asked)))
+
+
+async def _answer(asked: Any, ends_s: float) -> Any:
+    try:
+        async with asyncio.timeout_at(ends_s):
+            return await asked.get_async()
+    except TimeoutError:
+        asked.cancel()
+    except RayError:  # the replica died, or logged what broke in it
+        pass
+    return None
 
 
 class RemoteStage:

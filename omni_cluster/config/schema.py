@@ -78,6 +78,7 @@ class Limits(_Strict):
     )
     max_audio_parts: int = Field(default=4, ge=0, description="Audio parts of a request.", examples=[4])
     max_image_parts: int = Field(default=4, ge=0, description="Image parts of a request.", examples=[4])
+    max_video_parts: int = Field(default=2, ge=0, description="Video parts of a request.", examples=[2])
     max_media_bytes: int = Field(
         default=26_214_400, ge=1, description="Bytes of a media file: 25 MiB.", examples=[26_214_400]
     )
@@ -87,8 +88,18 @@ class Limits(_Strict):
     max_image_pixels: int = Field(
         default=178_956_970, ge=1, description="Decoded pixels of one image.", examples=[178_956_970]
     )
+    max_video_s: float = Field(default=300.0, gt=0, description="Seconds of one video part.", examples=[300.0])
+    max_video_frames: int = Field(
+        default=128, ge=2, description="Frames of one video that the model is shown.", examples=[128]
+    )
+    max_frame_pixels: int = Field(
+        default=8_847_360, ge=1, description="Pixels of a video's frame: 4096 x 2160.", examples=[8_847_360]
+    )
     max_body_bytes: int = Field(
-        default=67_108_864, ge=1, description="Bytes of an HTTP body: 64 MiB.", examples=[67_108_864]
+        default=67_108_864,
+        ge=1,
+        description="Bytes of an HTTP body, and of all files that its URLs name: 64 MiB.",
+        examples=[67_108_864],
     )
     max_output_tokens: int = Field(
         default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]

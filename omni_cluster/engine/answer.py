@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from omni_cluster.outputs import HandoverTimes, OmniRequestOutput, Pcm, StageChunk, StageTimes, join_pcm
+from omni_cluster.outputs import HandoverTimes, OmniRequestOutput, Pcm, StageChunk, StageTimes, TokenChoice, join_pcm
 
 
 class StageRecord:
@@ -20,12 +20,14 @@ class StageRecord:
         self.first_s: float | None = None
         self.last_s = 0.0
         self.handover: HandoverTimes | None = None
+        self.choices: list[TokenChoice] = []
 
     def add(self, chunk: StageChunk, now_s: float) -> None:
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
         self.token_ids.extend(chunk.token_ids)
         self.text.append(chunk.text)
+        self.choices.extend(chunk.choices)
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.handover = chunk.handover or self.handover
@@ -62,6 +64,7 @@ class Answer:
             stage_token_ids={name: tuple(r.token_ids) for name, r in self._records.items() if r.token_ids},
             audio=join_pcm(sound.pcm) if sound.pcm else None,
             times={name: r.times for name, r in self._records.items() if r.first_s is not None},
+            choices=tuple(text.choices),
         )
 
     def _of_type(self, final_type: str) -> StageRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from omni_cluster.outputs import HandoverTimes, StageChunk
@@ -15,17 +15,24 @@ class Handover:
     """The hand-over to one stage for one request.
 
     Two processes, perhaps two hosts, take part: times are the wall clock's, and good to what the hosts' clocks agree.
+    `observe` is called with the seconds of every chunk.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[float], object] | None = None) -> None:
         self._delays_s: list[float] = []
+        self._observe = observe
 
     async def watched(self, upstream: AsyncGenerator[StageChunk, None]) -> AsyncGenerator[StageChunk, None]:
         """The chunks as they come; closing this closes `upstream`."""
         async with contextlib.aclosing(upstream) as chunks:
             async for chunk in chunks:
-                self._delays_s.append(time.time() - chunk.made_at_s)
+                self._note(time.time() - chunk.made_at_s)
                 yield chunk
+
+    def _note(self, delay_s: float) -> None:
+        self._delays_s.append(delay_s)
+        if self._observe is not None:
+            self._observe(delay_s)
 
     def signed(self, chunk: StageChunk) -> StageChunk:
         """The stage's last chunk says how its hand-over went; others are as they were."""

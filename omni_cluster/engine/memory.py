@@ -334,7 +334,7 @@ def _used_towers(stage: StageConfig, sizes: ARSizes) -> list[TowerSizes]:
 
 
 def _item_tokens(tower: TowerSizes, stage: StageConfig, sizes: ARSizes) -> int:
-    """The largest item: vLLM lets a video have as many tokens as a sequence, and an image what its processor allows."""
+    """The largest item: a video, its sound with it, may fill a sequence, and an image is what its processor allows."""
     video = "video" in tower.modalities and _limit(stage, "video") > 0
     return max_model_len(stage, sizes) if video else tower.max_tokens
 

@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 import msgspec
 from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
-from vllm.outputs import RequestOutput
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
@@ -22,11 +23,14 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.engine.rows_pusher import PushWindow, RowsPusher
 from omni_cluster.engine.version_check import check_vllm
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import PromptTooLong, RequestError
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, Said
-from omni_cluster.outputs import StageChunk
+from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import PromptEmbedsPayload
+
+_LENGTHS = ("input_text", "input_tokens")
+"""What vLLM's errors name for a prompt that is too long."""
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -122,12 +126,30 @@ class StageLLM:
         try:
             parsed = parse_model_prompt(self.llm.model_config, prompt)
             (rendered,) = await self.llm.renderer.render_cmpl_async([parsed])
+        except VLLMValidationError as error:
+            if error.parameter in _LENGTHS:
+                raise self._too_long(await asyncio.to_thread(self._least_tokens, prompt)) from error
+            raise RequestError(f"prompt of stage {self._stage.model_stage}: {error}") from error
         except (ValueError, VLLMClientError) as error:
             raise RequestError(f"prompt of stage {self._stage.model_stage}: {error}") from error
-        length, limit = len(rendered["prompt_token_ids"]), self._max_prompt_tokens
-        if length > limit:
-            raise RequestError(f"the prompt has {length} tokens, media included; at most {limit} fit.")
+        length = len(rendered["prompt_token_ids"])
+        if length > self._max_prompt_tokens:
+            raise self._too_long(f"{length} tokens, media included")
         return rendered
+
+    def _least_tokens(self, prompt: Mapping[str, Any]) -> str:
+        """Of a prompt that vLLM did not read to its end; takes as long as reading as much as fits."""
+        text, tokenizer = prompt.get("prompt"), self.llm.renderer.get_tokenizer()
+        if text is None:
+            return f"{len(prompt['prompt_token_ids'])} tokens"
+        of_most_chars = -(-len(text) // tokenizer.max_chars_per_token)
+        if of_most_chars > self._max_prompt_tokens:
+            return f"at least {of_most_chars} tokens"
+        at_least = "at least " if prompt.get("multi_modal_data") else ""
+        return f"{at_least}{len(tokenizer.encode(text))} tokens"
+
+    def _too_long(self, length: str) -> PromptTooLong:
+        return PromptTooLong(f"the prompt has {length}; at most {self._max_prompt_tokens} fit.")
 
     @property
     def _max_prompt_tokens(self) -> int:
@@ -224,9 +246,29 @@ class ChunkMaker:
             rows=self._sink.take(),
             prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
             finish_reason=completion.finish_reason,
+            choices=token_choices(completion),
         )
         self._position = chunk.token_end
         return chunk
+
+
+def token_choices(made: CompletionOutput) -> tuple[TokenChoice, ...]:
+    """What vLLM says of the tokens that it made since it last spoke, without the one that only ends the text."""
+    if not made.logprobs:
+        return ()
+    ends = made.finish_reason == "stop" and not isinstance(made.stop_reason, str)
+    spoken = made.token_ids[:-1] if ends else made.token_ids
+    return tuple(_choice(token_id, of) for token_id, of in zip(spoken, made.logprobs, strict=False))
+
+
+def _choice(token_id: int, candidates: Mapping[int, Logprob]) -> TokenChoice:
+    """vLLM gives the likeliest tokens and the sampled one, which may be one of them."""
+    ranked = sorted(candidates.values(), key=lambda one: one.rank or 0)
+    return TokenChoice(_logprob(candidates[token_id]), tuple(_logprob(one) for one in ranked))
+
+
+def _logprob(one: Logprob) -> TokenLogprob:
+    return TokenLogprob(one.decoded_token or "", one.logprob)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -184,8 +184,11 @@ class Family(ABC):
         """Loads the weights of a diffusion stage."""
 
     @abstractmethod
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text of a conversation, by the checkpoint's own chat template."""
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt text of a conversation, by the checkpoint's own chat template.
+
+        RequestError for tools, or calls of them, that the template has no place for.
+        """
 
     @abstractmethod
     def reading(self, text: str) -> str:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from omni_cluster.errors import RequestError
 
+_SHOWN_CHARS = 60
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error", 504: "server_error"}
 
 
@@ -28,7 +36,31 @@ class BadRequest(RequestError):
         return error_body(self.message, status=self.status, param=self.param, code=self.code)
 
 
+@contextmanager
+def blamed_on(param: str) -> Iterator[None]:
+    """What is refused inside without naming a field is the fault of `param`."""
+    try:
+        yield
+    except BadRequest:
+        raise
+    except RequestError as error:
+        raise BadRequest(str(error), param=param, code="invalid_value") from None
+
+
 def error_body(message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """OpenAI's error shape; the type follows from the HTTP status."""
     kind = _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def route_refused(request: Request, error: Exception) -> Response:
+    """The answer where no route takes a request: Starlette's HTTPException for an unknown path or another's method."""
+    fault = cast(HTTPException, error)
+    path = json.dumps(request.scope["path"][:_SHOWN_CHARS])
+    if fault.status_code == 405:
+        methods = (fault.headers or {}).get("Allow", "")
+        sentence, code = f"{request.method} is not for {path}; use {methods}.", "method_not_supported"
+    else:
+        sentence, code = f"{path} is no path of this API; see /openapi.json for those that are.", "unknown_url"
+    body = error_body(sentence, status=fault.status_code, code=code)
+    return JSONResponse(body, fault.status_code, fault.headers)

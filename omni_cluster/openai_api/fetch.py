@@ -136,6 +136,25 @@ class _Target:
         return kind(f"{self.param} {what}.", param=self.param, code=code, status=status)
 
 
+class TotalBytes:
+    """What the files of one request may have together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._total = 0
+
+    def add(self, size_bytes: int, param: str) -> None:
+        """Raises BadRequest (413) that names `param` once there are more than may be."""
+        self._total += size_bytes
+        if self._total > self._most:
+            raise BadRequest(
+                f"{param} and the files before it have {self._total} bytes, but at most {self._most} are accepted.",
+                param=param,
+                code="media_too_large",
+                status=413,
+            )
+
+
 class Fetcher:
     """Fetches media for every path that takes URLs; one object an event loop, so that its bounds hold for all of them.
 

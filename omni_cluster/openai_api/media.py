@@ -19,6 +19,7 @@ import numpy.typing as npt
 from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
+from av.container import InputContainer
 from PIL import Image, ImageOps
 
 from omni_cluster.openai_api.errors import BadRequest
@@ -128,7 +129,7 @@ def decode_audio(data: bytes, *, format: AudioFormat, max_s: float, param: str) 
     `MIN_RATE_HZ`..`MAX_RATE_HZ`, no samples, or (413, found while decoding) more than `max_s` seconds.
     """
     try:
-        samples = _resampled(_mono_blocks(data, format, max_s, param))
+        samples = resampled(_mono_blocks(data, format, max_s, param))
     except (av.FFmpegError, ValueError):
         raise _unreadable_audio(format, param) from None
     if not samples.size or not np.isfinite(samples).all():
@@ -136,27 +137,32 @@ def decode_audio(data: bytes, *, format: AudioFormat, max_s: float, param: str) 
     return samples
 
 
-_Block = tuple[int, npt.NDArray[np.float32]]
+Block = tuple[int, npt.NDArray[np.float32]]
+"""Sample rate and mono samples of a decoded frame."""
 
 
-def _mono_blocks(data: bytes, format: AudioFormat, max_s: float, param: str) -> Iterator[_Block]:
+def _mono_blocks(data: bytes, format: AudioFormat, max_s: float, param: str) -> Iterator[Block]:
+    options = {"codec_whitelist": ",".join(_CODECS[format])}
+    with av.open(io.BytesIO(data), mode="r", format=format, options=options, metadata_errors="ignore") as container:
+        yield from mono_blocks(container, _only_audio(container.streams.audio, format, param), max_s, param)
+
+
+def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, param: str) -> Iterator[Block]:
     """Sample rate and mono samples of each decoded frame, while they last at most `max_s` together."""
     decoded_samples = 0
     # Interleaved, because PyAV 18 reads past the planes of a planar frame of eight channels, and crashes.
     interleaved = AudioResampler(format="flt")
-    options = {"codec_whitelist": ",".join(_CODECS[format])}
-    with av.open(io.BytesIO(data), mode="r", format=format, options=options, metadata_errors="ignore") as container:
-        for frame in container.decode(_only_audio(container.streams.audio, format, param)):
-            _check_frame(frame, param)
-            decoded_samples += frame.samples
-            if decoded_samples > max_s * frame.sample_rate:
-                raise _too_long(max_s, param)
-            for converted in interleaved.resample(frame):
-                channels = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
-                # Infinities of opposite sign average to NaN; they are refused with the other non-numbers at the end.
-                with np.errstate(invalid="ignore", over="ignore"):
-                    mono = channels.mean(axis=1, dtype=np.float32)
-                yield frame.sample_rate, mono
+    for frame in container.decode(stream):
+        _check_frame(frame, param)
+        decoded_samples += frame.samples
+        if decoded_samples > max_s * frame.sample_rate:
+            raise _too_long(max_s, param)
+        for converted in interleaved.resample(frame):
+            channels = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
+            # Infinities of opposite sign average to NaN; they are refused with the other non-numbers at the end.
+            with np.errstate(invalid="ignore", over="ignore"):
+                mono = channels.mean(axis=1, dtype=np.float32)
+            yield frame.sample_rate, mono
 
 
 def _only_audio(streams: tuple[AudioStream, ...], format: AudioFormat, param: str) -> AudioStream:
@@ -181,7 +187,7 @@ def _check_frame(frame: AudioFrame, param: str) -> None:
         )
 
 
-def _resampled(blocks: Iterator[_Block]) -> npt.NDArray[np.float32]:
+def resampled(blocks: Iterator[Block]) -> npt.NDArray[np.float32]:
     """All blocks at 16 kHz. Raises ValueError for a rate that changes, which the resampler would not notice."""
     resampler = AudioResampler(format="fltp", layout="mono", rate=SAMPLE_RATE_HZ)
     pieces: list[npt.NDArray[np.float32]] = []

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
 
-from omni_cluster.openai_api.chat import Wire, check_model, check_voice, not_blank, refusal, unsupported
 from omni_cluster.openai_api.encoding import SoundFormat
+from omni_cluster.openai_api.openapi import request_body
+from omni_cluster.openai_api.wire import Unsupported, Wire, check_model, check_voice, not_blank, refusal
 
 MAX_INPUT_CHARS = 4096
 """OpenAI's."""
@@ -33,15 +34,37 @@ class _Voice(Wire):
     id: str
 
 
+def _name_or_id(value: object) -> str | None:
+    if isinstance(value, str):
+        return "#name"
+    return "#id" if isinstance(value, dict) else None
+
+
+# See messages.py for the tags.
+_NamedVoice = Annotated[
+    Annotated[str, Tag("#name")] | Annotated[_Voice, Tag("#id")],
+    Discriminator(
+        _name_or_id, custom_error_type="name_or_id", custom_error_message="should be a name or {'id': <name>}"
+    ),
+]
+
+
 class _Body(Wire):
     model: str
-    input: Annotated[str, Field(max_length=MAX_INPUT_CHARS), AfterValidator(not_blank)]
-    voice: str | _Voice | None = None
+    input: Annotated[
+        str, Field(max_length=MAX_INPUT_CHARS, json_schema_extra={"minLength": 1}), AfterValidator(not_blank)
+    ]
+    voice: _NamedVoice | None = None
     response_format: SoundFormat | None = None
     speed: Annotated[float | None, Field(ge=1, le=1)] = None
     stream_format: Literal["sse", "audio"] | None = None
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    instructions: Annotated[Any, AfterValidator(unsupported)] = None
+    instructions: Unsupported = None
+
+
+def speech_body(models: Collection[str]) -> dict[str, Any]:
+    """What OpenAPI says of the request body."""
+    return request_body(_Body, models)
 
 
 def parse_speech_request(body: bytes, *, models: Collection[str], voices: Collection[str]) -> SpeechRequest:

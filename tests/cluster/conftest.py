@@ -1,8 +1,9 @@
-"""One served application a module: three engines and more take half a minute to start."""
+"""Served applications: three engines and more take half a minute to start, so modules in a row share one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import yaml
@@ -10,11 +11,43 @@ import yaml
 from tests.cluster.served import KEY, ROOT, ServedApp, serve_run
 
 
+class Shared:
+    """The application of `served`, from the first test that asks for it on."""
+
+    def __init__(self) -> None:
+        self._running: ServedApp | None = None
+        self._cleanup = ExitStack()
+
+    def app(self) -> ServedApp:
+        if self._running is None:
+            self._running = self._cleanup.enter_context(serve_run())
+        return self._running
+
+    def stop(self) -> None:
+        self._running = None
+        self._cleanup.close()
+
+
+_shared = Shared()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    is_last_of_module = nextitem is None or nextitem.path != item.path
+    if is_last_of_module and "served" not in getattr(nextitem, "fixturenames", ()):
+        _shared.stop()  # the next module may start another application, and a host has room for one
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Shared]:
+    yield _shared
+    _shared.stop()
+
+
 @pytest.fixture(scope="module")
-def served() -> Iterator[ServedApp]:
-    """`serve run deployments:app`, without arguments."""
-    with serve_run() as app:
-        yield app
+def served(shared: Shared) -> ServedApp:
+    """`serve run deployments:app`, without arguments: one for all modules in a row that ask for it."""
+    return shared.app()
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,13 @@ from omni_cluster.engine.fan_in import DeadlineExceeded
 from omni_cluster.engine.outbox import OutboxFull
 from omni_cluster.errors import RequestError
 from omni_cluster.models.registry import known_families
-from omni_cluster.openai_api.chat import AnswerFormat, ApiLimits, ChatRequest, check_chat_request, open_chat_request
+from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import Pcm
 
-LIMITS = ApiLimits(1 << 20, 2, 2, 1 << 20, 10.0, 1 << 20, 512)
+LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 512, VideoLimits(10.0, 16, 1 << 20))
 CONFIG = load_config(known_families=known_families())
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import AuthenticationError, OpenAI
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from omni_cluster.cluster.transport import RemoteStage
@@ -94,6 +95,15 @@ async def test_who_has_no_key_is_told_so_and_nothing_starts(
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert answer.headers["WWW-Authenticate"] == "Bearer" and answer.headers["x-request-id"]
     assert [status["requests"] for status in await served_2x2.statuses()] == before
+
+
+def test_openai_s_sdk_without_the_key_says_so(served_2x2: ServedApp) -> None:
+    with OpenAI(base_url=f"{BASE_URL}/v1", api_key="another-key-of-nobody", max_retries=0) as stranger:
+        with pytest.raises(AuthenticationError) as refused:
+            stranger.models.list()
+        assert refused.value.code == "invalid_api_key"
+    with OpenAI(base_url=f"{BASE_URL}/v1", api_key=KEY, max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["preset:tiny"]
 
 
 def test_health_is_open_and_a_page_may_ask_whether_it_may_ask(served_2x2: ServedApp) -> None:

@@ -13,7 +13,7 @@ from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
-from tests.reference import SpeechReference, ThinkerReference, media, prompt_text
+from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
 
 Speak = Callable[..., SpeechReference]
 """The fixture `speak`: (kind, voice, seed) -> the reference's spoken reply."""
@@ -40,7 +40,7 @@ def thinker_stage(**engine_args: Any) -> StageConfig:
         model_stage="thinker",
         num_gpus=0,
         final_output_type="text",
-        engine_args={**_ENGINE_ARGS, "limit_mm_per_prompt": {"audio": 2, "image": 2, "video": 0}, **engine_args},
+        engine_args={**_ENGINE_ARGS, "limit_mm_per_prompt": {"audio": 2, "image": 2, "video": 2}, **engine_args},
         default_sampling_params={"temperature": 0, "max_tokens": MAX_TOKENS},
     )
 
@@ -82,9 +82,11 @@ async def running(config: PipelineConfig, model_stage: str) -> AsyncIterator[Sta
 
 
 def request(request_id: str, kind: str = "text", **fields: Any) -> OmniRequest:
-    """The request that the reference was given as `prompt_text(kind)` with `media(kind)`."""
+    """The request that the reference was given as `prompt_text(kind)` with `media(kind)` and `videos(kind)`."""
     audios, images = media(kind)
-    return OmniRequest(request_id, prompt_text(kind), Media(tuple(audios), tuple(images)), **fields)
+    return OmniRequest(
+        request_id, prompt_text(kind), Media(tuple(audios), tuple(images), tuple(videos(kind))), **fields
+    )
 
 
 async def collect(chunks: AsyncIterator[StageChunk]) -> StageChunk:

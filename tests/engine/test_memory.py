@@ -257,7 +257,7 @@ def test_a_smaller_card_names_the_stage_that_does_not_fit(seven_b: Path) -> None
 
 
 def test_replicas_on_one_card_count_each(seven_b: Path) -> None:
-    one, two = (memory_plan(bound_to(seven_b, talker={"num_replicas": n, "num_gpus": 0.125}), 80 * GIB) for n in (1, 2))
+    one, two = (memory_plan(bound_to(seven_b, talker={"num_replicas": n, "num_gpus": 0.125}), 96 * GIB) for n in (1, 2))
     assert two.taken(two.cards[0]) == one.taken(one.cards[0]) + one.engines[1].total
 
 

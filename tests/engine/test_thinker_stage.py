@@ -59,6 +59,20 @@ async def test_rows_are_the_references_through_chunked_prefill(
     assert_equal(await think(thinker, request(f"alone-{kind}", kind)), thought[kind])
 
 
+async def test_logprobs_are_the_references(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
+    wanted = thought["audio"]
+    sampling = {"thinker": {"logprobs": 2}}
+    made = await think(thinker, request("logprobs", "audio", sampling=sampling))
+    assert len(made.choices) == len(wanted.token_ids)
+    assert all(choice.sampled == choice.likeliest[0] and choice.likeliest[1].logprob < 0 for choice in made.choices)
+    margins = [choice.likeliest[0].logprob - choice.likeliest[1].logprob for choice in made.choices]
+    assert min(margins) == pytest.approx(wanted.min_margin, abs=1e-4)
+    # A token that is a part of a character has no text of its own; these weights make such parts that never get whole.
+    spelled = "".join(choice.sampled.token for choice in made.choices)
+    assert spelled.replace("\ufffd", "") == made.text.replace("\ufffd", "") != ""
+    assert (await think(thinker, request("none", "audio"))).choices == ()
+
+
 async def test_prefix_cache_takes_no_rows_away(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
     for turn in range(2):
         assert_equal(await think(thinker, request(f"again-{turn}", "audio+image")), thought["audio+image"])

@@ -62,6 +62,53 @@ def test_conversation_is_rendered_by_the_checkpoints_template(family: Qwen2_5Omn
     )
 
 
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALLING = {
+    "role": "assistant",
+    "content": [],
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"place": "Oslo"}}}],
+}
+HELLO = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+
+
+@pytest.fixture(scope="module")
+def with_tools(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Qwen2_5Omni:
+    """The same checkpoint with a template that has a place for tools and their calls."""
+    folder = tmp_path_factory.mktemp("tools")
+    for file in tiny.iterdir():
+        (folder / file.name).symlink_to(file)
+    template = (tiny / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_text(
+        "{% for tool in tools or [] %}TOOL {{ tool | tojson }}\n{% endfor %}"
+        + template
+        + "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+        "CALL {{ call.function.name }} {{ call.function.arguments.place }}{% endfor %}{% endfor %}"
+    )
+    return Qwen2_5Omni(folder)
+
+
+def test_tools_and_their_calls_pass_through_the_template(with_tools: Qwen2_5Omni) -> None:
+    rendered = with_tools.render([HELLO, CALLING, {"role": "tool", "content": "Rain."}], TOOLS)
+    assert rendered.startswith("TOOL {") and '"weather"' in rendered.splitlines()[0]
+    assert rendered.endswith("CALL weather Oslo") and "Rain." in rendered
+
+
+def test_tools_that_the_template_has_no_place_for_are_refused(family: Qwen2_5Omni) -> None:
+    with pytest.raises(RequestError, match="tools are given, but the model's chat template has no place for them"):
+        family.render([HELLO], TOOLS)
+    with pytest.raises(RequestError, match="has tool_calls, but the model's chat template has no place for them"):
+        family.render([HELLO, CALLING])
+
+
+@pytest.mark.parametrize("place", ["description", "key"])
+def test_placeholders_in_tools_are_refused(with_tools: Qwen2_5Omni, place: str) -> None:
+    hidden = {"description": "<|AUDIO|>"} if place == "description" else {"<|IMAGE|>": {}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": hidden}}}}]
+    with pytest.raises(RequestError, match="send media as parts"):
+        with_tools.render([HELLO], tools)
+
+
 def test_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match=r"has no talker_config; use a Qwen2\.5-Omni checkpoint"):

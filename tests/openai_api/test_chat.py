@@ -14,26 +14,27 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from omni_cluster.openai_api.chat import (
-    ApiLimits,
     ChatRequest,
-    ChatStream,
     CheckedChat,
     TextSampling,
-    Usage,
     check_chat_request,
-    completion,
     open_chat_request,
 )
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.video import VideoLimits
+from tests.openai_api.test_video import video_file
 
 LIMITS = ApiLimits(
     max_body_bytes=200_000,
     max_audio_parts=2,
     max_image_parts=2,
+    max_video_parts=1,
     max_media_bytes=50_000,
     max_audio_s=1.0,
     max_image_pixels=400,
     max_output_tokens=256,
+    video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400),
 )
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -73,6 +74,24 @@ def image_part(url: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def video_url_part(url: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url}, **fields}
+
+
+def frames_part(*frames: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "video", "video": list(frames), **fields}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", **function}}
+
+
+def calling(**function: Any) -> list[dict[str, Any]]:
+    """Messages of which the last calls a tool."""
+    call = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": "{}", **function}}
+    return [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
 def audio_url_part(url: Any) -> dict[str, Any]:
     return {"type": "audio_url", "audio_url": {"url": url}}
 
@@ -96,15 +115,35 @@ BAD = [
     (with_fields(messages=["hi"]), "messages[0]", 'messages[0] is "hi", but it should be an object'),
     (with_fields(messages=[{"content": "x"}]), "messages[0].role", "messages[0].role is required"),
     (
-        with_fields(messages=[{"role": "tool", "content": "x"}]),
+        with_fields(messages=[{"role": "robot", "content": "x"}]),
         "messages[0].role",
-        "messages[0].role is \"tool\", but it should be 'system', 'user' or 'assistant'",
+        "messages[0].role is \"robot\", but it should be 'system', 'user', 'assistant' or 'tool'",
     ),
     (with_fields(messages=[{"role": "user"}]), "messages[0].content", "messages[0].content is required"),
+    (with_fields(messages=[{"role": "user", "content": None}]), "messages[0].content", "is required"),
+    (with_fields(messages=[{"role": "assistant", "content": None}]), "messages[0].content", "is required"),
     (
-        with_fields(messages=[{"role": "user", "content": None}]),
+        with_fields(messages=[{"role": "user", "content": 5}]),
         "messages[0].content",
-        "is null, but it should be a string or a list of content parts",
+        "is 5, but it should be a string or",
+    ),
+    (
+        with_fields(messages=[{"role": "user", "content": "x", "tool_calls": calling()[1]["tool_calls"]}]),
+        "messages[0].tool_calls",
+        "only the assistant calls tools",
+    ),
+    *[
+        (
+            with_fields(messages=calling(arguments=wrong)),
+            "messages[1].tool_calls[0].function.arguments",
+            "no JSON object",
+        )
+        for wrong in ("", "{", "[]", "5", "[" * 100_000)
+    ],
+    (
+        with_fields(messages=calling(arguments={})),
+        "messages[1].tool_calls[0].function.arguments",
+        "should be a valid string",
     ),
     (with_fields(messages=[{"role": "user", "content": []}]), "messages[0].content", "should not be empty"),
     (
@@ -112,10 +151,44 @@ BAD = [
         "messages[1].audio",
         "messages[1].audio is not supported; leave it out",
     ),
-    (with_part("hi"), f"{PART}.type", "is null, but it should be 'text', 'image_url', 'input_audio' or 'audio_url'"),
+    (with_part("hi"), f"{PART}.type", "'input_audio', 'audio_url', 'video_url' or 'video'"),
     (with_part({}), f"{PART}.type", "is null, but it should be 'text'"),
     (with_part({"type": 5}), f"{PART}.type", "is 5, but it should be 'text'"),
-    (with_part({"type": "video_url"}), f"{PART}.type", "is \"video_url\", but it should be 'text'"),
+    (with_part({"type": "smell"}), f"{PART}.type", "is \"smell\", but it should be 'text'"),
+    (with_part({"type": "video_url"}), f"{PART}.video_url", "is required"),
+    (with_part(video_url_part("file:///etc/passwd")), f"{PART}.video_url.url", "should be an http(s) URL or 'data:"),
+    (
+        with_part(video_url_part("data:video/mp4;base64,AAAA")),
+        f"{PART}.video_url.url",
+        "is no mp4, mov, webm or matroska file",
+    ),
+    (with_part(video_url_part("x", fps=0)), f"{PART}.fps", "should be greater than 0"),
+    (with_part(video_url_part("x", fps=61)), f"{PART}.fps", "should be less than or equal to 60"),
+    (with_part(video_url_part("https://example.com/a.mp4"), role="system"), PART, "only user messages may hold media"),
+    (with_part(frames_part()), f"{PART}.video", "should not be empty"),
+    (with_part(frames_part(5)), f"{PART}.video[0]", "should be a valid string"),
+    (with_part(frames_part("AAAA")), f"{PART}.video[0]", "should be an http(s) URL or 'data:"),
+    (with_part(frames_part(*["https://example.com/1.png"] * 5)), f"{PART}.video", "has 5 frames, but at most 4"),
+    (
+        with_part(frames_part(png_of("red"), png_of("blue", (3, 4)))),
+        f"{PART}.video",
+        "size",
+    ),
+    (
+        with_part(frames_part(png_of("red"))) | {"use_audio_in_video": True},
+        f"{PART}.video",
+        "a list of pictures, which has no sound; leave use_audio_in_video out",
+    ),
+    (
+        with_fields(use_audio_in_video=True, mm_processor_kwargs={"use_audio_in_video": False}),
+        "use_audio_in_video",
+        "differ; send one of them",
+    ),
+    (
+        with_fields(mm_processor_kwargs={"fps": 5}),
+        "mm_processor_kwargs.fps",
+        "is no option of the processor; use use_audio_in_video",
+    ),
     (with_part({"type": "text"}), f"{PART}.text", f"{PART}.text is required"),
     (with_part({"type": "text", "text": 5}), f"{PART}.text", "is 5, but it should be a valid string"),
     (with_part({"type": "image_url"}), f"{PART}.image_url", "is required"),
@@ -210,9 +283,16 @@ BAD = [
         "sampling_params_list[0].stop_token_ids[1]",
         "should be greater than or equal to 0",
     ),
-    (with_fields(tools=[{"type": "function"}]), "tools", "tools is not supported; leave it out"),
+    (with_fields(tools=[{"type": "function"}]), "tools[0].function", "is required"),
+    (with_fields(tools=[tool(name="")]), "tools[0].function.name", "should have at least 1 character"),
+    (with_fields(tools=[tool(parameters=[])]), "tools[0].function.parameters", "should be"),
+    (with_fields(tools=[{"type": "retrieval"}]), "tools[0].type", "should be 'function'"),
+    (with_fields(tool_choice="required"), "tool_choice", "should be 'auto' or 'none': no tool can be forced"),
     (with_fields(functions=[{}]), "functions", "functions is not supported"),
-    (with_fields(logprobs=True), "logprobs", "logprobs is not supported"),
+    (with_fields(logprobs=5), "logprobs", "should be a valid boolean"),
+    (with_fields(top_logprobs=5), "top_logprobs", "top_logprobs is 5, but logprobs is not true"),
+    (with_fields(logprobs=True, top_logprobs=21), "top_logprobs", "should be less than or equal to 20"),
+    (with_fields(logprobs=True, top_logprobs=-1), "top_logprobs", "should be greater than or equal to 0"),
     (with_fields(logit_bias={"1": 5}), "logit_bias", "logit_bias is not supported"),
     (with_fields(chat_template="{{x}}"), "chat_template", "chat_template is not supported"),
     (
@@ -228,6 +308,8 @@ STATUS = {
     "lasts longer": 413,
     "more pixels": 413,
     "readable image": 415,
+    "is no mp4": 415,
+    "has 5 frames": 413,
 }
 
 
@@ -276,6 +358,7 @@ FIELDS = [
     *("model", "messages", "modalities", "audio", "stream", "stream_options", "temperature", "top_p", "max_tokens"),
     *("seed", "stop", "n", "response_format", "tools", "logprobs", "user"),
     *("min_tokens", "ignore_eos", "sampling_params_list"),
+    *("tool_choice", "top_logprobs", "use_audio_in_video", "mm_processor_kwargs"),
 ]
 
 
@@ -389,84 +472,59 @@ def test_one_stop_string_is_a_list_of_one() -> None:
     assert parse(with_fields(stop="END")).sampling.stop == ("END",)
 
 
-USAGE = Usage(prompt_tokens=5, completion_tokens=2, audio_tokens=30)
-USAGE_BODY = {
-    "prompt_tokens": 5,
-    "completion_tokens": 2,
-    "total_tokens": 7,
-    "completion_tokens_details": {"audio_tokens": 30},
-}
+def test_the_frames_of_a_video_are_chosen_and_come_in_order() -> None:
+    data = "data:video/mp4;base64," + base64.b64encode(video_file(frames=45, size=(20, 20), codec="libx264")).decode()
+    frames = frames_part(png_of("red"), png_of("blue"), png_of("red"), fps=1.5)
+    request = parse(with_part(video_url_part(data)))
+    (video,) = request.videos
+    assert request.messages[1]["content"] == [{"type": "video"}]
+    assert video.frames.shape == (4, 20, 20, 3) and video.audio is None
+    (video,) = parse(with_part(frames)).videos
+    assert (video.frames[:, 0, 0, 0].tolist(), video.fps) == ([255, 0, 255, 255], 1.5)
 
 
-def spoken(**changes: Any) -> ChatRequest:
-    return replace(parse(with_fields(audio={"voice": "Ethan"})), **changes)
+@pytest.mark.parametrize(
+    "asking", [{"use_audio_in_video": True}, {"mm_processor_kwargs": {"use_audio_in_video": True}}]
+)
+def test_the_sound_of_a_video_is_heard_when_asked_for(asking: dict[str, Any]) -> None:
+    silent, sounding = (video_file(frames=30, size=(20, 20), sound=sound) for sound in (None, "aac"))
+    url = "data:video/mp4;base64," + base64.b64encode(sounding).decode()
+    roomy = replace(LIMITS, max_audio_s=2.0)
+    (video,) = parse(with_part(video_url_part(url)) | asking, roomy).videos
+    assert video.audio is not None and abs(len(video.audio) - 16_000) < 1_600 and video.audio.std() > 0.1
+    with pytest.raises(BadRequest, match="sound") as caught:
+        parse(with_part(video_url_part("data:video/mp4;base64," + base64.b64encode(silent).decode())) | asking, roomy)
+    assert caught.value.code == "no_sound_track"
 
 
-def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [chunk["choices"][0]["delta"] for chunk in chunks]
+def test_all_frames_that_have_a_url_are_fetched() -> None:
+    urls = [f"https://example.com/{i}.png" for i in range(3)]
+    found = checked([frames_part(urls[0], png_of("red"), *urls[1:])])
+    params = [f"messages[0].content[0].video[{i}]" for i in (0, 2, 3)]
+    assert [(each.param, each.url) for each in found.urls] == list(zip(params, urls, strict=True))
+    fetched = {param: base64.b64decode(png_of("blue").split(",")[1]) for param in params}
+    (video,) = open_chat_request(found, fetched, LIMITS).videos
+    assert video.frames[:, 0, 0, 2].tolist() == [255, 0, 255, 255]
 
 
-def test_a_spoken_stream() -> None:
-    stream = ChatStream(spoken(include_usage=True), answer_id="chatcmpl-7", created=100)
-    chunks = [stream.start(), stream.text("Hi"), stream.audio(b"abcdef"), stream.text(" you"), stream.finish("stop")]
-    usage = stream.usage(USAGE)
-    head = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 100, "model": "omni"}
-    assert all(chunk.items() >= (head | {"usage": None}).items() for chunk in chunks)
-    assert deltas(chunks) == [
-        {"role": "assistant", "content": ""},
-        {"content": "Hi", "audio": {"id": "audio-7", "transcript": "Hi"}},
-        {"audio": {"id": "audio-7", "data": base64.b64encode(b"abcdef").decode()}},
-        {"content": " you", "audio": {"id": "audio-7", "transcript": " you"}},
-        {"audio": {"id": "audio-7", "expires_at": 100}},
-    ]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, None, "stop"]
-    assert [chunk.get("modality") for chunk in chunks] == [None, "text", "audio", "text", None]
-    assert usage == head | {"choices": [], "usage": USAGE_BODY}
+def test_tools_and_calls_of_them_go_to_the_template() -> None:
+    tools = [tool(description="Of a place.", parameters={"type": "object"})]
+    answered = [*calling(arguments='{"place": "Oslo"}'), {"role": "tool", "tool_call_id": "call-1", "content": "Rain."}]
+    request = parse(with_fields(messages=answered, tools=tools))
+    assert request.tools == tuple(tools)
+    assert [message["content"] for message in request.messages[1:]] == [[], [{"type": "text", "text": "Rain."}]]
+    (call,) = request.messages[1]["tool_calls"]
+    assert (call["id"], call["function"]) == ("call-1", {"name": "weather", "arguments": {"place": "Oslo"}})
+    assert request.messages[2]["tool_call_id"] == "call-1"
+    assert parse(with_fields(tools=tools, tool_choice="none")).tools == ()
 
 
-def test_a_stream_of_text_alone_says_nothing_of_audio_or_usage() -> None:
-    stream = ChatStream(parse(with_fields()))
-    chunks = [stream.start(), stream.text("Hi"), stream.finish("length")]
-    assert deltas(chunks) == [{"role": "assistant", "content": ""}, {"content": "Hi"}, {}]
-    assert all("usage" not in chunk and "system_fingerprint" not in chunk for chunk in chunks)
-    assert stream.usage(USAGE) is None
-
-
-def test_ids_are_fresh_and_the_same_in_all_chunks() -> None:
-    one, other = ChatStream(spoken()), ChatStream(spoken())
-    assert one.start()["id"] == one.finish("stop")["id"] != other.start()["id"]
-    assert one.id.startswith("chatcmpl-")
-
-
-def test_a_spoken_completion_keeps_the_text_as_content() -> None:
-    body = completion(
-        spoken(), text="Hi", audio=b"RIFF", finish_reason="stop", usage=USAGE, answer_id="chatcmpl-7", created=100
-    )
-    assert body == {
-        "id": "chatcmpl-7",
-        "object": "chat.completion",
-        "created": 100,
-        "model": "omni",
-        "choices": [
-            {
-                "index": 0,
-                "message": {
-                    "role": "assistant",
-                    "content": "Hi",
-                    "refusal": None,
-                    "audio": {"id": "audio-7", "data": "UklGRg==", "expires_at": 100, "transcript": "Hi"},
-                },
-                "logprobs": None,
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": USAGE_BODY,
-    }
-
-
-def test_a_completion_of_text_alone_has_no_audio() -> None:
-    body = completion(parse(with_fields()), text="Hi", audio=None, finish_reason="length", usage=USAGE)
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
+@pytest.mark.parametrize(
+    ("asking", "most"), [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"top_logprobs": 20}, 20)]
+)
+def test_how_many_logprobs_are_asked_for(asking: dict[str, Any], most: int | None) -> None:
+    fields = asking | {"logprobs": True} if most else asking
+    assert parse(with_fields(**fields)).sampling.logprobs == most
 
 
 def checked(content: list[Any], **fields: Any) -> CheckedChat:

@@ -16,9 +16,9 @@ from omni_cluster.outputs import StageChunk
 
 FIRST_BLOCKS = (1, 1, 2, 4)
 """Blocks of a stream's first pieces, at least: the first sound comes early, and each is made in less time than the ones
-before it sound. At most twice as many: on a busy card a piece grows while it waits, and so does the time that the client
-can wait for the next one. Those that follow have `LATER_BLOCKS` at least, which are worth their look-ahead, and more when
-more codes wait."""
+before it sound. At most twice as many: on a busy card a piece grows while it waits, and so does the time that the
+client can wait for the next one. Those that follow have `LATER_BLOCKS` at least, which are worth their look-ahead, and
+more when more codes wait."""
 LATER_BLOCKS = 8
 
 

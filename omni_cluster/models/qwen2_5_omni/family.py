@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,10 +102,20 @@ class Qwen2_5Omni(Family):
 
         return Code2WavModel(self._folder, self._voices, device, config)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        processor = self._processor
-        refuse_placeholders(messages, self._placeholders)
-        text: str = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        refuse_placeholders([*messages, *tools], self._placeholders)
+        text = self._templated(messages, tools)
+        if tools and text == self._templated(messages, ()):
+            raise RequestError("tools are given, but the model's chat template has no place for them; leave them out.")
+        without_calls = [{name: message[name] for name in message if name != "tool_calls"} for message in messages]
+        if without_calls != list(messages) and text == self._templated(without_calls, tools):
+            raise RequestError("a message has tool_calls, but the model's chat template has no place for them.")
+        return text
+
+    def _templated(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        text: str = self._processor.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
         return text
 
     def reading(self, text: str) -> str:
@@ -132,11 +142,20 @@ class Qwen2_5Omni(Family):
         return AutoProcessor.from_pretrained(self._folder)
 
 
-def refuse_placeholders(messages: Sequence[Mapping[str, Any]], placeholders: Sequence[str]) -> None:
-    """RequestError for text that has a media placeholder in it: it would take the place of the media."""
-    for message in messages:
-        content = message["content"]
-        texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+def refuse_placeholders(said: Sequence[Mapping[str, Any]], placeholders: Sequence[str]) -> None:
+    """RequestError for messages or tools with a media placeholder in a text: it would take the place of the media."""
+    for text in _texts(said):
         for placeholder in placeholders:
-            if any(placeholder in text for text in texts):
+            if placeholder in text:
                 raise RequestError(f"a message has {placeholder} in its text; send media as parts, and other text.")
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """All strings in it, however deep, keys among them."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        yield from _texts([*node, *node.values()])
+    elif isinstance(node, Sequence):
+        for each in node:
+            yield from _texts(each)

@@ -136,5 +136,6 @@ class TalkerSession:
 
 def talker_positions(positions: torch.Tensor) -> torch.Tensor:
     """The thinker's M-RoPE positions `[3, P]` with two text positions after them, `[3, P + 2]`."""
-    following = int(positions.max()) + 1 + torch.arange(2)
+    # Not after the largest: frames that outlast their sound are at later positions than the text behind them.
+    following = int(positions[:, -1].max()) + 1 + torch.arange(2)
     return torch.cat([positions, following.expand(3, 2)], dim=1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
+
+from omni_cluster.errors import RequestError
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.family import EngineInput, LaterRows, Said
 
@@ -50,10 +53,19 @@ class ThinkerSession:
 
 
 def multi_modal_data(media: Media) -> dict[str, Any]:
-    """Media by vLLM's names for them."""
+    """Media by vLLM's names for them. RequestError for videos of which only some have audio, as transformers' flag."""
     data: dict[str, Any] = {}
     if media.audios:
         data["audio"] = [(audio, SAMPLE_RATE_HZ) for audio in media.audios]
     if media.images:
         data["image"] = list(media.images)
+    if media.videos:
+        if len({video.audio is None for video in media.videos}) > 1:
+            raise RequestError("some videos come with their audio and some without; use use_audio_in_video for all.")
+        data["video"] = [video_item(video.frames, video.fps, video.audio) for video in media.videos]
     return data
+
+
+def video_item(frames: np.ndarray, fps: float, audio: np.ndarray | None) -> tuple[np.ndarray, dict[str, Any]]:
+    """A video as `ThinkerProcessor` takes it: what goes with the frames is vLLM's "metadata", and hashed with them."""
+    return frames, {"fps": fps, "audio": audio}

@@ -1,21 +1,39 @@
-"""The thinker as a vLLM model: vLLM's own, but for the decoder's steps of one token a request."""
+"""The thinker as a vLLM model: vLLM's own, but for videos and the decoder's steps of one token a request."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from vllm import ModelRegistry
 from vllm.config import VllmConfig
+from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
+from omni_cluster.models.qwen2_5_omni.thinker_processor import (
+    IS_SOUND,
+    SOUND,
+    SOUND_LENGTHS,
+    ThinkerDummyInputs,
+    ThinkerProcessingInfo,
+    ThinkerProcessor,
+    places,
+)
+from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, prompt_positions
 
 ARCHITECTURE = "Qwen2_5OmniThinker"
 
 
+@MULTIMODAL_REGISTRY.register_processor(ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs)
 class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
-    """vLLM's thinker; steps that the fused decoder can compute do not go through its compiled layers."""
+    """vLLM's thinker; steps that the fused decoder can compute do not go through its compiled layers.
+
+    A video that is heard is one item, whose embeddings are its frames' and its sound's in the order of the prompt.
+    """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -34,6 +52,46 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         if inputs_embeds is not None and intermediate_tensors is None and self._fused_decoder.fits(inputs_embeds):
             return self._fused_decoder(positions, inputs_embeds)
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[torch.Tensor, int]:
+        """Positions int64 `[3, n]` of a prompt, and how far the position of what follows is from its number."""
+        media = places(mm_features, self.config.vision_config.spatial_merge_size)
+        positions = prompt_positions(len(input_tokens), media, Clock.of(self.config))
+        # transformers goes on after the last position here, and after the largest in the talker.
+        return torch.from_numpy(positions), int(positions[:, -1].max()) + 1 - len(input_tokens)
+
+    def embed_multimodal(self, **kwargs: Any) -> MultiModalEmbeddings:
+        features, lengths, is_sound = (kwargs.pop(name, None) for name in (SOUND, SOUND_LENGTHS, IS_SOUND))
+        seen = super().embed_multimodal(**kwargs)
+        if features is None:
+            return seen
+        heard = self._process_audio_input({"input_features": features, "audio_feature_lengths": lengths})
+        return _in_prompt_order(seen, heard, is_sound)
+
+    def embed_input_ids(
+        self,
+        input_ids: torch.Tensor,
+        multimodal_embeddings: MultiModalEmbeddings | None = None,
+        *,
+        is_multimodal: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        # Past vLLM's own for this model, which takes frames and sound of a video for two items.
+        return SupportsMultiModal.embed_input_ids(self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
+
+
+def _in_prompt_order(
+    seen: Sequence[torch.Tensor], heard: Sequence[torch.Tensor], is_sound: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Embeddings `[V + A, H]` of each video, of its frames' `[V, H]`, its sound's `[A, H]` and who is whose."""
+    lengths = [v.shape[0] + a.shape[0] for v, a in zip(seen, heard, strict=True)]
+    made = []
+    for frames, sound, mask in zip(seen, heard, is_sound.split(lengths), strict=True):
+        # Where each token's embedding is, among the frames' and then the sound's.
+        sources = torch.where(mask, frames.shape[0] + mask.cumsum(0) - 1, (~mask).cumsum(0) - 1)
+        made.append(torch.cat([frames, sound])[sources.to(frames.device)])
+    return tuple(made)
 
 
 def thinker_config(config: Any) -> Any:

@@ -135,11 +135,11 @@ async def test_rows_keep_the_thinkers_dtype() -> None:
     assert made.prompt["prompt_embeds"].dtype == "bfloat16"
 
 
-def test_talker_goes_on_after_the_largest_position() -> None:
-    positions = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [0, 4, 1, 2]])
+def test_talker_goes_on_after_the_last_position_though_frames_were_at_later_ones() -> None:
+    positions = torch.tensor([[0, 1, 9, 1], [0, 1, 2, 3], [0, 4, 1, 2]])
     made = talker_positions(positions)
     assert torch.equal(made[:, :4], positions)
-    assert made[:, 4:].tolist() == [[5, 6]] * 3
+    assert made[:, 4:].tolist() == [[4, 5]] * 3
 
 
 @pytest.mark.parametrize("kind", ["text", "audio", "image", "audio+image"])

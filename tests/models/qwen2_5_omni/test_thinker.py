@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from omni_cluster.errors import RequestError
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession, multi_modal_data
-from tests.reference import synthetic_image
+from tests.reference import synthetic_image, synthetic_video
 
 AUDIO = np.zeros(160, np.float32)
 
@@ -50,6 +51,19 @@ def test_kinds_that_are_not_there_are_not_named() -> None:
     assert multi_modal_data(Media()) == {}
     assert multi_modal_data(Media(audios=(AUDIO,))).keys() == {"audio"}
     assert multi_modal_data(Media(images=(synthetic_image(),))).keys() == {"image"}
+
+
+def test_videos_take_their_rate_and_their_sound_with_them() -> None:
+    fast, slow = synthetic_video(2, fps=2.0, audio_s=1.0), synthetic_video(2, fps=0.5, audio_s=4.0)
+    (frames, about), (_, later) = multi_modal_data(Media(audios=(AUDIO,), videos=(fast, slow)))["video"]
+    assert frames is fast.frames and about["fps"] == 2.0 and about["audio"] is fast.audio
+    assert later["fps"] == 0.5 and later["audio"] is slow.audio
+
+
+async def test_videos_of_which_only_some_have_sound_are_refused() -> None:
+    some = Media(videos=(synthetic_video(2, fps=2.0), synthetic_video(2, fps=2.0, audio_s=1.0)))
+    with pytest.raises(RequestError, match="some videos come with their audio and some without"):
+        await session(OmniRequest("r", "Hello", some)).prompt()
 
 
 async def test_no_rows_come_later() -> None:

@@ -1,0 +1,556 @@
+"""Videos that came inside a request, decoded under limits: a file or a list of pictures to the frames of the model.
+
+What a file says of itself is checked against what is in it: frames are counted, their time is taken from their stamps.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Literal, NoReturn
+
+import av
+import numpy as np
+import numpy.typing as npt
+import torch
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from av.stream import Discard, Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from PIL import Image
+
+from omni_cluster.inputs import Video
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.media import Block, mono_blocks, resampled
+
+Demuxer = Literal["mov", "matroska"]
+
+FRAME_FACTOR: Final = 2
+MIN_FRAMES: Final = 4
+MAX_FILE_FPS: Final = 120
+MAX_KEPT_PIXELS: Final = 64 * 768 * 28 * 28
+"""Pixels of all frames of a video up to which they are kept as decoded: 38.5 million, 116 MB."""
+
+_PATCH: Final = 28
+_MIN_PIXELS: Final = 128 * _PATCH * _PATCH
+_MAX_PIXELS: Final = 768 * _PATCH * _PATCH
+_TOTAL_PIXELS: Final = int(128_000 * _PATCH * _PATCH * 0.9)
+
+# The first box of an mp4 or mov file; those without ftyp are of QuickTime's own time.
+_MOV_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
+# Pictures in boxes: of a grid of tiles the first would pass for the video.
+_PICTURE_BRANDS: Final = (b"heic", b"heix", b"mif1", b"avif")
+_EBML: Final = b"\x1a\x45\xdf\xa3"
+_VIDEO_CODECS: Final = ("h264", "hevc", "vp8", "vp9", "libdav1d")
+_AUDIO_CODECS: Final = (
+    "aac",
+    "mp3float",
+    "mp3",
+    "opus",
+    "vorbis",
+    "flac",
+    "pcm_s16le",
+    "pcm_s16be",
+    "pcm_s24le",
+    "pcm_s24be",
+    "pcm_s32le",
+    "pcm_s32be",
+    "pcm_u8",
+    "pcm_f32le",
+    "pcm_f32be",
+    "pcm_f64le",
+    "pcm_f64be",
+    "pcm_mulaw",
+    "pcm_alaw",
+)
+_FAULTS: Final = (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError, MemoryError)
+
+# A rate that a file states is taken where its stamps agree so far: a frame that was dropped does not change it.
+_RATE_TOLERANCE: Final = Fraction(1, 20)
+# Coded frames are larger than shown ones, by up to a block on each side.
+_CODED_MARGIN_PIXELS: Final = 65_536
+_MAX_STREAMS: Final = 32
+# The shortest packets of sound are Opus's, 400 a second. Work goes by packets: in some files one can be one sample.
+_SOUND_BLOCKS_PER_S: Final = 500
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """What one video may be: seconds of the file, frames that go to the model (at least 2), pixels of one frame."""
+
+    max_s: float
+    max_frames: int
+    max_frame_pixels: int
+
+    def __post_init__(self) -> None:
+        if self.max_frames < FRAME_FACTOR:
+            raise ValueError(f"max_frames is {self.max_frames}, but a video has at least {FRAME_FACTOR} frames.")
+
+    @property
+    def most_frames(self) -> int:
+        """The largest even number of frames."""
+        return _floor_even(self.max_frames)
+
+    @property
+    def max_file_frames(self) -> int:
+        """Frames of a file that are decoded at most: `MAX_FILE_FPS` for each second."""
+        return int(self.max_s * MAX_FILE_FPS)
+
+
+@dataclass(frozen=True)
+class _File:
+    data: bytes
+    demuxer: Demuxer
+    limits: VideoLimits
+    param: str
+
+
+def decode_video(
+    data: bytes, *, limits: VideoLimits, fps: float, with_audio: bool, max_audio_s: float, param: str
+) -> Video:
+    """Frames of an mp4, mov, webm or matroska file, `fps` of them a second, and its sound when `with_audio`.
+
+    The frames are those that Qwen's own package chooses, `smart_nframes` and `_read_video_torchvision` of
+    qwen-omni-utils/src/qwen_omni_utils/v2_5/vision_process.py (github.com/QwenLM/Qwen2.5-Omni, commit 3e266b0): at
+    least 4, at most `limits.max_frames` in place of 768, an even number, spread evenly from the first to the last.
+    `Video.fps` is its `sample_fps`. It refuses a file of one frame; here that frame is given twice.
+
+    Frames are uint8 RGB `[T, H, W, 3]` as decoded, turned by quarters as the file's display matrix says (mirroring is
+    not honoured). Only where all of them together have more than `MAX_KEPT_PIXELS`, larger ones than the model needs
+    are scaled to the size that the package, and transformers' video processor after it, would give them, by the same
+    interpolation. The sound is the first sound track: float32, mono, 16 kHz, by the rules of `media.decode_audio`.
+
+    Raises BadRequest that names `param`: 415 for another container or codec; 413 for more than `limits.max_s` seconds,
+    more than 120 frames for each of them, frames above `limits.max_frame_pixels`, or more than `max_audio_s` of sound;
+    400 for a file that is damaged, has no video, changes its size, or has no sound track when `with_audio`.
+    """
+    file = _File(data, _demuxer_of(data, param), limits, param)
+    _check_fps(fps, param)
+    try:
+        _check_claims(file)
+        timing = _timing(file)
+        audio = _sound(file, max_audio_s) if with_audio else None
+        frames, sampled_fps = _sampled(file, timing, fps)
+    except _FAULTS:
+        raise _unreadable(param) from None
+    return Video(frames, sampled_fps, audio)
+
+
+def video_of_frames(images: Sequence[Image.Image], *, fps: float, limits: VideoLimits, param: str) -> Video:
+    """The video of pictures that are its frames in order, RGB, `fps` of them a second; the last is repeated if odd.
+
+    As `fetch_video` of Qwen's package does with a list; what `decode_video` says of scaling holds here too.
+    Raises BadRequest that names `param`: no frames, sizes that differ, an `fps` that is not above 0; 413 for more than
+    `limits.max_frames`, more than `limits.max_s` seconds, or frames above `limits.max_frame_pixels`.
+    """
+    _check_fps(fps, param)
+    _check_images(images, limits, param)
+    if len(images) / fps > limits.max_s:
+        raise _too_long(limits, param)
+    count = len(images) + len(images) % FRAME_FACTOR
+    width, height = images[0].size
+    frames = np.empty((count, *_kept_size(count, height, width), 3), np.uint8)
+    for place, image in enumerate(images):
+        frames[place] = _scaled(np.array(image), frames.shape[1:3])
+    frames[len(images) :] = frames[len(images) - 1]
+    return Video(frames, fps)
+
+
+# -------------------------------------------------------------------- sampling
+
+
+def _floor_even(number: float) -> int:
+    return math.floor(number / FRAME_FACTOR) * FRAME_FACTOR
+
+
+def _frame_count(total: int, file_fps: float, fps: float, limits: VideoLimits) -> int:
+    """`smart_nframes`, in its own order of floating-point steps; 2 for a file of one frame."""
+    most = _floor_even(min(limits.max_frames, total))
+    wanted = min(max(total / file_fps * fps, MIN_FRAMES), most, total)
+    return max(_floor_even(wanted), FRAME_FACTOR)
+
+
+def _indices(total: int, count: int) -> list[int]:
+    chosen: list[int] = torch.linspace(0, total - 1, count).round().long().tolist()
+    return chosen
+
+
+def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.uint8], float]:
+    """The chosen frames and their rate. Packets are not always frames: then they are chosen again by the true count."""
+    total = timing.packets
+    for _ in range(2):
+        file_fps = timing.file_fps(total) or fps
+        _check_duration(total / file_fps, file)
+        chosen = _indices(total, _frame_count(total, file_fps, fps, file.limits))
+        frames, decoded = _frames_at(chosen, file)
+        if decoded == total:
+            return frames, len(chosen) / total * file_fps
+        del frames
+        total = decoded
+    raise ValueError("two passes counted different frames")
+
+
+# ------------------------------------------------------------------------ file
+
+
+def _demuxer_of(data: bytes, param: str) -> Demuxer:
+    # Named by us: detection would reach playlists and every other format that is built in.
+    if data[4:8] in _MOV_BOXES and data[4:12] not in [b"ftyp" + brand for brand in _PICTURE_BRANDS]:
+        return "mov"
+    if data[:4] == _EBML:
+        return "matroska"
+    raise BadRequest(
+        f"{param} is no mp4, mov, webm or matroska file; send one of these.",
+        param=param,
+        code="unsupported_video",
+        status=415,
+    )
+
+
+def _opened(file: _File) -> InputContainer:
+    options = {
+        "codec_whitelist": ",".join(_VIDEO_CODECS + _AUDIO_CODECS),
+        "protocol_whitelist": "none",
+        "enable_drefs": "0",
+        "max_streams": str(_MAX_STREAMS),
+        "max_pixels": _decoder_max_pixels(file),
+    }
+    return av.open(
+        io.BytesIO(file.data),
+        mode="r",
+        format=file.demuxer,
+        options=options,
+        metadata_errors="ignore",
+        io_open=_refuse_other_files,
+    )
+
+
+def _refuse_other_files(url: str, flags: int, options: dict[str, Any]) -> NoReturn:
+    raise PermissionError("a video refers to another file")
+
+
+def _decoder_max_pixels(file: _File) -> str:
+    return str(2 * file.limits.max_frame_pixels + _CODED_MARGIN_PIXELS)
+
+
+def _video_stream(container: InputContainer, file: _File) -> VideoStream:
+    """The first video that is no cover picture, ready to be decoded; other streams are not read."""
+    streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
+    if not streams:
+        raise BadRequest(f"{file.param} has no video in it; send a file with one.", param=file.param, code="no_video")
+    stream = streams[0]
+    # A stream whose codec is unknown or not whitelisted has no context, though PyAV's types say that it has.
+    if stream.codec_context is None or stream.codec_context.name not in _VIDEO_CODECS:
+        raise _unsupported_codec("video", "h264, hevc, vp8, vp9 or av1", file.param)
+    _check_pixels(stream.codec_context.width, stream.codec_context.height, file.limits, file.param)
+    stream.codec_context.options = {"max_pixels": _decoder_max_pixels(file)}
+    # One each, because requests share the machine.
+    stream.codec_context.thread_count = 1
+    _read_only(stream, container)
+    return stream
+
+
+def _audio_stream(container: InputContainer, param: str) -> AudioStream:
+    streams = container.streams.audio
+    if not streams:
+        raise _no_sound(param)
+    if streams[0].codec_context is None or streams[0].codec_context.name not in _AUDIO_CODECS:
+        raise _unsupported_codec("sound", "aac, mp3, opus, vorbis, flac or pcm", param)
+    _read_only(streams[0], container)
+    return streams[0]
+
+
+def _read_only(stream: VideoStream | AudioStream, container: InputContainer) -> None:
+    for other in container.streams:
+        if other.index != stream.index:
+            other.discard = Discard.all
+
+
+# ---------------------------------------------------------------------- claims
+
+
+def _check_claims(file: _File) -> None:
+    """ValueError where boxes claim more samples than the file has bytes.
+
+    FFmpeg takes memory for each sample that is claimed before it reads one: 58 bytes, times the edits. It would also
+    inflate a compressed header to any size.
+    """
+    if file.demuxer != "mov":
+        return
+    samples = edits = size_bytes = 0
+    for kind, body in _boxes_that_claim(file.data):
+        if kind == b"cmov":
+            raise ValueError("a compressed header")
+        first, second = struct.unpack_from(">4xII", body.ljust(12, b"\0"))
+        if kind == b"stsz":
+            samples += second
+            size_bytes += first * second
+        elif kind == b"trun":
+            samples += first
+        else:
+            edits = max(edits, first)
+        if max(samples, 1) * max(edits, 1) > len(file.data) or size_bytes > len(file.data):
+            raise ValueError("more samples than bytes")
+
+
+def _boxes_that_claim(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Kind and first 12 bytes of each box of samples or edits; found by name, so that no nesting hides one."""
+    for start, end in _header_spans(data):
+        for kind in (b"stsz", b"trun", b"elst", b"cmov"):
+            place = data.find(kind, start, end)
+            while place >= 0:
+                yield kind, data[place + 4 : place + 16]
+                place = data.find(kind, place + 4, end)
+
+
+def _header_spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where bytes are that may be headers: all but the media in boxes that are whole."""
+    place = 0
+    while place + 16 <= len(data):
+        size, kind, long_size = struct.unpack_from(">I4sQ", data, place)
+        size, least = (long_size, 16) if size == 1 else (size, 8)
+        if size < least or place + size > len(data):
+            break
+        if kind != b"mdat":
+            yield place, place + size
+        place += size
+    yield place, len(data)
+
+
+# ---------------------------------------------------------------------- timing
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """What the packets of a video say: how many, how long they last (0: nothing said), and the stated rate."""
+
+    packets: int
+    measured_s: Fraction
+    stated_fps: Fraction | None
+
+    def file_fps(self, frames: int) -> float | None:
+        """Frames a second of the file: the stated rate, as the reference takes it, unless the stamps contradict it."""
+        if self.stated_fps and self._agrees(frames / self.stated_fps):
+            return float(self.stated_fps)
+        return float(frames / self.measured_s) if self.measured_s else None
+
+    def _agrees(self, stated_s: Fraction) -> bool:
+        return not self.measured_s or abs(stated_s - self.measured_s) <= self.measured_s * _RATE_TOLERANCE
+
+
+def _timing(file: _File) -> _Timing:
+    """Reads all packets of the video, decodes none; stops where a limit is passed."""
+    with _opened(file) as container:
+        stream = _video_stream(container, file)
+        tick_s = stream.time_base or Fraction(0)
+        packets, first, last, last_ticks = 0, None, 0, 0
+        for packet in container.demux(stream):
+            if not packet.size or packet.is_discard:
+                continue
+            packets += 1
+            _check_file_frames(packets, file)
+            stamp = packet.dts if packet.pts is None else packet.pts
+            if stamp is None:
+                continue
+            if first is None or stamp >= last:
+                last, last_ticks = stamp, max(packet.duration or 0, 0)
+            first = stamp if first is None else min(first, stamp)
+            _check_duration((last - first) * tick_s, file)
+        if not packets:
+            raise ValueError("no packets")
+        span_s = (last - (first or 0)) * tick_s
+        last_s = last_ticks * tick_s or span_s / max(packets - 1, 1)
+        return _Timing(packets, span_s + last_s, stream.average_rate or None)
+
+
+# ---------------------------------------------------------------------- frames
+
+
+def _frames_at(chosen: Sequence[int], file: _File) -> tuple[npt.NDArray[np.uint8], int]:
+    """The frames of these numbers, ascending, and how many frames there are; no others are held."""
+    frames = np.empty((0, 0, 0, 3), np.uint8)
+    copies = Counter(chosen)
+    place = decoded = 0
+    for decoded, frame in enumerate(_decoded(file), start=1):
+        if not copies[decoded - 1]:
+            continue
+        picture = _picture(frame)
+        if not place:
+            frames = np.empty((len(chosen), *_kept_size(len(chosen), *picture.shape[:2]), 3), np.uint8)
+        end = place + copies[decoded - 1]
+        frames[place:end] = _scaled(picture, frames.shape[1:3])
+        place = end
+    if not decoded:
+        raise ValueError("no frames")
+    return frames, decoded
+
+
+def _decoded(file: _File) -> Iterator[VideoFrame]:
+    """All frames in the order of showing. Raises BadRequest for one that breaks a limit or has another size."""
+    size: tuple[int, int] | None = None
+    with _opened(file) as container:
+        for number, frame in enumerate(_stream_frames(container, _video_stream(container, file)), start=1):
+            _check_file_frames(number, file)
+            _check_pixels(frame.width, frame.height, file.limits, file.param)
+            size = size or (frame.width, frame.height)
+            if size != (frame.width, frame.height):
+                raise _changing_size(size, (frame.width, frame.height), file.param)
+            yield frame
+
+
+def _stream_frames(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    for packet in container.demux(stream):
+        # An empty packet in the middle would end the decoder.
+        if packet.size:
+            yield from stream.decode(packet)
+    yield from stream.decode(None)
+
+
+def _picture(frame: VideoFrame) -> npt.NDArray[np.uint8]:
+    rgb = frame.to_ndarray(format="rgb24")
+    quarters, rest = divmod(frame.rotation, 90)
+    return np.ascontiguousarray(np.rot90(rgb, 0 if rest else quarters), np.uint8)
+
+
+def _kept_size(count: int, height: int, width: int) -> tuple[int, int]:
+    """Height and width of the frames that are kept: as decoded, or `smart_resize` of Qwen's package."""
+    share = _TOTAL_PIXELS * FRAME_FACTOR // count
+    max_pixels = max(min(_MAX_PIXELS, share), int(_MIN_PIXELS * 1.05))
+    if count * height * width <= MAX_KEPT_PIXELS or height * width <= max_pixels:
+        return height, width
+    rounded = round(height / _PATCH) * _PATCH, round(width / _PATCH) * _PATCH
+    if rounded[0] * rounded[1] <= max_pixels:
+        return max(_PATCH, rounded[0]), max(_PATCH, rounded[1])
+    shrink = math.sqrt(height * width / max_pixels)
+    return _floor_patch(height / shrink), _floor_patch(width / shrink)
+
+
+def _floor_patch(length: float) -> int:
+    return max(_PATCH, math.floor(length / _PATCH) * _PATCH)
+
+
+def _scaled(picture: npt.NDArray[np.uint8], size: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """As transformers' video processor scales: bicubic on bytes, with antialiasing."""
+    if picture.shape[:2] == size:
+        return picture
+    planes = torch.from_numpy(picture).permute(2, 0, 1)[None]
+    scaled = torch.nn.functional.interpolate(planes, size=size, mode="bicubic", antialias=True)
+    return np.asarray(scaled[0].permute(1, 2, 0).numpy(), np.uint8)
+
+
+def _sound(file: _File, max_audio_s: float) -> npt.NDArray[np.float32]:
+    with _opened(file) as container:
+        stream = _audio_stream(container, file.param)
+        blocks = mono_blocks(container, stream, max_audio_s, file.param)
+        samples = resampled(_at_most(math.ceil(max_audio_s * _SOUND_BLOCKS_PER_S), blocks))
+    if not samples.size:
+        raise _no_sound(file.param)
+    if not np.isfinite(samples).all():
+        raise ValueError("samples that are no numbers")
+    return samples
+
+
+def _at_most(count: int, blocks: Iterator[Block]) -> Iterator[Block]:
+    for number, block in enumerate(blocks):
+        if number == count:
+            raise ValueError("too many pieces of sound")
+        yield block
+
+
+# -------------------------------------------------------------------- refusals
+
+
+def _check_fps(fps: float, param: str) -> None:
+    if not (fps > 0 and math.isfinite(fps)):
+        raise BadRequest(
+            f"{param} is asked for with {fps:g} frames a second, but the rate must be a number above 0.",
+            param=param,
+            code="bad_fps",
+        )
+
+
+def _check_images(images: Sequence[Image.Image], limits: VideoLimits, param: str) -> None:
+    if not images:
+        raise BadRequest(f"{param} has no frames; send at least one picture.", param=param, code="bad_video")
+    if len(images) > limits.most_frames:
+        raise BadRequest(
+            f"{param} has {len(images)} frames, but at most {limits.most_frames} are accepted.",
+            param=param,
+            code="too_many_frames",
+            status=413,
+        )
+    for image in images:
+        _check_pixels(*image.size, limits, param)
+        if image.size != images[0].size:
+            raise _changing_size(images[0].size, image.size, param)
+
+
+def _check_pixels(width: int, height: int, limits: VideoLimits, param: str) -> None:
+    if width * height > limits.max_frame_pixels:
+        raise BadRequest(
+            f"{param} has frames of {width} x {height} pixels, more than the {limits.max_frame_pixels} pixels "
+            "that are accepted.",
+            param=param,
+            code="video_frame_too_large",
+            status=413,
+        )
+
+
+def _check_file_frames(frames: int, file: _File) -> None:
+    if frames > file.limits.max_file_frames:
+        raise BadRequest(
+            f"{file.param} has more than {file.limits.max_file_frames} frames, which are {MAX_FILE_FPS} for each of "
+            f"the {file.limits.max_s:g} s that are accepted.",
+            param=file.param,
+            code="too_many_frames",
+            status=413,
+        )
+
+
+def _check_duration(duration_s: float | Fraction, file: _File) -> None:
+    if duration_s > file.limits.max_s:
+        raise _too_long(file.limits, file.param)
+
+
+def _too_long(limits: VideoLimits, param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} lasts longer than {limits.max_s:g} s, which is the most that is accepted.",
+        param=param,
+        code="video_too_long",
+        status=413,
+    )
+
+
+def _changing_size(size: tuple[int, int], other: tuple[int, int], param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} has frames of {size[0]} x {size[1]} and of {other[0]} x {other[1]} pixels; send frames of one size.",
+        param=param,
+        code="bad_video",
+    )
+
+
+def _unsupported_codec(kind: str, accepted: str, param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} has {kind} of a codec that is not accepted; send {accepted}.",
+        param=param,
+        code="unsupported_video",
+        status=415,
+    )
+
+
+def _no_sound(param: str) -> BadRequest:
+    return BadRequest(f"{param} has no sound track; leave use_audio_in_video out.", param=param, code="no_sound_track")
+
+
+def _unreadable(param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} cannot be read as a video; send a whole mp4, mov, webm or matroska file.",
+        param=param,
+        code="bad_video",
+    )

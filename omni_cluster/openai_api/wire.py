@@ -1,0 +1,142 @@
+"""What request bodies are checked by, and the sentence for what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from omni_cluster.openai_api.errors import BadRequest
+
+_MAX_STOPS = 4
+_SHOWN_CHARS = 60
+
+
+class Wire(BaseModel):
+    """What a body and its parts are checked by: strict types, unknown fields ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def unsupported(value: object) -> object:
+    if value in (None, False, [], {}, 0, "none", "auto"):
+        return None
+    raise PydanticCustomError("unsupported", "is not supported; leave it out")
+
+
+def not_blank(value: Any) -> Any:
+    if not value:
+        raise PydanticCustomError("blank", "should not be empty")
+    return value
+
+
+def _few(stops: list[str]) -> list[str]:
+    if len(stops) > _MAX_STOPS:
+        raise PydanticCustomError("few", f"should have at most {_MAX_STOPS} strings")
+    return stops
+
+
+Unsupported = Annotated[Any, AfterValidator(unsupported)]
+Text = Annotated[str, AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})]
+# For OpenAPI alone: the validators' sentences are ours.
+SOME = Field(json_schema_extra={"minItems": 1})
+_FEW = Field(json_schema_extra={"maxItems": _MAX_STOPS})
+
+
+def string_or_list(value: object) -> str | None:
+    if isinstance(value, str):
+        return "#string"
+    return "#list" if isinstance(value, list) else None
+
+
+Stop = Annotated[
+    Annotated[Text, Tag("#string")] | Annotated[list[Text], AfterValidator(_few), _FEW, Tag("#list")],
+    Discriminator(
+        string_or_list,
+        custom_error_type="string_or_list",
+        custom_error_message="should be a string or a list of strings",
+    ),
+]
+
+_INT32_MAX = 2**31 - 1
+_TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+SEED_MAX = 2**63 - 1
+
+
+class StageSampling(Wire):
+    """How one stage is to sample, in vLLM's names; None leaves a value to the stage configuration."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=_INT32_MAX)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0)
+    ignore_eos: bool | None = None
+    seed: int | None = Field(default=None, ge=-SEED_MAX - 1, le=SEED_MAX)
+    stop: Stop | None = None
+    stop_token_ids: list[_TokenId] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The values that the client sent, as vLLM's sampling parameters."""
+        return self.model_dump(exclude_none=True)
+
+
+def refusal(fault: ErrorDetails) -> BadRequest:
+    kind, message, value = fault["type"], fault["msg"], fault["input"]
+    if kind == "json_invalid":
+        return BadRequest("The request body is not valid JSON in UTF-8; send one JSON object.", code="invalid_json")
+    param = _path(fault["loc"])
+    if kind == "part_type":
+        param, value = f"{param}.type", value.get("type") if isinstance(value, dict) else None
+    name = param or "The request body"
+    if kind == "missing":
+        return BadRequest(f"{name} is required.", param=param, code="missing_required_parameter")
+    if kind == "unsupported":
+        return BadRequest(f"{name} {message}.", param=param, code="unsupported_parameter")
+    if kind == "extra_forbidden":
+        options = "mm_processor_kwargs" in fault["loc"]
+        known = "use_audio_in_video" if options else ", ".join(StageSampling.model_fields)
+        what = "option of the processor" if options else "sampling parameter"
+        return BadRequest(f"{name} is no {what}; use {known}.", param=param, code="unsupported_parameter")
+    wish = message.removeprefix("Input ").removeprefix("String ")
+    return BadRequest(f"{name} is {shown(value)}, but it {wish}.", param=param, code="invalid_value")
+
+
+def _path(loc: Sequence[int | str]) -> str | None:
+    keys = [key for key in loc if not (isinstance(key, str) and key.startswith("#"))]
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return path.removeprefix(".") or None
+
+
+def shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=lambda _: "...")
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def check_model(model: str, models: Collection[str]) -> None:
+    if model not in models:
+        raise BadRequest(
+            f"The model {shown(model)} does not exist; use one of {', '.join(sorted(models))}.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def check_voice(voice: str | None, voices: Collection[str], param: str) -> None:
+    """Raises BadRequest for a voice that the model lacks; None is the default one."""
+    if voice is not None and voice not in voices:
+        raise BadRequest(
+            f"{param} is {shown(voice)}, but the voices are {', '.join(sorted(voices))}.",
+            param=param,
+            code="invalid_value",
+        )

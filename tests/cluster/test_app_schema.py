@@ -1,0 +1,73 @@
+"""Requests made from `/openapi.json`: whatever comes, the answer is one that the document tells of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.cluster.served import BASE_URL, ServedApp, until
+from tests.cluster.test_app import nothing_is_left
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+TEXT_TOKENS = 2
+CODES = 24
+SPOKEN_CHARS = 40
+EXAMPLES = {"/v1/chat/completions": 60, "/v1/audio/speech": 16}
+"""Fewer of speech: what is taken of it has no bound on its length but the talker's own."""
+
+
+@pytest.fixture(scope="module")
+def document(served: ServedApp) -> Any:
+    return schemathesis.openapi.from_url(f"{BASE_URL}/openapi.json")
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_whatever_comes_gets_an_answer_that_the_document_tells_of(
+    document: Any, path: str, mode: GenerationMode
+) -> None:
+    statuses: list[int] = []
+
+    @given(case=document[path]["POST"].as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=EXAMPLES[path],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def answered(case: Case) -> None:
+        make_cheap(case)
+        statuses.append(case.call_and_validate(checks=CHECKS).status_code)
+
+    answered()
+    assert set(statuses) <= {200, *range(400, 500)}
+    # What follows the document is taken now and then, and what does not is refused.
+    assert (200 in statuses) == (mode is GenerationMode.POSITIVE)
+
+
+def make_cheap(case: Case) -> None:
+    """What may be taken takes a moment: few tokens. Nothing that is refused is repaired."""
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    if isinstance(body.get("input"), str) and len(body["input"]) <= 4096:
+        body["input"] = body["input"][:SPOKEN_CHARS]
+    elif "messages" in body and not {"max_tokens", "max_completion_tokens", "min_tokens"} & set(body):
+        body["max_tokens"] = TEXT_TOKENS
+        body.setdefault("stage_sampling_params", {"talker": {"max_tokens": CODES}})
+
+
+async def test_nothing_of_them_is_left(served: ServedApp) -> None:
+    await until(lambda: nothing_is_left(served), "all stages let go of the requests")

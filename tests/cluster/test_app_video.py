@@ -1,0 +1,106 @@
+"""Videos, tools and logprobs through the HTTP API."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from omni_cluster.inputs import Video
+from tests.cluster.served import ServedApp
+from tests.cluster.test_app import chat, events, sounds
+from tests.openai_api.test_video import video_file
+from tests.reference import Reference, media, prompt_text, videos
+
+QUESTION = {"type": "text", "text": "Hello world, describe it."}
+TOKENS = 16
+
+
+def data_url(data: bytes, media_type: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def as_pictures(video: Video) -> dict[str, Any]:
+    """A video as DashScope's clients send it, without loss."""
+    frames = []
+    for frame in video.frames:
+        file = io.BytesIO()
+        Image.fromarray(frame).save(file, "PNG")
+        frames.append(data_url(file.getvalue(), "image/png"))
+    return {"type": "video", "video": frames, "fps": video.fps}
+
+
+def as_file(*, sound: str | None = None) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(video_file(frames=60, sound=sound), "video/mp4")}}
+
+
+@pytest.mark.parametrize("kind", ["video", "video+slow"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_video_of_pictures_is_answered_as_by_the_reference(
+    served: ServedApp, reference: Reference, kind: str, stream: bool
+) -> None:
+    wanted = reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=TOKENS, videos=videos(kind))
+    text = reference.processor.tokenizer.decode(wanted.token_ids, skip_special_tokens=True)
+    content = [*map(as_pictures, videos(kind)), QUESTION]
+    answer = chat(served, content, max_tokens=TOKENS, **_streaming(stream))
+    assert answer.status_code == 200, answer.text
+    said, usage = _text_and_usage(answer, stream)
+    assert said == text and usage["prompt_tokens"] == len(wanted.prompt_ids)
+
+
+def _streaming(stream: bool) -> dict[str, Any]:
+    return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+
+
+def _text_and_usage(answer: Any, stream: bool) -> tuple[str, dict[str, Any]]:
+    if not stream:
+        return answer.json()["choices"][0]["message"]["content"], answer.json()["usage"]
+    told = events(answer)
+    return "".join(event["choices"][0]["delta"].get("content", "") for event in told[:-1]), told[-1]["usage"]
+
+
+def test_the_sound_of_a_video_is_part_of_the_prompt_when_asked_for(served: ServedApp) -> None:
+    seen = chat(served, [as_file(sound="aac"), QUESTION], max_tokens=4).json()["usage"]["prompt_tokens"]
+    heard = chat(served, [as_file(sound="aac"), QUESTION], max_tokens=4, use_audio_in_video=True).json()
+    # Two marks and a token for each 40 ms of two seconds, and of what the codec puts before and after them.
+    assert 2 + 50 <= heard["usage"]["prompt_tokens"] - seen <= 2 + 53
+    silent = chat(served, [as_file(), QUESTION], max_tokens=4, use_audio_in_video=True)
+    assert (silent.status_code, silent.json()["error"]["code"]) == (400, "no_sound_track")
+
+
+def test_a_video_with_its_sound_is_answered_in_sound(served: ServedApp) -> None:
+    answer = chat(
+        served, [as_file(sound="aac"), QUESTION], max_tokens=8, stream=True, seed=1, modalities=["text", "audio"],
+        audio={"format": "pcm16"}, mm_processor_kwargs={"use_audio_in_video": True},
+    )  # fmt: skip
+    assert len(b"".join(base64.b64decode(piece) for piece in sounds(events(answer)))) > 0
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_logprobs_of_a_stream_are_those_of_the_whole_answer_and_spell_its_text(served: ServedApp, most: int) -> None:
+    asking = {"max_tokens": TOKENS, "logprobs": True, "top_logprobs": most}
+    (choice,) = chat(served, "Tell me.", **asking).json()["choices"]
+    whole = choice["logprobs"]["content"]
+    # A token that is a part of a character has no text of its own; these weights make such parts that never get whole.
+    spelled = "".join(each["token"] for each in whole)
+    assert spelled.replace("\ufffd", "") == choice["message"]["content"].replace("\ufffd", "")
+    assert all(each["logprob"] <= 0 and len(each["top_logprobs"]) == most for each in whole)
+    assert not most or all(each["top_logprobs"][0]["token"] == each["token"] for each in whole)  # it is greedy
+    streamed = [
+        each
+        for event in events(chat(served, "Tell me.", stream=True, **asking))
+        for each in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert [each["token"] for each in streamed] == [each["token"] for each in whole]
+    assert [each["logprob"] for each in streamed] == pytest.approx([each["logprob"] for each in whole], abs=1e-4)
+
+
+def test_tools_without_a_place_in_the_template_are_refused_and_may_be_switched_off(served: ServedApp) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    refused = chat(served, "Rain?", tools=tools, max_tokens=2)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+    assert "chat template has no place for them" in refused.json()["error"]["message"]
+    assert chat(served, "Rain?", tools=tools, tool_choice="none", max_tokens=2).status_code == 200

@@ -1,0 +1,407 @@
+"""The metrics of the application, and the one line that each process logs of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import ray
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from omni_cluster.cluster.metrics import IngressMetrics, Metered, heard
+from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, merged, missing, text_of
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.metrics import StageMetrics
+from omni_cluster.errors import RequestError
+from omni_cluster.openai_api.access import ApiKeys, guarded
+from omni_cluster.outputs import Pcm, StageChunk
+from tests.cluster.served import BASE_URL, KEY, ROOT, STAGES, ServedApp, request_for, serve_run, until
+
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+CHAT = "/v1/chat/completions"
+SAMPLES_A_CODE = 480
+Totals = Counter[tuple[str, ...]]
+
+
+def totals(text: str) -> Totals:
+    """Every sample by its name and its labels' values, summed over replicas; buckets are left out."""
+    sums: Totals = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if "le" not in sample.labels:
+                labels = [value for name, value in sorted(sample.labels.items()) if name != "replica"]
+                sums[(sample.name.removeprefix("omni_cluster_"), *labels)] += sample.value  # type: ignore[assignment]
+    return sums
+
+
+# ------------------------------------------------------------ the middleware
+
+
+async def streamed(request: Request) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        for part in (b"", b"four", b"five!"):
+            yield part
+
+    return StreamingResponse(parts())
+
+
+async def sounding(request: Request) -> Response:
+    pcm = StageChunk(pcm=Pcm(0, np.zeros(4, np.float32), 24_000))
+
+    async def events() -> Any:
+        for chunk in (StageChunk(text="a"), pcm, pcm):
+            yield StageEvent("s", chunk)
+
+    said = [event.chunk.text async for event in heard(events(), request.state.meter)]
+    return PlainTextResponse(str(len(said)))
+
+
+async def broken(request: Request) -> Response:
+    raise ZeroDivisionError
+
+
+async def breaks_off(request: Request) -> Response:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"four"
+        raise ZeroDivisionError
+
+    return StreamingResponse(parts())
+
+
+class Face:
+    """A small API behind the middleware and all that stands before ours."""
+
+    def __init__(self, *keys: bytes) -> None:
+        self.metrics = IngressMetrics()
+        handlers = (streamed, sounding, broken, breaks_off)
+        routes = [Route(f"/{handler.__name__}", handler) for handler in handlers]
+        app = guarded(Starlette(routes=routes), keys=ApiKeys(keys), origins=(), answers_id=False)
+        app = Metered(app, self.metrics, [route.path for route in routes])
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://face")
+
+    def totals(self) -> Totals:
+        return totals(text_of(ReplicaMetrics.of(self.metrics.registry, "i1").metrics).decode())
+
+
+async def test_a_request_is_counted_with_its_bytes_and_its_times() -> None:
+    face = Face()
+    assert (await face.client.get("/streamed")).content == b"fourfive!"
+    counted = face.totals()
+    assert counted["ingress_requests_total", "/streamed", "200"] == 1
+    assert counted["ingress_sent_bytes_total", "/streamed"] == 9
+    assert counted["ingress_first_byte_seconds_count", "/streamed"] == 1
+    assert counted["ingress_answer_seconds_count", "/streamed"] == 1
+    assert counted["ingress_requests_in_flight", "/streamed"] == 0
+
+
+async def test_the_first_sound_is_timed_once() -> None:
+    face = Face()
+    assert (await face.client.get("/sounding")).text == "3"
+    assert face.totals()["ingress_first_audio_seconds_count", "/sounding"] == 1
+
+
+@pytest.mark.parametrize("path", ["/broken", "/breaks_off"])
+async def test_what_breaks_is_500_and_in_no_answer_s_time(path: str) -> None:
+    face = Face()
+    await face.client.get(path)
+    counted = face.totals()
+    assert counted["ingress_requests_total", path, "500"] == 1
+    assert counted["ingress_answer_seconds_count", path] == 0
+    assert counted["ingress_requests_in_flight", path] == 0
+
+
+async def test_refusals_are_counted_by_their_status_and_in_no_time() -> None:
+    face = Face(b"k" * 16)
+    assert (await face.client.get("/streamed")).status_code == 401
+    counted = face.totals()
+    assert counted["ingress_requests_total", "/streamed", "401"] == 1
+    assert counted["ingress_first_byte_seconds_count", "/streamed"] == 0
+    assert counted["ingress_answer_seconds_count", "/streamed"] == 0
+
+
+async def test_a_path_of_the_client_s_own_makes_no_label_of_its_own() -> None:
+    face = Face()
+    for path in ("/nowhere", "/streamed/x"):
+        assert (await face.client.get(path)).status_code == 404
+    assert face.totals()["ingress_requests_total", "other", "404"] == 2
+
+
+async def test_a_client_that_leaves_is_499() -> None:
+    metrics, in_flight = IngressMetrics(), asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"four", "more_body": True})
+        in_flight.set()
+        await asyncio.Event().wait()
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    request = asyncio.create_task(Metered(endless, metrics, ["/a"])({"type": "http", "path": "/a"}, nothing, nothing))
+    await in_flight.wait()
+    assert metrics.registry.get_sample_value("omni_cluster_ingress_requests_in_flight", {"endpoint": "/a"}) == 1
+    request.cancel()
+    await asyncio.wait([request])
+    assert request.cancelled()
+    counted = totals(text_of(ReplicaMetrics.of(metrics.registry, "i1").metrics).decode())
+    assert counted["ingress_requests_total", "/a", "499"] == 1
+    assert counted["ingress_requests_in_flight", "/a"] == 0
+    assert counted["ingress_sent_bytes_total", "/a"] == 4
+
+
+async def test_the_log_has_a_line_of_each_request_but_probes(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = IngressMetrics()
+    app = guarded(Starlette(routes=[Route("/streamed", streamed)]), keys=ApiKeys(), origins=())
+    transport = httpx.ASGITransport(Metered(app, metrics, ["/streamed", "/health"]))
+    with caplog.at_level("INFO", "ray.serve"):
+        async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
+            await client.get("/streamed", headers={"x-request-id": "mine"})
+            await client.get("/health")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    assert re.fullmatch(r"request mine: /streamed answered 200 after \d+\.\d{3} s", line)
+
+
+# ------------------------------------------------------- one text of all
+
+
+def of_replica(replica: str, finished: int) -> ReplicaMetrics:
+    metrics = StageMetrics()
+    for _ in range(finished):
+        metrics.begin().end("finished")
+    return ReplicaMetrics.of(metrics.registry, replica, stage="first")
+
+
+def test_replicas_are_samples_of_one_metric_with_one_help_line() -> None:
+    text = text_of(merged([*of_replica("a", 2).metrics, *of_replica("b", 3).metrics])).decode()
+    finished = {
+        sample.labels["replica"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.endswith("requests_total") and sample.labels["outcome"] == "finished"
+    }
+    assert finished == {"a": 2, "b": 3}
+    names = re.findall(r"^# HELP (\S+) ", text, re.MULTILINE)
+    assert len(names) == len(set(names)) > 5
+    assert "_created" not in text
+
+
+def test_an_answer_of_nothing_is_an_empty_text() -> None:
+    assert text_of(merged(ReplicaMetrics.of(CollectorRegistry(), "a").metrics)) == b""
+
+
+def test_those_that_are_missing_are_counted_by_stage() -> None:
+    assert totals(text_of([missing({"first": 0, "second": 2})]).decode()) == {
+        ("scrape_missing", "first"): 0,
+        ("scrape_missing", "second"): 2,
+    }
+
+
+# ------------------------------------------------ the application, with two ingresses
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
+    """The embedded default with a second ingress; clients need `KEY`."""
+    config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
+    path = tmp_path_factory.mktemp("config") / "watched.yaml"
+    path.with_name("keys.txt").write_text(f"{KEY}\n")
+    path.write_text(
+        yaml.safe_dump(config | {"ingress_replicas": 2, "api": {"keys_file": str(path.with_name("keys.txt"))}})
+    )
+    with serve_run(f"config={path}") as app:
+        yield app
+
+
+async def scraped(served: ServedApp) -> Totals:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED) as client:
+        answer = await client.get("/metrics")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
+    return totals(answer.text)
+
+
+async def all_scraped(served: ServedApp) -> Totals:
+    """Once every replica answers: those that have just started may take longer than a scrape waits."""
+    found: list[Totals] = []
+
+    async def nothing_is_missing() -> bool:
+        found.append(await scraped(served))
+        return not any(value for (name, *_), value in found[-1].items() if name == "scrape_missing")
+
+    await until(nothing_is_missing, "every replica answers a scrape")
+    return found[-1]
+
+
+def grown(after: Totals, before: Totals) -> Totals:
+    return Counter({key: after[key] - before[key] for key in after if after[key] != before[key]})
+
+
+def body_of(text_tokens: int, codes: int, **options: Any) -> dict[str, Any]:
+    exact = [{"max_tokens": n, "min_tokens": n} for n in (text_tokens, codes)]
+    exact[0]["ignore_eos"] = True
+    return {
+        "model": "preset:tiny",
+        "messages": [{"role": "user", "content": "Hello, a secret word."}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "sampling_params_list": [*exact, None],
+        **options,
+    }
+
+
+async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
+    before = await all_scraped(watched)
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=120) as client:
+
+        async def post(body: dict[str, Any], **headers: str) -> bytes:
+            return (await client.post(CHAT, json=body, headers=headers)).content
+
+        answers = [
+            await post(body_of(8, 30, stream=True), **AUTHORIZED),
+            await post(body_of(6, 24), **AUTHORIZED),
+            await post(body_of(5, 24, modalities=["text"], audio=None), **AUTHORIZED),
+            await post(body_of(8, 30, voice="x", model="nobody"), **AUTHORIZED),
+            await post(body_of(8, 30)),
+        ]
+    moved = grown(await all_scraped(watched), before)
+    assert {key: moved[key] for key in moved if key[0] == "stage_requests_total"} == {
+        ("stage_requests_total", "finished", "thinker"): 3,
+        ("stage_requests_total", "finished", "talker"): 2,
+        ("stage_requests_total", "finished", "code2wav"): 2,
+    }
+    assert moved["stage_tokens_total", "thinker"] == 8 + 6 + 5
+    codes = moved["stage_tokens_total", "talker"]
+    assert codes == 30 + 24
+    assert moved["stage_samples_total", "code2wav"] == SAMPLES_A_CODE * codes
+    assert moved["stage_pieces_total", "code2wav"] >= 3
+    for name in ("first_output", "request"):
+        counts = [moved[f"stage_{name}_seconds_count", stage] for stage in STAGES]
+        assert counts == [3, 2, 2]
+    assert moved["stage_handover_seconds_count", "thinker"] == 0 < moved["stage_handover_seconds_count", "talker"]
+    assert {key: moved[key] for key in moved if key[0] == "ingress_requests_total" and key[1] == CHAT} == {
+        ("ingress_requests_total", CHAT, "200"): 3,
+        ("ingress_requests_total", CHAT, "404"): 1,
+        ("ingress_requests_total", CHAT, "401"): 1,
+    }
+    assert moved["ingress_sent_bytes_total", CHAT] == sum(map(len, answers))
+    assert moved["ingress_first_audio_seconds_count", CHAT] == 1
+    assert moved["ingress_first_byte_seconds_count", CHAT] == moved["ingress_answer_seconds_count", CHAT] == 3
+
+
+async def test_every_ingress_gives_the_same_totals(watched: ServedApp) -> None:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED) as client:
+        for _ in range(8):  # in turn, or by chance: either ingress gets some
+            await client.get("/v1/models")
+    scrapes = [await all_scraped(watched) for _ in range(6)]
+    assert len({scrape["ingress_requests_total", "/v1/models", "200"] for scrape in scrapes}) == 1
+    text = httpx.get(f"{BASE_URL}/metrics", headers=AUTHORIZED, timeout=60).text
+    for name, replicas in {"ingress_requests_in_flight": 2, "stage_requests_running": 3}.items():
+        assert len(set(re.findall(rf'omni_cluster_{name}.*replica="(\w+)"', text))) == replicas
+
+
+async def test_a_scrape_needs_a_key(watched: ServedApp) -> None:
+    assert httpx.get(f"{BASE_URL}/metrics", timeout=60).status_code == 401
+
+
+async def nothing_is_held(served: ServedApp) -> bool:
+    held = await scraped(served)
+    names = ("stage_requests_running", "stage_requests_waiting", "stage_open_outboxes")
+    return not any(held[name, stage] for name in names for stage in STAGES)
+
+
+async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: ServedApp) -> None:
+    before = await all_scraped(watched)
+    body = body_of(500, 1500, stream=True)
+    client = httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED)
+    async with client, client.stream("POST", CHAT, json=body) as response:
+        lines = response.aiter_lines()
+        while '"content":"' not in (line := await anext(lines)) or '"content":""' in line:
+            pass
+        running = await all_scraped(watched)
+        assert running["ingress_requests_in_flight", CHAT] == 1
+        assert running["stage_open_outboxes", "thinker"] == 1
+
+    async def all_are_cancelled() -> bool:
+        moved = grown(await all_scraped(watched), before)
+        ended = {key for key in moved if key[0] in ("stage_requests_total", "ingress_requests_total")}
+        cancelled = {("stage_requests_total", "cancelled", stage) for stage in STAGES}
+        left = ("ingress_requests_total", CHAT, "499")
+        others = ended - cancelled - {left, ("ingress_requests_total", "/metrics", "200")}
+        assert not others
+        assert all(moved[key] <= 1 for key in {*cancelled, left})
+        return {*cancelled, left} <= ended
+
+    await until(all_are_cancelled, "every process has counted that the client left")
+    await until(lambda: nothing_is_held(watched), "all stages let go of the request")
+
+
+async def test_what_a_stage_refuses_has_failed_there(watched: ServedApp) -> None:
+    before = await all_scraped(watched)
+    request = dataclasses.replace(request_for("text", "hot"), sampling={"talker": {"heat": 1}})
+    with pytest.raises(RequestError, match="'heat'"):
+        await watched.answer(request)
+    moved = grown(await all_scraped(watched), before)
+    assert moved["stage_requests_total", "failed", "talker"] == 1
+    assert moved["stage_requests_total", "failed", "thinker"] == 0
+    await until(lambda: nothing_is_held(watched), "all stages let go of the request")
+
+
+async def test_a_replica_that_does_not_answer_is_left_out_and_counted(watched: ServedApp) -> None:
+    before = await all_scraped(watched)
+    (silent,) = await watched.statuses_of("talker")
+    os.kill(silent["pid"], signal.SIGSTOP)
+    try:
+        without = await scraped(watched)
+    finally:
+        os.kill(silent["pid"], signal.SIGCONT)
+    missing_of = {stage: without["scrape_missing", stage] for stage in ("ingress", *STAGES)}
+    assert missing_of == {"ingress": 0, "thinker": 0, "talker": 1, "code2wav": 0}
+    assert ("stage_tokens_total", "talker") not in without
+    assert without["stage_tokens_total", "thinker"] == before["stage_tokens_total", "thinker"]
+    after = await all_scraped(watched)
+    assert after["stage_tokens_total", "talker"] == before["stage_tokens_total", "talker"]
+
+
+async def test_a_request_s_id_is_in_the_log_of_every_stage(watched: ServedApp) -> None:
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+    sent = {**AUTHORIZED, "x-request-id": "find-me.1"}
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=120) as client:
+        answer = await client.post(CHAT, json=body_of(8, 30, stream=True), headers=sent)
+    assert answer.status_code == 200
+    of_request = re.compile(r"request (find-me\.1\S*: .*)")
+
+    def lines(deployment: str) -> list[str]:
+        files = logs.glob(f"replica_default_{deployment}_*.log")
+        return [found[1] for file in files for found in of_request.finditer(file.read_text())]
+
+    async def all_have_said_it() -> bool:
+        return all(lines(deployment) for deployment in ("ingress", *STAGES))
+
+    await until(all_have_said_it, "every log has the request")
+    (said,) = lines("ingress")
+    assert re.fullmatch(rf"find-me\.1: {CHAT} answered 200 after \d+\.\d{{3}} s", said)
+    made = {"thinker": (8, 0), "talker": (30, 0), "code2wav": (0, 30 * SAMPLES_A_CODE)}
+    for stage, (tokens, samples) in made.items():
+        (said,) = lines(stage)
+        expected = rf"finished in stage {stage} after \d+\.\d{{3}} s, {tokens} tokens, {samples} samples"
+        assert re.fullmatch(rf"find-me\.1-[0-9a-f]{{8}}: {expected}", said)
+    files = [file.read_text() for file in logs.glob("replica_*.log")]
+    assert json.dumps(files).count("secret word") == 0

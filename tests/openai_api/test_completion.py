@@ -1,0 +1,133 @@
+"""The answers of a chat as its clients read them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import Any
+
+import pytest
+
+from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
+from omni_cluster.openai_api.completion import ChatStream, Usage, completion
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.video import VideoLimits
+from omni_cluster.outputs import TokenChoice, TokenLogprob
+
+LIMITS = ApiLimits(10_000, 1, 1, 1, 10_000, 1.0, 100, 64, VideoLimits(1.0, 2, 100))
+
+USAGE = Usage(prompt_tokens=5, completion_tokens=2, audio_tokens=30)
+USAGE_BODY = {
+    "prompt_tokens": 5,
+    "completion_tokens": 2,
+    "total_tokens": 7,
+    "completion_tokens_details": {"audio_tokens": 30},
+}
+
+
+def asked(**fields: Any) -> ChatRequest:
+    body = {"model": "omni", "messages": [{"role": "user", "content": "hello"}], **fields}
+    raw = json.dumps(body).encode()
+    return open_chat_request(check_chat_request(raw, models=["omni"], voices=["Ethan"], limits=LIMITS), {}, LIMITS)
+
+
+def spoken(**fields: Any) -> ChatRequest:
+    return asked(audio={"voice": "Ethan"}, **fields)
+
+
+def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [chunk["choices"][0]["delta"] for chunk in chunks]
+
+
+def test_a_spoken_stream() -> None:
+    stream = ChatStream(
+        spoken(stream=True, stream_options={"include_usage": True}), answer_id="chatcmpl-7", created=100
+    )
+    chunks = [stream.start(), stream.text("Hi"), stream.audio(b"abcdef"), stream.text(" you"), stream.finish("stop")]
+    usage = stream.usage(USAGE)
+    head = {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 100, "model": "omni"}
+    assert all(chunk.items() >= (head | {"usage": None}).items() for chunk in chunks)
+    assert deltas(chunks) == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hi", "audio": {"id": "audio-7", "transcript": "Hi"}},
+        {"audio": {"id": "audio-7", "data": base64.b64encode(b"abcdef").decode()}},
+        {"content": " you", "audio": {"id": "audio-7", "transcript": " you"}},
+        {"audio": {"id": "audio-7", "expires_at": 100}},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, None, "stop"]
+    assert [chunk.get("modality") for chunk in chunks] == [None, "text", "audio", "text", None]
+    assert usage == head | {"choices": [], "usage": USAGE_BODY}
+
+
+def test_a_stream_of_text_alone_says_nothing_of_audio_or_usage() -> None:
+    stream = ChatStream(asked())
+    chunks = [stream.start(), stream.text("Hi"), stream.finish("length")]
+    assert deltas(chunks) == [{"role": "assistant", "content": ""}, {"content": "Hi"}, {}]
+    assert all("usage" not in chunk and "system_fingerprint" not in chunk for chunk in chunks)
+    assert stream.usage(USAGE) is None
+
+
+def test_ids_are_fresh_and_the_same_in_all_chunks() -> None:
+    one, other = ChatStream(spoken()), ChatStream(spoken())
+    assert one.start()["id"] == one.finish("stop")["id"] != other.start()["id"]
+    assert one.id.startswith("chatcmpl-")
+
+
+def test_a_spoken_completion_keeps_the_text_as_content() -> None:
+    body = completion(
+        spoken(), text="Hi", audio=b"RIFF", finish_reason="stop", usage=USAGE, answer_id="chatcmpl-7", created=100
+    )
+    assert body == {
+        "id": "chatcmpl-7",
+        "object": "chat.completion",
+        "created": 100,
+        "model": "omni",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Hi",
+                    "refusal": None,
+                    "audio": {"id": "audio-7", "data": "UklGRg==", "expires_at": 100, "transcript": "Hi"},
+                },
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE_BODY,
+    }
+
+
+def test_a_completion_of_text_alone_has_no_audio() -> None:
+    body = completion(asked(), text="Hi", audio=None, finish_reason="length", usage=USAGE)
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
+
+
+CHOICES = (
+    TokenChoice(TokenLogprob("H", -0.5), (TokenLogprob("H", -0.5), TokenLogprob("é", -1.0), TokenLogprob("J", -2.0))),
+    TokenChoice(TokenLogprob("i", -math.inf), (TokenLogprob("o", -0.1), TokenLogprob("i", -math.inf))),
+)
+
+
+def logprob(token: str, value: float) -> dict[str, Any]:
+    return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_logprobs_of_each_token_and_of_the_likeliest_in_its_place(most: int) -> None:
+    request = asked(logprobs=True, top_logprobs=most)
+    likeliest = [[logprob("H", -0.5), logprob("é", -1.0)], [logprob("o", -0.1), logprob("i", -9999.0)]]
+    content = [
+        logprob("H", -0.5) | {"top_logprobs": likeliest[0][:most]},
+        logprob("i", -9999.0) | {"top_logprobs": likeliest[1][:most]},
+    ]
+    streamed = ChatStream(request).text("Hi", CHOICES)["choices"][0]["logprobs"]
+    whole = completion(request, text="Hi", audio=None, finish_reason="stop", usage=USAGE, choices=CHOICES)
+    assert streamed == whole["choices"][0]["logprobs"] == {"content": content, "refusal": None}
+    json.dumps(whole, allow_nan=False)
+
+
+def test_without_asking_there_are_no_logprobs() -> None:
+    assert ChatStream(asked()).text("Hi", CHOICES)["choices"][0]["logprobs"] is None

@@ -1,0 +1,64 @@
+"""What OpenAPI says of the bodies is what the requests are checked by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jsonschema
+import pytest
+
+from omni_cluster.openai_api.chat import chat_body
+from omni_cluster.openai_api.errors import error_body
+from omni_cluster.openai_api.openapi import answers
+from omni_cluster.openai_api.speech import speech_body
+
+BODIES = [chat_body, speech_body]
+
+
+def schema_of(body: Callable[[Collection[str]], dict[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = body(["omni"])["requestBody"]["content"]["application/json"]["schema"]
+    return made
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_s_schema_stands_alone_and_names_no_class(body: Any) -> None:
+    schema = schema_of(body)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    text = json.dumps(schema)
+    assert "$ref" not in text and "$defs" not in text and '"_' not in text
+    assert schema["properties"]["model"] == {"type": "string", "enum": ["omni"]}
+
+
+def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
+    validator = jsonschema.Draft202012Validator(schema_of(chat_body))
+    parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    body = {"model": "omni", "messages": [{"role": "user", "content": parts}], "stop": ["a"], "stream": None}
+    assert validator.is_valid(body | {"sampling_params_list": [None, {"top_k": 5}, None]})
+    wrong: list[dict[str, Any]] = [
+        {"model": "gpt"},
+        {"messages": "Hi"},
+        {"messages": [{"role": "robot", "content": "Hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "smell"}]}]},
+        {"temperature": 3},
+        {"max_tokens": 0},
+        {"stop": 5},
+        {"sampling_params_list": [{"heat": 1}]},
+    ]
+    assert not [fields for fields in wrong if validator.is_valid(body | fields)]
+
+
+def test_the_speech_s_schema_takes_what_the_api_takes() -> None:
+    validator = jsonschema.Draft202012Validator(schema_of(speech_body))
+    body = {"model": "omni", "input": "Hi."}
+    assert validator.is_valid(body | {"voice": {"id": "Ethan"}, "speed": 1, "response_format": "opus"})
+    wrong: list[dict[str, Any]] = [{"input": "x" * 4097}, {"speed": 2}, {"voice": 3}, {"response_format": "aac"}]
+    assert not [fields for fields in wrong if validator.is_valid(body | fields)]
+
+
+def test_every_refusal_has_the_form_that_is_told() -> None:
+    schema = answers("application/json")["4XX"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(error_body("No.", status=404, param="model", code="model_not_found"))
+    assert not validator.is_valid({"detail": "Not Found"})

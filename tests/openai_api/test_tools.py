@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.tools import Tool, ToolCall, template_calls, template_tools
+
+
+def call(arguments: str) -> ToolCall:
+    return ToolCall.model_validate({"id": "1", "function": {"name": "weather", "arguments": arguments}})
+
+
+def test_a_template_is_given_what_the_client_sent_and_no_more() -> None:
+    sent: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    assert template_tools([Tool.model_validate(sent | {"cache": True})]) == (sent,)
+
+
+def test_arguments_become_objects() -> None:
+    (made,) = template_calls([call('{"place": "Oslo", "days": [1, 2]}')], "calls")
+    assert made == {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": {"place": "Oslo", "days": [1, 2]}},
+    }
+
+
+@pytest.mark.parametrize("arguments", ["", "no", "[1]", "null", "{" * 100_000, '{"a":' * 900 + "1" + "}" * 900])
+def test_arguments_that_are_no_object_are_refused_by_place(arguments: str) -> None:
+    with pytest.raises(BadRequest, match="is no JSON object; send it as the model wrote it") as caught:
+        template_calls([call("{}"), call(arguments)], "messages[1].tool_calls")
+    assert caught.value.param == "messages[1].tool_calls[1].function.arguments"
