@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -61,6 +61,10 @@ class OmniRequest:
     seed: int = 0
     streams_audio: bool = False
     reply: str | None = None
+
+    def without_media(self) -> OmniRequest:
+        """For stages that another feeds: a video's frames are a hundred megabytes that they would never look at."""
+        return replace(self, media=Media())
 
 
 class OmniTokensPrompt(TypedDict):

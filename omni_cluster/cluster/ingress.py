@@ -52,10 +52,11 @@ from omni_cluster.openai_api.chat import (
 )
 from omni_cluster.openai_api.completion import ChatStream, Usage, completion
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
-from omni_cluster.openai_api.errors import blamed_on, route_refused
+from omni_cluster.openai_api.errors import BadRequest, blamed_on, route_refused
 from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request, speech_body
+from omni_cluster.openai_api.wire import check_model
 from omni_cluster.outputs import OmniRequestOutput
 
 GREETING = [{"role": "user", "content": "Hello"}]
@@ -87,6 +88,7 @@ class Ingress:
         api.add_api_route("/ready", self.ready, methods=["GET"])
         api.add_api_route("/metrics", self.metrics_text, methods=["GET"], response_class=PlainTextResponse)
         api.add_api_route("/v1/models", self.models, methods=["GET"])
+        api.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"], response_model=None)
         api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
         self._add_answers(api)
         # Serve's proxy adds the request's id to every answer.
@@ -133,8 +135,18 @@ class Ingress:
         return ReplicaMetrics.of(self._metrics.registry, own_replica_id())
 
     async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, name: str) -> Response:
+        try:
+            check_model(name, [self._config.model])
+        except BadRequest as error:
+            return JSONResponse(error.body(), error.status)
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
         model = {"id": self._config.model, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
-        return {"object": "list", "data": [model | {"voices": list(self._bound.family.voices)}]}
+        return model | {"voices": list(self._bound.family.voices)}
 
     async def voices(self) -> dict[str, Any]:
         """The default voice first."""

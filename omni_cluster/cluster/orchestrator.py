@@ -76,9 +76,8 @@ class Orchestrator:
         upstream = await asyncio.shield(tickets[source.stage_id]) if source else None
         ticket = tickets[stage.stage_id]
         replica_id = ticket.result().replica_id if ticket.done() else ""
-        async with contextlib.aclosing(
-            remote.calls.stream("generate", request, upstream, replica_id=replica_id)
-        ) as call:
+        asked = request.without_media() if source else request
+        async with contextlib.aclosing(remote.calls.stream("generate", asked, upstream, replica_id=replica_id)) as call:
             own = await anext(call)
             if not ticket.done():
                 ticket.set_result(own)

@@ -172,7 +172,8 @@ class Family(ABC):
     @abstractmethod
     def ar_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
-    ) -> ARSession: ...
+    ) -> ARSession:
+        """`request` has its media only in a stage that no other feeds."""
 
     @abstractmethod
     def diffusion_session(

@@ -28,6 +28,7 @@ from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import (
     SEED_MAX,
     SOME,
+    NamedVoice,
     StageSampling,
     Stop,
     Unsupported,
@@ -36,6 +37,7 @@ from omni_cluster.openai_api.wire import (
     check_voice,
     not_blank,
     refusal,
+    voice_name,
 )
 
 AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
@@ -110,7 +112,7 @@ def _left_to_model(value: object) -> object:
 
 
 class _AnswerAudio(Wire):
-    voice: str | None = None
+    voice: NamedVoice | None = None
     format: AnswerFormat | None = None
 
 
@@ -248,7 +250,7 @@ def _modalities(wire: _Body) -> Sequence[str]:
 
 
 def _voice(wire: _Body, voices: Collection[str]) -> str | None:
-    voice = wire.audio.voice if wire.audio else None
+    voice = voice_name(wire.audio.voice) if wire.audio else None
     check_voice(voice, voices, "audio.voice")
     return voice
 

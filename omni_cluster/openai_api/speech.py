@@ -7,11 +7,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from omni_cluster.openai_api.encoding import SoundFormat
 from omni_cluster.openai_api.openapi import request_body
-from omni_cluster.openai_api.wire import Unsupported, Wire, check_model, check_voice, not_blank, refusal
+from omni_cluster.openai_api.wire import (
+    NamedVoice,
+    Unsupported,
+    Wire,
+    check_model,
+    check_voice,
+    not_blank,
+    refusal,
+    voice_name,
+)
 
 MAX_INPUT_CHARS = 4096
 """OpenAI's."""
@@ -30,31 +39,12 @@ class SpeechRequest:
     seed: int | None
 
 
-class _Voice(Wire):
-    id: str
-
-
-def _name_or_id(value: object) -> str | None:
-    if isinstance(value, str):
-        return "#name"
-    return "#id" if isinstance(value, dict) else None
-
-
-# See messages.py for the tags.
-_NamedVoice = Annotated[
-    Annotated[str, Tag("#name")] | Annotated[_Voice, Tag("#id")],
-    Discriminator(
-        _name_or_id, custom_error_type="name_or_id", custom_error_message="should be a name or {'id': <name>}"
-    ),
-]
-
-
 class _Body(Wire):
     model: str
     input: Annotated[
         str, Field(max_length=MAX_INPUT_CHARS, json_schema_extra={"minLength": 1}), AfterValidator(not_blank)
     ]
-    voice: _NamedVoice | None = None
+    voice: NamedVoice | None = None
     response_format: SoundFormat | None = None
     speed: Annotated[float | None, Field(ge=1, le=1)] = None
     stream_format: Literal["sse", "audio"] | None = None
@@ -74,7 +64,7 @@ def parse_speech_request(body: bytes, *, models: Collection[str], voices: Collec
     except ValidationError as error:
         raise refusal(error.errors(include_url=False)[0]) from None
     check_model(wire.model, models)
-    voice = wire.voice.id if isinstance(wire.voice, _Voice) else wire.voice
+    voice = voice_name(wire.voice)
     check_voice(voice, voices, "voice")
     return SpeechRequest(
         wire.model, wire.input, voice, wire.response_format or DEFAULT_FORMAT, wire.stream_format, wire.seed

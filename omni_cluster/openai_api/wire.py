@@ -61,6 +61,29 @@ Stop = Annotated[
     ),
 ]
 
+
+class _VoiceId(Wire):
+    id: str
+
+
+def _name_or_id(value: object) -> str | None:
+    if isinstance(value, str):
+        return "#name"
+    return "#id" if isinstance(value, dict) else None
+
+
+NamedVoice = Annotated[
+    Annotated[str, Tag("#name")] | Annotated[_VoiceId, Tag("#id")],
+    Discriminator(
+        _name_or_id, custom_error_type="name_or_id", custom_error_message="should be a name or {'id': <name>}"
+    ),
+]
+
+
+def voice_name(voice: NamedVoice | None) -> str | None:
+    return voice.id if isinstance(voice, _VoiceId) else voice
+
+
 _INT32_MAX = 2**31 - 1
 _TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 SEED_MAX = 2**63 - 1

@@ -118,6 +118,8 @@ ROUTES = (
     refused("speech by PUT", speech(), None, "use POST",
             code="method_not_supported", status=405, method="PUT", path=SPEECH),
     refused("models by POST", {}, None, "use GET", code="method_not_supported", status=405, path="/v1/models"),
+    refused("another model's page", b"", "model", "The model \"gpt\" does not exist; use one of preset:tiny",
+            code="model_not_found", status=404, method="GET", path="/v1/models/gpt"),
     refused("unknown path", chat(), None, "\"/v1/completions\" is no path of this API",
             code="unknown_url", status=404, path="/v1/completions"),
     refused("plain text", chat(), None, "is 'text/plain', but it should be 'application/json'",
@@ -306,6 +308,7 @@ URLS = (
 OPTIONS = (
     refused("another voice", chat(audio={"voice": "Bob", "format": "wav"}), "audio.voice",
             "is \"Bob\", but the voices are Chelsie, Ethan"),
+    refused("another voice's id", chat(audio={"voice": {"id": "Bob"}}), "audio.voice", "but the voices are"),
     refused("another format", chat(audio={"voice": "Ethan", "format": "aac"}), "audio.format", "is \"aac\", but it"),
     refused("audio no object", chat(audio="Ethan"), "audio", "is \"Ethan\""),
     refused("sound alone", chat(modalities=["audio"]), "modalities", "audio without text"),

@@ -188,6 +188,9 @@ def test_the_list_of_models(client: OpenAI) -> None:
     (model,) = client.models.list()
     assert (model.id, model.object) == (MODEL, "model")
     assert model.to_dict()["voices"] == ["Chelsie", "Ethan"]
+    assert client.models.retrieve(MODEL) == model
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.models.retrieve("gpt/5")
 
 
 def test_refusals_are_the_sdk_s_errors(client: OpenAI) -> None:

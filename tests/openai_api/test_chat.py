@@ -219,7 +219,9 @@ BAD = [
     (with_fields(modalities=["video"]), "modalities[0]", "should be 'text' or 'audio'"),
     (with_fields(modalities=["audio"]), "modalities", "audio without text, which is not supported"),
     (with_fields(audio={"voice": "alloy"}), "audio.voice", 'is "alloy", but the voices are Chelsie, Ethan'),
-    (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", "should be a valid string"),
+    (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", 'is "x", but the voices are Chelsie, Ethan'),
+    (with_fields(audio={"voice": 5}), "audio.voice", "is 5, but it should be a name or {'id': <name>}"),
+    (with_fields(audio={"voice": {"name": "x"}}), "audio.voice.id", "is required"),
     (
         with_fields(stage_sampling_params={"talker": {"heat": 1}}),
         "stage_sampling_params.talker.heat",
@@ -434,6 +436,7 @@ def test_media_come_decoded_and_in_order() -> None:
     [
         ({"audio": {"voice": "Ethan"}}, True),
         ({"audio": {}}, True),
+        ({"audio": {"voice": {"id": "Ethan"}}}, True),
         ({"modalities": ["text", "audio"]}, True),
         ({"modalities": ["text"], "audio": {"voice": "Ethan"}}, False),
         ({"modalities": None, "audio": None}, False),
