@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.inputs import Video
@@ -105,6 +105,14 @@ def _plain_text(value: object) -> object:
     raise PydanticCustomError("plain_text", "should be {'type': 'text'}: structured output is not supported")
 
 
+_TEXT_FORMAT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "null"},
+        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+    ]
+}
+
+
 def _left_to_model(value: object) -> object:
     if value in (None, "auto", "none"):
         return value
@@ -147,10 +155,10 @@ class _Body(Wire):
     ignore_eos: bool | None = None
     sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(not_blank), SOME] | None = None
     stage_sampling_params: dict[str, StageSampling] | None = None
-    n: Annotated[int | None, AfterValidator(_only_one)] = None
-    response_format: Annotated[Any, AfterValidator(_plain_text)] = None
+    n: Annotated[int | None, AfterValidator(_only_one), WithJsonSchema({"enum": [1, None]})] = None
+    response_format: Annotated[Any, AfterValidator(_plain_text), WithJsonSchema(_TEXT_FORMAT)] = None
     tools: list[Tool] | None = None
-    tool_choice: Annotated[Any, AfterValidator(_left_to_model)] = None
+    tool_choice: Annotated[Any, AfterValidator(_left_to_model), WithJsonSchema({"enum": [None, "auto", "none"]})] = None
     use_audio_in_video: bool | None = None
     mm_processor_kwargs: _ProcessorOptions | None = None
     functions: Unsupported = None

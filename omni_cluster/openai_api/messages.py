@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from omni_cluster.inputs import Video
 from omni_cluster.openai_api.errors import BadRequest
@@ -111,8 +111,37 @@ _Content = Annotated[
 ]
 
 
+_ONLY_TEXT = {"type": ["string", "array"], "items": {"properties": {"type": {"const": "text"}}}}
+_NO_CALLS = {"type": ["array", "null"], "maxItems": 0}
+# For OpenAPI alone: what `check_messages` says in sentences of ours.
+_BY_ROLE: list[Any] = [
+    {
+        "properties": {"role": {"const": "user"}, "content": {"type": ["string", "array"]}, "tool_calls": _NO_CALLS},
+        "required": ["content"],
+    },
+    {
+        "properties": {
+            "role": {"enum": ["system", "assistant", "tool"]},
+            "content": _ONLY_TEXT,
+            "tool_calls": _NO_CALLS,
+        },
+        "required": ["content"],
+    },
+    {
+        "properties": {
+            "role": {"const": "assistant"},
+            "content": {**_ONLY_TEXT, "type": ["string", "array", "null"]},
+            "tool_calls": {"type": "array", "minItems": 1},
+        },
+        "required": ["tool_calls"],
+    },
+]
+
+
 class Message(Wire):
     """One of a chat's, as it came; `content` is None where the assistant only called tools."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": _BY_ROLE})
 
     role: Literal["system", "user", "assistant", "tool"]
     # OpenAI's clients may name an earlier spoken answer by its id instead of giving content; no answer is kept here.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from omni_cluster.openai_api.errors import BadRequest
@@ -21,8 +21,12 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, 0, "none", "auto")
+"""How clients say that they do not want an option."""
+
+
 def unsupported(value: object) -> object:
-    if value in (None, False, [], {}, 0, "none", "auto"):
+    if value in _NOTHING:
         return None
     raise PydanticCustomError("unsupported", "is not supported; leave it out")
 
@@ -39,7 +43,7 @@ def _few(stops: list[str]) -> list[str]:
     return stops
 
 
-Unsupported = Annotated[Any, AfterValidator(unsupported)]
+Unsupported = Annotated[Any, AfterValidator(unsupported), WithJsonSchema({"enum": list(_NOTHING)})]
 Text = Annotated[str, AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})]
 # For OpenAPI alone: the validators' sentences are ours.
 SOME = Field(json_schema_extra={"minItems": 1})

@@ -44,6 +44,10 @@ def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
         {"temperature": 3},
         {"max_tokens": 0},
         {"stop": 5},
+        {"n": 2},
+        {"functions": [{}]},
+        {"tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
         {"sampling_params_list": [{"heat": 1}]},
     ]
     assert not [fields for fields in wrong if validator.is_valid(body | fields)]
