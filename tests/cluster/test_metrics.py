@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -327,17 +328,21 @@ async def nothing_is_held(served: ServedApp) -> bool:
     return not any(held[name, stage] for name in names for stage in STAGES)
 
 
-async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: ServedApp) -> None:
-    before = await all_scraped(watched)
-    body = body_of(500, 1500, stream=True)
+@contextlib.asynccontextmanager
+async def answering() -> AsyncIterator[None]:
+    """A long answer whose first text is there; at the context's end the client leaves."""
     client = httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED)
-    async with client, client.stream("POST", CHAT, json=body) as response:
+    async with client, client.stream("POST", CHAT, json=body_of(500, 1500, stream=True)) as response:
         lines = response.aiter_lines()
         while '"content":"' not in (line := await anext(lines)) or '"content":""' in line:
             pass
-        running = await all_scraped(watched)
-        assert running["ingress_requests_in_flight", CHAT] == 1
-        assert running["stage_open_outboxes", "thinker"] == 1
+        yield
+
+
+async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: ServedApp) -> None:
+    before = await all_scraped(watched)
+    async with answering():
+        pass
 
     async def all_are_cancelled() -> bool:
         moved = grown(await all_scraped(watched), before)
@@ -350,6 +355,14 @@ async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: Serve
         return {*cancelled, left} <= ended
 
     await until(all_are_cancelled, "every process has counted that the client left")
+    await until(lambda: nothing_is_held(watched), "all stages let go of the request")
+
+
+async def test_what_runs_is_held_until_its_end(watched: ServedApp) -> None:
+    async with answering():
+        running = await all_scraped(watched)
+    assert running["ingress_requests_in_flight", CHAT] == 1
+    assert running["stage_open_outboxes", "thinker"] == 1
     await until(lambda: nothing_is_held(watched), "all stages let go of the request")
 
 
