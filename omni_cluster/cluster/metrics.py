@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Collection
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cluster.engine.fan_in import StageEvent
@@ -133,9 +134,10 @@ class Metered:
             await send(message)
 
         try:
-            await self._app(scope, receive, counted)
+            await self._app(scope, until_client_leaves(receive), counted)
         except Exception:
-            end(scope, meter, FAILED)
+            if end(scope, meter, FAILED):
+                logger.exception("%s broke", meter.endpoint)
             raise
         finally:
             end(scope, meter, CLIENT_LEFT)
@@ -145,11 +147,25 @@ class Metered:
         return path if path in self._endpoints else OTHER
 
 
-def end(scope: Scope, meter: HttpMeter, status: int) -> None:
-    """Counts and logs how the request ended, unless it has ended before."""
-    if meter.end(status) and meter.endpoint not in PROBES:
+def until_client_leaves(receive: Receive) -> Receive:
+    """`receive` as ASGI has it: once the client has left, Serve's may raise what ended its own call."""
+
+    async def received() -> Message:
+        try:
+            return await receive()
+        except TaskCancelledError:
+            return {"type": "http.disconnect"}
+
+    return received
+
+
+def end(scope: Scope, meter: HttpMeter, status: int) -> bool:
+    """Counts and logs how the request ended, unless it has ended before; says whether this was its end."""
+    is_end = meter.end(status)
+    if is_end and meter.endpoint not in PROBES:
         request_id = scope["state"].get("request_id", "-")
         logger.info("request %s: %s answered %d after %.3f s", request_id, meter.endpoint, status, meter.passed_s)
+    return is_end
 
 
 async def heard(events: AsyncGenerator[StageEvent, None], meter: HttpMeter) -> AsyncGenerator[StageEvent, None]:
