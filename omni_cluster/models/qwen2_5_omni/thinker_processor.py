@@ -37,6 +37,22 @@ IS_SOUND = "is_heard"
 class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
     """A video comes with its frame rate and its sound, and may fill a prompt."""
 
+    def get_hf_processor(self, **kwargs: object) -> Any:
+        """One for all requests: vLLM loads one for each set of options, and `audio_padding` is each request's own."""
+        kwargs.pop("audio_kwargs", None)
+        return super().get_hf_processor(**kwargs)
+
+    def audio_padding(self, mm_items: MultiModalDataItems) -> dict[str, object]:
+        """Options that pad sounds to the longest of them; none where there is no sound.
+
+        The processor pads each to 300 s otherwise, which takes a quarter of a second, and fails where one is longer.
+        The features are the same: beyond a sound they read zeros for half a window of the Fourier transform.
+        """
+        if not mm_items.get_all_counts().get("audio", 0):
+            return {}
+        longest = max(len(sound) for sound in mm_items["audio"].get_all())
+        return {"audio_kwargs": {"max_length": longest + self.get_feature_extractor().n_fft // 2}}
+
     def get_data_parser(self) -> MultiModalDataParser:
         return Qwen2_5OmniThinkerMultiModalDataParser(
             spatial_merge_size=self.get_hf_config().vision_config.spatial_merge_size,
@@ -69,6 +85,8 @@ class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder):
 class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
     """Its outputs are vLLM's, and the `SOUND` fields for videos that are heard."""
 
+    info: ThinkerProcessingInfo
+
     def _get_hf_mm_data(self, mm_items: MultiModalDataItems) -> tuple[Mapping[str, object], Mapping[str, object]]:
         data, passed_through = super()._get_hf_mm_data(mm_items)
         if "videos" in data:
@@ -78,7 +96,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
     def _apply_hf_processor_main(
         self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        processed = super()._apply_hf_processor_main(mm_items, hf_processor_mm_kwargs)
+        processed = self._short_padded(mm_items, hf_processor_mm_kwargs)
         videos = _videos(mm_items)
         if videos:
             step_frames = self.info.get_hf_config().vision_config.temporal_patch_size
@@ -88,12 +106,18 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
             processed.update(self._heard([how["audio"] for _, how in videos], processed))
         return processed
 
+    def _short_padded(
+        self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> BatchFeature:
+        padding = self.info.audio_padding(mm_items)
+        return super()._apply_hf_processor_main(mm_items, {**hf_processor_mm_kwargs, **padding})
+
     def _heard(self, audios: Sequence[Any], processed: BatchFeature) -> dict[str, torch.Tensor]:
         """The fields of the videos' sound; none for videos without."""
         if any(audio is None for audio in audios):
             return {}
         items = self.info.parse_mm_data({"audio": [(audio, SAMPLE_RATE_HZ) for audio in audios]}, validate=False)
-        features = super()._apply_hf_processor_main(items, {})
+        features = self._short_padded(items, {})
         lengths = features["audio_feature_lengths"]
         grids = self._grids(processed["video_grid_thw"], processed["second_per_grid_ts"])
         clock = Clock.of(self.info.get_hf_config())
