@@ -38,7 +38,7 @@ $(VENV)-uv/bin/uv:
 
 $(READY): pyproject.toml $(VENV)-uv/bin/uv
 	test -x $(BIN)/python || $(VENV)-uv/bin/uv venv --quiet --python $(PYTHON) $(VENV)
-	$(VENV)-uv/bin/uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRA),dev]'
+	$(VENV)-uv/bin/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[$(EXTRA),dev]'
 	touch $@
 
 clean:

@@ -11,27 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import torch
+import numpy as np
 
 from omni_cluster.errors import PayloadError
 
-ALLOWED_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {
-        "float32": torch.float32,
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "int64": torch.int64,
-        "int32": torch.int32,
-        "uint8": torch.uint8,
-    }
-)
+if TYPE_CHECKING:  # who carries no tensor starts without torch: the functions import it
+    import torch
 
-_DTYPE_NAMES = {dtype: name for name, dtype in ALLOWED_DTYPES.items()}
+ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
+)
+"""The dtypes that are carried, by torch's names for them."""
+
 # Rows carry their dtype as a number: the place in this tuple is part of the wire format, so only append.
-_DTYPE_CODES = tuple(ALLOWED_DTYPES.values())
+_DTYPE_CODES = tuple(ITEM_BYTES)
 _MAX_DIMS = 4
 # A zero among the dims hides the others from the element count, but torch still multiplies them into strides.
 _MAX_EXTENT = 2**40
@@ -47,7 +43,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """One tensor as bytes, in the form that passes through vLLM's untyped `extra_args`.
 
     `data` holds the elements in row-major order, little-endian as the host keeps them; `dtype` is a key of
-    `ALLOWED_DTYPES`; `shape` has one to four dimensions.
+    `ITEM_BYTES`; `shape` has one to four dimensions.
     """
 
     data: bytes
@@ -57,6 +53,8 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> PromptEmbedsPayload:
         """Copy a dense tensor of any device. Raises PayloadError for a dtype or a rank that is not carried."""
+        import torch
+
         name = _name_of(tensor.dtype)
         _check_carried(tensor)
         # numpy knows no bfloat16, so every dtype leaves torch as bytes.
@@ -68,20 +66,22 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
         Raises PayloadError when the header is not allowed, exceeds `max_elements` or does not match the bytes.
         """
+        import torch
+
         elements = self.count(max_elements=max_elements)
-        dtype = ALLOWED_DTYPES[self.dtype]
+        dtype = _dtype_named(self.dtype)
         if elements == 0:
             return torch.empty(self.shape, dtype=dtype)
         return torch.frombuffer(bytearray(self.data), dtype=dtype).view(self.shape)
 
     def count(self, *, max_elements: int) -> int:
         """Number of elements, after every check of the header; takes no memory. Raises PayloadError."""
-        dtype = _dtype_named(self.dtype)
+        item_bytes = _item_bytes(self.dtype)
         elements = _count_elements(self.shape, max_elements)
-        if len(self.data) != elements * dtype.itemsize:
+        if len(self.data) != elements * item_bytes:
             raise PayloadError(
                 f"The payload has {len(self.data)} bytes, but shape {list(self.shape)} of {self.dtype} "
-                f"takes {elements * dtype.itemsize}."
+                f"takes {elements * item_bytes}."
             )
         return elements
 
@@ -121,6 +121,8 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, forbid_unknown_fie
     @classmethod
     def of(cls, value: torch.Tensor | Sequence[int] | str) -> AdditionalInformationEntry:
         """Wrap a tensor, a text or a sequence of integers. Raises PayloadError for anything else."""
+        import torch
+
         if isinstance(value, torch.Tensor):
             return cls(tensor=PromptEmbedsPayload.from_tensor(value))
         if isinstance(value, str):
@@ -223,6 +225,8 @@ class RowsChunk:
     @staticmethod
     def joined(chunks: Sequence[RowsChunk]) -> RowsChunk:
         """One chunk of several that follow each other. Raises PayloadError that names a gap or an overlap."""
+        import torch
+
         if not chunks:
             raise PayloadError("There are no chunks to join; at least one is needed.")
         for before, chunk in pairwise(chunks):
@@ -233,6 +237,8 @@ class RowsChunk:
 
     def pack(self) -> torch.Tensor:
         """Everything as one CPU uint8 tensor `[bytes]`: rows, padding to 8 bytes, positions, six int64 of trailer."""
+        import torch
+
         if self.packed is not None:
             return self.packed
         trailer = _Trailer.describing(self)
@@ -242,6 +248,13 @@ class RowsChunk:
             trailer.positions_in(packed).copy_(self.positions)
         trailer.write(packed)
         return packed
+
+    @staticmethod
+    def in_array(packed: np.ndarray, *, max_elements: int) -> RowsChunk:
+        """See `unpack`."""
+        import torch
+
+        return RowsChunk.unpack(torch.from_numpy(packed), max_elements=max_elements)
 
     @staticmethod
     def unpack(packed: torch.Tensor, *, max_elements: int) -> RowsChunk:
@@ -275,13 +288,15 @@ class _Trailer:
 
     @classmethod
     def describing(cls, chunk: RowsChunk) -> _Trailer:
-        code = _DTYPE_CODES.index(chunk.rows.dtype)
+        code = _DTYPE_CODES.index(_name_of(chunk.rows.dtype))
         row_count, width = chunk.rows.shape
         position_count = -1 if chunk.positions is None else chunk.positions.shape[1]
         return cls(cls.MAGIC, code, chunk.start, row_count, width, position_count)
 
     @classmethod
     def read(cls, packed: torch.Tensor) -> _Trailer:
+        import torch
+
         if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.device.type != "cpu":
             raise PayloadError(
                 f"Packed rows are {_described(packed)}, but they must be one dimension of uint8 on the CPU."
@@ -319,11 +334,11 @@ class _Trailer:
 
     @property
     def dtype(self) -> torch.dtype:
-        return _DTYPE_CODES[self.dtype_code]
+        return _dtype_named(_DTYPE_CODES[self.dtype_code])
 
     @property
     def rows_bytes(self) -> int:
-        return self.row_count * self.width * self.dtype.itemsize
+        return self.row_count * self.width * ITEM_BYTES[_DTYPE_CODES[self.dtype_code]]
 
     @property
     def positions_start(self) -> int:
@@ -341,6 +356,8 @@ class _Trailer:
         return packed[: self.rows_bytes].view(self.dtype).view(self.row_count, self.width)
 
     def positions_in(self, packed: torch.Tensor) -> torch.Tensor:
+        import torch
+
         raw = packed[self.positions_start : self.positions_end]
         return raw.view(torch.int64).view(3, self.position_count)
 
@@ -364,11 +381,15 @@ def _check_follows(before: RowsChunk, chunk: RowsChunk) -> None:
 
 
 def _check_positions(positions: torch.Tensor) -> None:
+    import torch
+
     if positions.dtype != torch.int64 or positions.dim() != 2 or positions.shape[0] != 3:
         raise PayloadError(f"M-RoPE positions are {_described(positions)}, but they must be [3, P] of int64.")
 
 
 def _check_carried(tensor: torch.Tensor) -> None:
+    import torch
+
     if not 1 <= tensor.dim() <= _MAX_DIMS:
         raise PayloadError(f"The tensor has {tensor.dim()} dimensions, but a payload carries 1 to {_MAX_DIMS}.")
     if tensor.layout != torch.strided or tensor.is_meta:
@@ -389,22 +410,29 @@ def _count_elements(shape: Sequence[int], max_elements: int) -> int:
     return elements
 
 
-def _dtype_named(name: str) -> torch.dtype:
-    dtype = ALLOWED_DTYPES.get(name)
-    if dtype is None:
+def _item_bytes(name: str) -> int:
+    if name not in ITEM_BYTES:
         raise PayloadError(f"The dtype {name[:32]!r} is not carried; use one of {_known_dtypes()}.")
+    return ITEM_BYTES[name]
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    """`name`: one that is carried."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def _name_of(dtype: torch.dtype) -> str:
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
+    name = str(dtype).removeprefix("torch.")
+    if name not in ITEM_BYTES:
         raise PayloadError(f"The dtype {dtype} is not carried; use one of {_known_dtypes()}.")
     return name
 
 
 def _known_dtypes() -> str:
-    return ", ".join(ALLOWED_DTYPES)
+    return ", ".join(ITEM_BYTES)
 
 
 def _described(tensor: torch.Tensor) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.payloads import (
-    ALLOWED_DTYPES,
+    ITEM_BYTES,
     AdditionalInformationEntry,
     AdditionalInformationPayload,
     PromptEmbedsPayload,
@@ -22,7 +22,7 @@ from omni_cluster.payloads import (
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TRAILER_BYTES = 48
 
-dtypes = st.sampled_from(list(ALLOWED_DTYPES.values()))
+dtypes = st.sampled_from([getattr(torch, name) for name in ITEM_BYTES])
 shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
 odd_numbers = st.one_of(
     st.integers(-3, 9),

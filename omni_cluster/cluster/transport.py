@@ -10,7 +10,6 @@ from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
-import torch
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
@@ -82,12 +81,11 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     def open(self, max_elements: int) -> StageChunk:
         """Raises PayloadError for rows that are not whole, or of more than `max_elements` elements."""
-        packed = None if self.packed_rows is None else torch.from_numpy(self.packed_rows)
         return StageChunk(
             self.token_start,
             self.token_ids,
             self.text,
-            None if packed is None else RowsChunk.unpack(packed, max_elements=max_elements),
+            None if self.packed_rows is None else RowsChunk.in_array(self.packed_rows, max_elements=max_elements),
             None if self.samples is None else Pcm(self.first_sample, self.samples, self.sample_rate_hz),
             self.prompt_token_ids,
             self.finish_reason,

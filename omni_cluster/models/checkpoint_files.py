@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import safe_open
+from typing import TYPE_CHECKING, Any
 
 from omni_cluster.errors import ConfigError
+
+if TYPE_CHECKING:  # a process that only asks for files starts without torch
+    import torch
 
 PRESET_PREFIX = "preset:"
 INDEX_NAME = "model.safetensors.index.json"
@@ -62,6 +62,8 @@ def tensor_file(folder: Path, name: str) -> Path:
 
 def tensor_names(folder: Path, prefix: str) -> dict[Path, list[str]]:
     """Names of all tensors under `prefix`, by file."""
+    from safetensors import safe_open
+
     index = folder / INDEX_NAME
     if index.is_file():
         places = json.loads(index.read_text())["weight_map"]
@@ -77,6 +79,8 @@ def tensor_names(folder: Path, prefix: str) -> dict[Path, list[str]]:
 
 def load_tensors(folder: Path, prefix: str, device: torch.device) -> dict[str, torch.Tensor]:
     """All tensors under `prefix`, by their names without it."""
+    from safetensors import safe_open
+
     tensors: dict[str, torch.Tensor] = {}
     for path, names in tensor_names(folder, prefix).items():
         with safe_open(path, "pt", device=str(device)) as file:
@@ -86,6 +90,9 @@ def load_tensors(folder: Path, prefix: str, device: torch.device) -> dict[str, t
 
 def tensor_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
     """Rows `[len(rows), ...]` of tensor `name`, the rest of it unread."""
+    import torch
+    from safetensors import safe_open
+
     with safe_open(tensor_file(folder, name), "pt") as file:
         table = file.get_slice(name)
         return torch.cat([table[row : row + 1] for row in rows])

@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-import torch
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
@@ -22,6 +21,9 @@ from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.memory import StageSizes
 from omni_cluster.outputs import StageChunk
+
+if TYPE_CHECKING:
+    import torch
 
 
 class StageKind(Enum):

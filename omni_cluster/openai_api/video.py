@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, NoReturn
 import av
 import numpy as np
 import numpy.typing as npt
-import torch
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.stream import Discard, Disposition
@@ -177,6 +176,8 @@ def _frame_count(total: int, file_fps: float, fps: float, limits: VideoLimits) -
 
 
 def _indices(total: int, count: int) -> list[int]:
+    import torch  # not needed to start
+
     chosen: list[int] = torch.linspace(0, total - 1, count).round().long().tolist()
     return chosen
 
@@ -439,6 +440,8 @@ def _scaled(picture: npt.NDArray[np.uint8], size: tuple[int, ...]) -> npt.NDArra
     """As transformers' video processor scales: bicubic on bytes, with antialiasing."""
     if picture.shape[:2] == size:
         return picture
+    import torch
+
     planes = torch.from_numpy(picture).permute(2, 0, 1)[None]
     scaled = torch.nn.functional.interpolate(planes, size=size, mode="bicubic", antialias=True)
     return np.asarray(scaled[0].permute(1, 2, 0).numpy(), np.uint8)

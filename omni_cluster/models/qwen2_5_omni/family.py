@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer, special_tokens
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, Pace, StageKind
 from omni_cluster.models.memory import StageSizes
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
-from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
-from omni_cluster.models.qwen2_5_omni.voices import choose_voices, load_voices
+from omni_cluster.models.qwen2_5_omni.voices import Voice, choose_names, load_voices, voice_names
 from omni_cluster.outputs import StageChunk
+
+if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name, starts without torch
+    import torch
+
+    from omni_cluster.models.qwen2_5_omni.talker import TextEmbeddings
 
 READ_ALOUD = "Read this aloud."
 """What a text that is only to be spoken is the reply to."""
@@ -41,12 +44,11 @@ class Qwen2_5Omni(Family):
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         self._folder = model
-        config = read_config(model)
+        self._config = config = read_config(model)
         if "talker_config" not in config:
             raise ConfigError(f"model {model} has no talker_config; use a Qwen2.5-Omni checkpoint.")
         self._ids = SpecialIds.from_config(config)
-        self._blocks = CodeBlocks.from_config(config)
-        self._voices = choose_voices(load_voices(model), voices, default_voice)
+        self._voice_names = choose_names(voice_names(model), voices, default_voice)
 
     @classmethod
     def embedded_checkpoint(cls, preset: str) -> Path:
@@ -64,7 +66,7 @@ class Qwen2_5Omni(Family):
 
     @property
     def voices(self) -> tuple[str, ...]:
-        return tuple(self._voices)
+        return self._voice_names
 
     def traits(self, model_stage: str) -> EngineTraits:
         if model_stage == "thinker":
@@ -86,6 +88,8 @@ class Qwen2_5Omni(Family):
     ) -> ARSession:
         if upstream is None:
             return ThinkerSession(request, self._tokenize)
+        from omni_cluster.models.qwen2_5_omni.talker import TalkerSession
+
         voice, block = self.check_voice(request.voice), self._blocks.codes_per_block
         # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
         pace = Pace(first=2 * block, then=block // 2)
@@ -113,33 +117,44 @@ class Qwen2_5Omni(Family):
         return text
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        text: str = self._processor.apply_chat_template(
-            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
-        )
-        return text
+        return self._template.render(messages, tools)
 
     def reading(self, text: str) -> str:
         refuse_placeholders([{"role": "user", "content": text}], self._placeholders)
         return self.render([{"role": "user", "content": READ_ALOUD}])
 
-    @property
+    @cached_property
     def _placeholders(self) -> tuple[str, str, str]:
-        processor = self._processor
-        return processor.audio_token, processor.image_token, processor.video_token
+        tokens = special_tokens(self._folder)
+        return tokens["audio_token"], tokens["image_token"], tokens["video_token"]
 
     def _tokenize(self, text: str, has_marks: bool) -> list[int]:
-        ids: list[int] = self._processor.tokenizer(text, split_special_tokens=not has_marks).input_ids
-        return ids
+        backend = self._tokenizer.backend_tokenizer
+        backend.encode_special_tokens = not has_marks
+        return list(backend.encode(text).ids)
 
     @cached_property
     def _text_embeddings(self) -> TextEmbeddings:
+        from omni_cluster.models.qwen2_5_omni.talker import TextEmbeddings
+
         return TextEmbeddings.load(self._folder, self._ids, self._voices)
 
     @cached_property
-    def _processor(self) -> Any:
-        from transformers import AutoProcessor
+    def _blocks(self) -> CodeBlocks:
+        return CodeBlocks.from_config(self._config)
 
-        return AutoProcessor.from_pretrained(self._folder)
+    @cached_property
+    def _voices(self) -> dict[str, Voice]:
+        loaded = load_voices(self._folder)
+        return {name: loaded[name] for name in self._voice_names}
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._folder)
+
+    @cached_property
+    def _tokenizer(self) -> FileTokenizer:
+        return FileTokenizer(self._folder)
 
 
 def refuse_placeholders(said: Sequence[Mapping[str, Any]], placeholders: Sequence[str]) -> None:

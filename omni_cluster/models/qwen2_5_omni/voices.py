@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+import zipfile
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from omni_cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 VOICE_FILE = "spk_dict.pt"
 
@@ -26,21 +31,59 @@ class Voice:
 
 def load_voices(folder: Path) -> dict[str, Voice]:
     """All voices of a checkpoint; ConfigError when it has no voice file."""
-    path = folder / VOICE_FILE
-    if not path.is_file():
-        raise ConfigError(f"model {folder} has no {VOICE_FILE}; use a checkpoint with voices.")
-    entries = torch.load(path, weights_only=True)
+    import torch
+
+    entries = torch.load(_voice_file(folder), weights_only=True)
     return {
         name: Voice(name, int(entry["bos_token"]), entry["cond"].float(), entry["ref_mel"].float())
         for name, entry in entries.items()
     }
 
 
-def choose_voices(voices: dict[str, Voice], allowed: Sequence[str] | None, default: str | None) -> dict[str, Voice]:
+def voice_names(folder: Path) -> tuple[str, ...]:
+    """Of all voices of a checkpoint, without torch where the file is in the form that torch writes today."""
+    path = _voice_file(folder)
+    if not zipfile.is_zipfile(path):
+        return tuple(load_voices(folder))
+    with zipfile.ZipFile(path) as archive:
+        (entries,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        with archive.open(entries) as file:
+            return tuple(map(str, _NamesReader(file).load()))
+
+
+def _voice_file(folder: Path) -> Path:
+    path = folder / VOICE_FILE
+    if not path.is_file():
+        raise ConfigError(f"model {folder} has no {VOICE_FILE}; use a checkpoint with voices.")
+    return path
+
+
+class _Unread:
+    """Stands for whatever is no plain value, and does nothing with what it is made of."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __call__(self, *_: Any) -> _Unread:
+        return self
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+class _NamesReader(pickle.Unpickler):
+    """Reads dictionaries, texts and numbers; imports and calls nothing that the file names."""
+
+    def find_class(self, module: str, name: str) -> type[Any]:
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Unread
+
+    def persistent_load(self, _: Any) -> _Unread:
+        return _Unread()
+
+
+def choose_names(voices: Sequence[str], allowed: Sequence[str] | None, default: str | None) -> tuple[str, ...]:
     """The voices that requests may name, the default one first; ConfigError for one that the checkpoint lacks."""
     names = list(allowed) if allowed is not None else list(voices)
     names = [default, *(n for n in names if n != default)] if default is not None else names
     missing = [n for n in names if n not in voices]
     if missing:
         raise ConfigError(f"voice {missing[0]!r} is not in the checkpoint; use voices among {', '.join(voices)}.")
-    return {name: voices[name] for name in names}
+    return tuple(names)

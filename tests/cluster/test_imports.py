@@ -1,0 +1,35 @@
+"""What a process imports before it does anything: libraries that it has no use for cost seconds of each start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster.served import ROOT
+
+HEAVY = ("torch", "vllm", "transformers", "scipy", "torchvision", "torchaudio", "matplotlib")
+
+DRIVER = "from deployments import app; app({})"
+DEMO = "import omni_cluster.demo, omni_cluster.cluster.local; omni_cluster.cluster.local.LocalCluster()"
+INGRESS = """
+import omni_cluster.cluster.ingress
+from omni_cluster.config.loader import load_config
+from omni_cluster.engine.build import bind
+from omni_cluster.models.registry import known_families
+
+family = bind(load_config(None, known_families=known_families())).family
+assert family.voices and family.render(omni_cluster.cluster.ingress.GREETING)
+"""
+REPLICA = "import omni_cluster.cluster.stage_deployment"
+
+
+@pytest.mark.parametrize("code", [DRIVER, DEMO, INGRESS, REPLICA], ids=["driver", "demo", "ingress", "replica"])
+@pytest.mark.usefixtures("tiny")
+def test_a_process_starts_without_the_libraries_of_engines(code: str) -> None:
+    """An engine's process imports them once it is asked for its engine; the others never do."""
+    shown = f"{code}\nimport json, sys\nprint(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", shown], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
