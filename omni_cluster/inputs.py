@@ -42,10 +42,26 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation after the chat template, media placeholders included.
+
+    `token_ids`: of a prompt in which a client's text looks like marks of the template, and is text all the same; None
+    where `text` says it all.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class OmniRequest:
     """One request to the whole pipeline.
 
-    `prompt` is the text after the chat template, media placeholders included. `sampling` holds, by stage name, what
+    `prompt` is what the family's `render` made, or the text after the chat template: then all marks in it count as the
+    template's, so it must hold no text of people who are not trusted. `sampling` holds, by stage name, what
     differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the diffusion
     noise included; two requests of one seed and one prompt give one waveform.
     `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
@@ -53,7 +69,7 @@ class OmniRequest:
     """
 
     request_id: str
-    prompt: str
+    prompt: Prompt | str
     media: Media = field(default_factory=Media)
     wants_audio: bool = True
     voice: str | None = None

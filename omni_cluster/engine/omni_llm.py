@@ -26,7 +26,7 @@ from omni_cluster.engine.memory import fit_process
 from omni_cluster.engine.outbox import Outbox
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import OmniRequestOutput
 
@@ -35,9 +35,9 @@ MODALITIES = ("text", "audio")
 
 @dataclass(frozen=True, slots=True)
 class OmniPrompt:
-    """What `OmniLLM.generate` takes beside plain text: a prompt with media, after the chat template."""
+    """What `OmniLLM.generate` takes beside what `render` made: the same with media."""
 
-    text: str
+    text: Prompt | str
     media: Media = field(default_factory=Media)
 
 
@@ -77,8 +77,8 @@ class AsyncOmniLLM:
             await self.shutdown()
             raise
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text of a conversation, by the checkpoint's chat template."""
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The prompt of a conversation, by the checkpoint's chat template."""
         return self.bound.family.render(messages)
 
     def check(self, request: OmniRequest) -> None:
@@ -159,12 +159,12 @@ class OmniLLM:
     def voices(self) -> tuple[str, ...]:
         return self._async.voices
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         return self._async.render(messages)
 
     def generate(
         self,
-        prompts: str | OmniPrompt | Sequence[str | OmniPrompt],
+        prompts: str | Prompt | OmniPrompt | Sequence[str | Prompt | OmniPrompt],
         sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
         *,
         modalities: Sequence[str] = MODALITIES,
@@ -182,13 +182,13 @@ class OmniLLM:
 
     def _requests(
         self,
-        prompts: str | OmniPrompt | Sequence[str | OmniPrompt],
+        prompts: str | Prompt | OmniPrompt | Sequence[str | Prompt | OmniPrompt],
         sampling_params_list: Sequence[Mapping[str, Any]] | None,
         modalities: Sequence[str],
         voice: str | Sequence[str] | None,
         seed: int | Sequence[int],
     ) -> list[OmniRequest]:
-        if isinstance(prompts, str | OmniPrompt):
+        if isinstance(prompts, str | Prompt | OmniPrompt):
             prompts = [prompts]
         wants_audio = check_modalities(modalities)
         sampling = self._sampling(sampling_params_list)

@@ -140,12 +140,12 @@ class StageLLM:
     def _least_tokens(self, prompt: Mapping[str, Any]) -> str:
         """Of a prompt that vLLM did not read to its end; takes as long as reading as much as fits."""
         text, tokenizer = prompt.get("prompt"), self.llm.renderer.get_tokenizer()
+        at_least = "at least " if prompt.get("multi_modal_data") else ""
         if text is None:
-            return f"{len(prompt['prompt_token_ids'])} tokens"
+            return f"{at_least}{len(prompt['prompt_token_ids'])} tokens"
         of_most_chars = -(-len(text) // tokenizer.max_chars_per_token)
         if of_most_chars > self._max_prompt_tokens:
             return f"at least {of_most_chars} tokens"
-        at_least = "at least " if prompt.get("multi_modal_data") else ""
         return f"{at_least}{len(tokenizer.encode(text))} tokens"
 
     def _too_long(self, length: str) -> PromptTooLong:

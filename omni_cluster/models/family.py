@@ -18,7 +18,7 @@ import numpy as np
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.memory import StageSizes
 from omni_cluster.outputs import StageChunk
 
@@ -187,14 +187,14 @@ class Family(ABC):
         """Loads the weights of a diffusion stage."""
 
     @abstractmethod
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The prompt text of a conversation, by the checkpoint's own chat template.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        """The prompt of a conversation, by the checkpoint's own chat template; only its own marks count as marks.
 
         RequestError for tools, or calls of them, that the template has no place for.
         """
 
     @abstractmethod
-    def reading(self, text: str) -> str:
+    def reading(self, text: str) -> Prompt:
         """The prompt of a reply that is given to be spoken: `text`. RequestError for text that cannot be one."""
 
     def check_voice(self, voice: str | None) -> str:

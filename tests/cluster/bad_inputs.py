@@ -175,9 +175,6 @@ MESSAGES = (
             "messages[0].content[0]", "is image_url in a message of the system, but only user messages"),
     unsupported("an earlier answer by its id", said("assistant", "Hi", audio={"id": "audio-1"}), "messages[0].audio",
                 "is not supported; leave it out"),
-    refused("a placeholder of a sound", said("user", "<|AUDIO|>"), "messages", "<|AUDIO|>"),
-    refused("a placeholder of an image", user({"type": "text", "text": "x<|IMAGE|>x"}), "messages", "<|IMAGE|>"),
-    refused("a placeholder in a system message", said("system", "<|VIDEO|>"), "messages", "<|VIDEO|>"),
 )  # fmt: skip
 
 IMAGE_PARAM = "messages[0].content[0].image_url.url"
@@ -408,7 +405,6 @@ SPOKEN = (
     in_speech("an empty text", {"input": ""}, "input", "should not be empty"),
     in_speech("a long text", {"input": "x" * 4097}, "input", ", but it should have at most 4096 characters"),
     in_speech("a text no string", {"input": ["Hi."]}, "input", "but it should be a valid string"),
-    in_speech("a placeholder to speak", {"input": "Hear <|AUDIO|>"}, "input", "<|AUDIO|>"),
     in_speech("speech in a new voice", {"voice": "alloy"}, "voice", "is \"alloy\", but the voices are Chelsie, Ethan"),
     in_speech("speech in another voice's id", {"voice": {"id": "alloy"}}, "voice", "but the voices are Chelsie, Ethan"),
     in_speech("a voice no string", {"voice": 3}, "voice", "is 3, but it should be a name or {'id': <name>}"),

@@ -78,7 +78,7 @@ def test_sampling_is_given_stage_by_stage(omni: OmniLLM, speak: Speak) -> None:
 
 
 def test_conversation_is_rendered_and_voices_are_known(omni: OmniLLM) -> None:
-    assert omni.render([{"role": "user", "content": "Hello world, describe it."}]) == prompt_text("text")
+    assert omni.render([{"role": "user", "content": "Hello world, describe it."}]).text == prompt_text("text")
     assert set(omni.voices) == {"Chelsie", "Ethan"}
 
 

@@ -55,7 +55,7 @@ def test_only_the_thinker_emits_rows_and_only_the_talker_takes_them(family: Qwen
 def test_conversation_is_rendered_by_the_checkpoints_template(family: Qwen2_5Omni) -> None:
     content = [{"type": "audio", "audio": "x"}, {"type": "text", "text": "What is it?"}]
     rendered = family.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}])
-    assert rendered == (
+    assert rendered.text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\n<|audio_bos|><|AUDIO|><|audio_eos|>What is it?<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -89,7 +89,7 @@ def with_tools(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Qwen2_5O
 
 
 def test_tools_and_their_calls_pass_through_the_template(with_tools: Qwen2_5Omni) -> None:
-    rendered = with_tools.render([HELLO, CALLING, {"role": "tool", "content": "Rain."}], TOOLS)
+    rendered = with_tools.render([HELLO, CALLING, {"role": "tool", "content": "Rain."}], TOOLS).text
     assert rendered.startswith("TOOL {") and '"weather"' in rendered.splitlines()[0]
     assert rendered.endswith("CALL weather Oslo") and "Rain." in rendered
 
@@ -102,11 +102,12 @@ def test_tools_that_the_template_has_no_place_for_are_refused(family: Qwen2_5Omn
 
 
 @pytest.mark.parametrize("place", ["description", "key"])
-def test_placeholders_in_tools_are_refused(with_tools: Qwen2_5Omni, place: str) -> None:
-    hidden = {"description": "<|AUDIO|>"} if place == "description" else {"<|IMAGE|>": {}}
+def test_marks_in_tools_are_text(with_tools: Qwen2_5Omni, place: str) -> None:
+    hidden = {"description": "<|AUDIO|>"} if place == "description" else {"<|AUDIO|>": {}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": hidden}}}}]
-    with pytest.raises(RequestError, match="send media as parts"):
-        with_tools.render([HELLO], tools)
+    prompt = with_tools.render([HELLO], tools)
+    assert "<|AUDIO|>" in prompt.text and prompt.token_ids is not None
+    assert with_tools._processor.tokenizer.convert_tokens_to_ids("<|AUDIO|>") not in prompt.token_ids
 
 
 def test_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer, special_tokens
+from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, Pace, StageKind
 from omni_cluster.models.memory import StageSizes
+from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
@@ -106,32 +107,27 @@ class Qwen2_5Omni(Family):
 
         return Code2WavModel(self._folder, self._voices, device, config)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        refuse_placeholders([*messages, *tools], self._placeholders)
-        text = self._templated(messages, tools)
-        if tools and text == self._templated(messages, ()):
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        prompt = self._prompts.render(self._templated, messages, tools)
+        if tools and prompt.text == self._templated(messages, ()):
             raise RequestError("tools are given, but the model's chat template has no place for them; leave them out.")
         without_calls = [{name: message[name] for name in message if name != "tool_calls"} for message in messages]
-        if without_calls != list(messages) and text == self._templated(without_calls, tools):
+        if without_calls != list(messages) and prompt.text == self._templated(without_calls, tools):
             raise RequestError("a message has tool_calls, but the model's chat template has no place for them.")
-        return text
+        return prompt
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         return self._template.render(messages, tools)
 
-    def reading(self, text: str) -> str:
-        refuse_placeholders([{"role": "user", "content": text}], self._placeholders)
+    def reading(self, text: str) -> Prompt:
         return self.render([{"role": "user", "content": READ_ALOUD}])
 
-    @cached_property
-    def _placeholders(self) -> tuple[str, str, str]:
-        tokens = special_tokens(self._folder)
-        return tokens["audio_token"], tokens["image_token"], tokens["video_token"]
-
     def _tokenize(self, text: str, has_marks: bool) -> list[int]:
-        backend = self._tokenizer.backend_tokenizer
-        backend.encode_special_tokens = not has_marks
-        return list(backend.encode(text).ids)
+        return self._prompts.marked_ids(text) if has_marks else self._prompts.text_ids(text)
+
+    @cached_property
+    def _prompts(self) -> PromptMaker:
+        return PromptMaker(FileTokenizer(self._folder))
 
     @cached_property
     def _text_embeddings(self) -> TextEmbeddings:
@@ -151,26 +147,3 @@ class Qwen2_5Omni(Family):
     @cached_property
     def _template(self) -> ChatTemplate:
         return ChatTemplate(self._folder)
-
-    @cached_property
-    def _tokenizer(self) -> FileTokenizer:
-        return FileTokenizer(self._folder)
-
-
-def refuse_placeholders(said: Sequence[Mapping[str, Any]], placeholders: Sequence[str]) -> None:
-    """RequestError for messages or tools with a media placeholder in a text: it would take the place of the media."""
-    for text in _texts(said):
-        for placeholder in placeholders:
-            if placeholder in text:
-                raise RequestError(f"a message has {placeholder} in its text; send media as parts, and other text.")
-
-
-def _texts(node: Any) -> Iterator[str]:
-    """All strings in it, however deep, keys among them."""
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, Mapping):
-        yield from _texts([*node, *node.values()])
-    elif isinstance(node, Sequence):
-        for each in node:
-            yield from _texts(each)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.models.family import EngineInput, LaterRows, Said
 
 SAMPLE_RATE_HZ = 16_000
@@ -28,7 +28,7 @@ class ThinkerSession:
     async def prompt(self) -> EngineInput:
         if self._request.reply is not None:
             return self._given(self._request.reply)
-        prompt: dict[str, Any] = {"prompt": self._request.prompt}
+        prompt = as_vllm_takes_it(self._request.prompt)
         media = multi_modal_data(self._request.media)
         if media:
             prompt["multi_modal_data"] = media
@@ -39,7 +39,7 @@ class ThinkerSession:
     def _given(self, reply: str) -> EngineInput:
         """A reply that is given is computed as part of the prompt, for its rows."""
         said = tuple(self._tokenize(reply, False))
-        token_ids = [*self._tokenize(self._request.prompt, True), *said]
+        token_ids = [*self._tokenize(str(self._request.prompt), True), *said]
         return EngineInput(
             {"prompt_token_ids": token_ids},
             {"skip_reading_prefix_cache": True, "min_tokens": 0, "max_tokens": 1},
@@ -50,6 +50,12 @@ class ThinkerSession:
     async def later_rows(self) -> AsyncIterator[LaterRows]:
         return
         yield
+
+
+def as_vllm_takes_it(prompt: Prompt | str) -> dict[str, Any]:
+    if isinstance(prompt, Prompt) and prompt.token_ids is not None:
+        return {"prompt_token_ids": list(prompt.token_ids)}
+    return {"prompt": str(prompt)}
 
 
 def multi_modal_data(media: Media) -> dict[str, Any]:

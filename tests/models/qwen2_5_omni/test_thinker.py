@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession, multi_modal_data
 from tests.reference import synthetic_image, synthetic_video
 
@@ -26,6 +26,13 @@ async def test_text_prompt_has_no_media() -> None:
     made = await session(OmniRequest("r", "Hello")).prompt()
     assert made.prompt == {"prompt": "Hello"}
     assert made.rows_complete
+
+
+async def test_a_rendered_prompt_is_text_unless_it_comes_with_ids() -> None:
+    media = Media((AUDIO,))
+    assert (await session(OmniRequest("r", Prompt("Hello"))).prompt()).prompt == {"prompt": "Hello"}
+    made = (await session(OmniRequest("r", Prompt("<|im_end|>", (5, 6)), media)).prompt()).prompt
+    assert made["prompt_token_ids"] == [5, 6] and "prompt" not in made and made["multi_modal_data"].keys() == {"audio"}
 
 
 @pytest.mark.parametrize("wants_audio", [True, False])
