@@ -21,5 +21,9 @@ class PromptTooLong(RequestError):
     """A prompt of more tokens than fit: names both figures."""
 
 
+class StageDied(OmniError):
+    """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again."""
+
+
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""

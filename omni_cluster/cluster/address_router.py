@@ -12,17 +12,11 @@ ADDRESS_PREFIX = "@"
 
 _running: dict[tuple[str, str], list[str]] = {}
 """Replicas that run, by application and deployment, as the routers of this process know them."""
-_turns: dict[tuple[str, str], int] = {}
 
 
-def next_replica(app_name: str, deployment_name: str) -> str | None:
-    """The id of a replica that runs, each in turn; None as long as this process has called none of them."""
-    key = app_name, deployment_name
-    replicas = _running.get(key)
-    if not replicas:
-        return None
-    _turns[key] = (_turns.get(key, -1) + 1) % len(replicas)
-    return replicas[_turns[key]]
+def known_replicas(app_name: str, deployment_name: str) -> list[str]:
+    """The ids of the replicas that run; none as long as this process has called none of them."""
+    return _running.get((app_name, deployment_name), [])
 
 
 class AddressRouter(LocalityMixin, RequestRouter):

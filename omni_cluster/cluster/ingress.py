@@ -33,6 +33,7 @@ from omni_cluster.cluster.answers import (
 from omni_cluster.cluster.body import read_body
 from omni_cluster.cluster.metrics import HttpMeter, IngressMetrics, Metered, heard
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
+from omni_cluster.cluster.parcel import Posted, posted
 from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, Scrape
 from omni_cluster.cluster.spoken import spoken_sound
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
@@ -155,7 +156,8 @@ class Ingress:
     async def chat_completions(self, http_request: Request) -> Response:
         try:
             chat = await self._read(http_request)
-            request = await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id)
+            request = await posted(await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id))
+            chat = chat.without_media()  # they lie in the object store now, and nothing here looks at them again
             meter: HttpMeter = http_request.state.meter
             return await (self._streamed(chat, request, meter) if chat.stream else self._whole(chat, request))
         except Exception as error:  # the boundary to the client: every error becomes an answer
@@ -166,7 +168,7 @@ class Ingress:
         try:
             body = await read_body(http_request, self._limits.max_body_bytes)
             spoken = parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
-            request = await asyncio.to_thread(self._reading, spoken, http_request.state.request_id)
+            request = await posted(await asyncio.to_thread(self._reading, spoken, http_request.state.request_id))
             if spoken.stream_format is None:
                 return await self._spoken_whole(spoken, request)
             return await self._spoken(spoken, request, http_request.state.meter)
@@ -174,12 +176,12 @@ class Ingress:
             status, answer = error_answer(error, "input")
             return JSONResponse(answer, status)
 
-    async def _spoken_whole(self, spoken: SpeechRequest, request: OmniRequest) -> Response:
-        output = await self.answer(request)
+    async def _spoken_whole(self, spoken: SpeechRequest, request: Posted) -> Response:
+        output = await self._answered(request)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         return Response(sound, media_type=MEDIA_TYPES[spoken.format])
 
-    async def _spoken(self, spoken: SpeechRequest, request: OmniRequest, meter: HttpMeter) -> Response:
+    async def _spoken(self, spoken: SpeechRequest, request: Posted, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
         events = heard(self._orchestrator.stream(request), meter)
         sound = spoken_sound(spoken, self._answer(request), chain(await anext(events), events))
@@ -204,6 +206,9 @@ class Ingress:
 
     async def answer(self, request: OmniRequest) -> OmniRequestOutput:
         """The whole answer to a request, for callers inside the cluster: tokens and samples as they are."""
+        return await self._answered(await posted(request))
+
+    async def _answered(self, request: Posted) -> OmniRequestOutput:
         answer = self._answer(request)
         async with contextlib.aclosing(self._orchestrator.stream(request)) as events:
             async for event in events:
@@ -252,11 +257,11 @@ class Ingress:
             streams_audio=chat.stream and chat.wants_audio,
         )
 
-    def _answer(self, request: OmniRequest) -> Answer:
-        return Answer(request.request_id, {s.model_stage: s.final_output_type for s in self._config.stages})
+    def _answer(self, request: Posted) -> Answer:
+        return Answer(request.request.request_id, {s.model_stage: s.final_output_type for s in self._config.stages})
 
-    async def _whole(self, chat: ChatRequest, request: OmniRequest) -> Response:
-        output = await self.answer(request)
+    async def _whole(self, chat: ChatRequest, request: Posted) -> Response:
+        output = await self._answered(request)
         sound = await asyncio.to_thread(whole_audio, chat, output.audio) if chat.wants_audio else None
         body = completion(
             chat,
@@ -268,7 +273,7 @@ class Ingress:
         )
         return JSONResponse(body | {"omni": timings(output)})
 
-    async def _streamed(self, chat: ChatRequest, request: OmniRequest, meter: HttpMeter) -> Response:
+    async def _streamed(self, chat: ChatRequest, request: Posted, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
         answer = self._answer(request)
         events = heard(self._orchestrator.stream(request), meter)

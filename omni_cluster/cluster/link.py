@@ -7,17 +7,21 @@ import contextlib
 import contextvars
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
 
+from omni_cluster.cluster.failures import named
 from omni_cluster.cluster.line import Line
-from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, Subscription, Ticket
+from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, Subscription, Ticket, WireChunk
+from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
+T = TypeVar("T")
 MakeLine = Callable[[RemoteStage, str], Line]
 """Of a stage and the id of one of its replicas."""
 
 
-class LinkEnded(Exception):
+class LinkEnded(StageDied):
     """A link ended under its readers; `Links` opens another one for those that come later."""
 
 
@@ -75,7 +79,7 @@ class Link:
                 async for message in messages:
                     self._deliver(message)
         except Exception as raised:  # given to every reader, who raises it
-            error = raised
+            error = named(raised)
         finally:
             self._settle(is_open=False)
             for reader, inbox in self._inboxes.items():
@@ -91,6 +95,17 @@ class Link:
     def _settle(self, *, is_open: bool) -> None:
         if not self._opened.done():
             self._opened.set_result(is_open)
+
+    async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work gives. LinkEnded when the link ends before: who does not send does not answer either."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, self._receiver], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise LinkEnded(f"the link to {self._replica_id} ended.")
+            return task.result()
+        finally:
+            task.cancel()
 
     async def close(self) -> None:
         self._receiver.cancel()
@@ -111,23 +126,29 @@ class Links:
         """All chunks of the request, from the first on.
 
         A chunk too large for a message (a long prompt's rows) is named in it and fetched as one Ray object of its own.
-        Raises what the producer raised, and ray.exceptions.RayActorError when its replica died.
+        Raises what the producer raised, and StageDied when its replica is gone.
         """
         subscription = Subscription(next(self._readers), ticket.request_id, with_rows)
         link, inbox = await self._subscribed(subscription, ticket.replica_id)
         try:
             while (item := await inbox.take()).body is not None:
-                yield await self._opened(item, ticket)
+                yield await self._opened(item, ticket, link)
             if item.error is not None:
                 raise item.error
         finally:
             link.close_inbox(subscription.reader)
 
-    async def _opened(self, item: LinkItem, ticket: Ticket) -> StageChunk:
+    async def _opened(self, item: LinkItem, ticket: Ticket, link: Link) -> StageChunk:
         body = item.body
         if isinstance(body, BulkChunk):
-            body = await self._source.call("chunk", ticket.request_id, body.number, replica_id=ticket.replica_id)
+            body = await link.while_open(self._bulk(body.number, ticket))
         return body.open(self._max_elements)  # type: ignore[union-attr]
+
+    async def _bulk(self, number: int, ticket: Ticket) -> WireChunk:
+        found: WireChunk = await self._source.call(
+            "chunk", ticket.request_id, number, replica_id=ticket.replica_id, wait_s=None
+        )
+        return found
 
     async def _subscribed(self, subscription: Subscription, replica_id: str) -> tuple[Link, Inbox]:
         while True:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.link import Links
+from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.socket_line import links_to
-from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
@@ -39,33 +40,40 @@ class Orchestrator:
         self._bound = bound
         self._stages = stages
 
-    async def stream(self, request: OmniRequest) -> AsyncGenerator[StageEvent, None]:
+    async def stream(self, posted: Posted) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
         """
+        request = posted.request
         self._bound.check(request)
         run = FanIn(self._bound.config.limits.request_timeout_s)
-        tickets = {stage.stage_id: self._ticket(stage, request) for stage in self._bound.stages_for(request)}
-        all_read = AllRead(len(tickets))
-        for stage in self._bound.stages_for(request):
-            run.add(functools.partial(self._follow, stage, request, tickets, all_read))
-        async with contextlib.aclosing(run.events()) as events:
-            async for event in events:
-                yield event
+        stages = self._bound.stages_for(request)
+        with self._chosen_replicas(stages) as chosen:
+            tickets = {stage.stage_id: _ticket(request, chosen[stage.stage_id]) for stage in stages}
+            all_read = AllRead(len(tickets))
+            for stage in stages:
+                run.add(functools.partial(self._follow, stage, posted, tickets, all_read))
+            async with contextlib.aclosing(run.events()) as events:
+                async for event in events:
+                    yield event
 
-    def _ticket(self, stage: StageConfig, request: OmniRequest) -> asyncio.Future[Ticket]:
-        """Known at once where a replica is, so that all stages start together; else the stage's own answer says it."""
-        ticket: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-        replica_id = self._stages[stage.model_stage].calls.next_replica()
-        if replica_id is not None:
-            ticket.set_result(Ticket(request.request_id, replica_id))
-        return ticket
+    @contextlib.contextmanager
+    def _chosen_replicas(self, stages: Sequence[StageConfig]) -> Iterator[dict[int, str | None]]:
+        """A replica of each stage, which counts as busy with the request as long as the context is open."""
+        calls = {stage.stage_id: self._stages[stage.model_stage].calls for stage in stages}
+        chosen = {stage_id: remote.choose_replica() for stage_id, remote in calls.items()}
+        try:
+            yield chosen
+        finally:
+            for stage_id, replica_id in chosen.items():
+                if replica_id is not None:
+                    calls[stage_id].loads.ended(replica_id)
 
     async def _follow(
         self,
         stage: StageConfig,
-        request: OmniRequest,
+        posted: Posted,
         tickets: Mapping[int, asyncio.Future[Ticket]],
         all_read: AllRead,
         emit: Emit,
@@ -76,17 +84,37 @@ class Orchestrator:
         upstream = await asyncio.shield(tickets[source.stage_id]) if source else None
         ticket = tickets[stage.stage_id]
         replica_id = ticket.result().replica_id if ticket.done() else ""
-        asked = request.without_media() if source else request
-        async with contextlib.aclosing(remote.calls.stream("generate", asked, upstream, replica_id=replica_id)) as call:
-            own = await anext(call)
+        has_media = source is None and posted.has_media
+        started = remote.calls.stream("generate", posted.request, upstream, has_media, replica_id=replica_id)
+        async with contextlib.aclosing(started) as call:
+            own = await _first(call, replica_id)
             if not ticket.done():
                 ticket.set_result(own)
+            if has_media:
+                await posted.bring_media(remote.calls, own)
             async with contextlib.aclosing(remote.links.read(own, with_rows=False)) as chunks:
                 async for chunk in chunks:
                     await emit(StageEvent(stage.model_stage, chunk))
                     if chunk.finish_reason is not None:
                         break
             await all_read.wait()
+
+
+def _ticket(request: OmniRequest, replica_id: str | None) -> asyncio.Future[Ticket]:
+    """Known at once where a replica is, so that all stages start together; else the stage's own answer says it."""
+    ticket: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+    if replica_id is not None:
+        ticket.set_result(Ticket(request.request_id, replica_id))
+    return ticket
+
+
+async def _first(call: AsyncGenerator[Ticket, None], replica_id: str) -> Ticket:
+    """The stage's ticket. ReplicaLost when a replica that runs, as far as is known, gives none in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S if replica_id else None):
+            return await anext(call)
+    except (TimeoutError, StopAsyncIteration):
+        raise ReplicaLost(f"replica {replica_id} did not take the request.") from None
 
 
 class AllRead:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+from omni_cluster.cluster.failures import portable
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outbox, Outboxes, chunk_bytes
 from omni_cluster.errors import OmniError
@@ -18,10 +19,6 @@ PATIENCE_S = 10.0
 """How long a reader waits for its request to come here."""
 IDLE_S = 2.0
 """How long a link that is a call stays open without a reader: a replica that is to end waits for its calls."""
-
-
-class StageFailed(Exception):
-    """A stage broke while it worked on a request; its own log has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +66,10 @@ class Reading:
     def advance(self, item: Item) -> None:
         self._next = item.following
 
+    def abandon(self) -> None:
+        """Its reader is gone without a word."""
+        self._outbox.abandon()
+
     def close(self) -> None:
         self._outbox.unlisten(self._tell)
 
@@ -106,6 +107,11 @@ class Outlet:
             reading = Reading(subscription, outbox, self._make_ready)
             self._readings.add(reading)
             self._make_ready(reading)
+
+    def abandon(self) -> None:
+        """The consumer is gone without a word: nobody can finish the requests that it has not read to their end."""
+        for reading in self._readings:
+            reading.abandon()
 
     def _make_ready(self, reading: Reading) -> None:
         self._ready[reading] = None
@@ -158,11 +164,6 @@ class Outlet:
         else:
             reading.advance(item)
             self._ready[reading] = None
-
-
-def portable(error: BaseException) -> Exception:
-    """The error as another process can read it: our own as they are, of others what they say."""
-    return error if isinstance(error, OmniError) else StageFailed(f"{type(error).__name__}: {error}")
 
 
 class Outlets:

@@ -7,7 +7,8 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import replace
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -17,8 +18,10 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.outlet import Outlets
+from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.scrape import ReplicaMetrics
-from omni_cluster.cluster.socket_line import Address, SocketServer, links_to
+from omni_cluster.cluster.socket_line import links_to
+from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
@@ -49,6 +52,7 @@ class StageReplica:
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
+        self._parcels = Parcels()
         self._requests = 0
         self._metrics = StageMetrics()
         self._outlets = Outlets(self._outboxes, config.handover.max_item_bytes)
@@ -60,22 +64,49 @@ class StageReplica:
         config = self._bound.config
         return links_to(RemoteStage(source, config.handover.transport), config.limits.max_payload_elements)
 
-    async def generate(self, request: OmniRequest, ticket: Ticket | None = None) -> AsyncGenerator[Ticket, None]:
-        """See the class. `ticket`: where the stage's source keeps this request."""
+    async def generate(
+        self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False
+    ) -> AsyncGenerator[Ticket, None]:
+        """See the class. `ticket`: where the stage's source keeps this request; `has_media`: `bring` is called next."""
         self._requests += 1
         meter = self._metrics.begin()
         outbox = self._outboxes.open(request.request_id)
         try:
-            yield Ticket(request.request_id, own_replica_id())
-            await self._fill(outbox, request, ticket, meter)
-            await asyncio.sleep(self._bound.config.limits.request_timeout_s)  # until cancelled: the request's end
+            async with self._parcels.expecting(request.request_id) as parcel:
+                yield Ticket(request.request_id, own_replica_id())
+                filling = self._fill(outbox, request, ticket, meter, parcel if has_media else None)
+                await self._until_let_go(outbox, filling)
         finally:
             self._outboxes.remove(request.request_id)
             self._end(request, meter, "cancelled")
 
-    async def _fill(self, outbox: Outbox, request: OmniRequest, ticket: Ticket | None, meter: RequestMeter) -> None:
+    async def bring(self, request_id: str, parcel: Parcel) -> None:
+        """The media of a request whose ticket was given."""
+        self._parcels.bring(request_id, parcel)
+
+    async def _until_let_go(self, outbox: Outbox, filling: Coroutine[Any, Any, None]) -> None:
+        """Fills the outbox, until the request's end cancels this, or a reader is gone without a word."""
+        filler = asyncio.create_task(filling)
+        try:
+            await asyncio.wait_for(outbox.abandoned.wait(), self._bound.config.limits.request_timeout_s)
+        except asyncio.TimeoutError:
+            pass  # whoever asked has given up by now
+        finally:
+            filler.cancel()
+            await asyncio.gather(filler, return_exceptions=True)
+
+    async def _fill(
+        self,
+        outbox: Outbox,
+        request: OmniRequest,
+        ticket: Ticket | None,
+        meter: RequestMeter,
+        parcel: asyncio.Future[Parcel] | None,
+    ) -> None:
         """What breaks is told to those who read the outbox, now or later."""
         try:
+            if parcel is not None:
+                request = replace(request, media=await asyncio.to_thread((await parcel).open))
             handover = Handover(meter.handed_over)
             upstream = self._upstream(ticket)
             source = handover.watched(upstream) if upstream is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ from typing import Any, Literal, cast
 import msgspec
 import numpy as np
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.address_router import ADDRESS_PREFIX, next_replica
-from omni_cluster.errors import OmniError
+from omni_cluster.cluster.address_router import ADDRESS_PREFIX, known_replicas
+from omni_cluster.cluster.failures import named_failures
+from omni_cluster.cluster.loads import Loads
+from omni_cluster.errors import StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
 from omni_cluster.payloads import RowsChunk
 
@@ -29,8 +32,14 @@ ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.address_
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
-class ReplicaLost(OmniError):
-    """The connection to a replica broke, most likely because it died."""
+ANSWER_S = 10.0
+"""How long a replica may take to answer a call that costs it nothing, and to say that it takes a request."""
+MAX_VALUE_BYTES = 1 << 20
+"""Arguments of a call that travel in Serve's gRPC, whose messages have 4 MiB at most; larger ones are Ray objects."""
+
+
+class ReplicaLost(StageDied):
+    """The connection to a replica broke, or it does not answer: most likely it died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,39 +167,50 @@ async def _answer(asked: Any, ends_s: float) -> Any:
 
 
 class RemoteStage:
-    """The replicas of one stage, as another deployment calls them."""
+    """The replicas of one stage, as another deployment calls them. What says that a replica is gone is StageDied."""
 
     def __init__(self, handle: DeploymentHandle, transport: Transport) -> None:
         self.transport = transport
-        self._by_reference = transport == "object"
+        self.loads = Loads()
         self._name = handle.app_name, handle.deployment_name
         self._unary = handle
-        self._stream = handle.options(stream=True, _by_reference=self._by_reference)
+        self._by_reference = handle.options(stream=True, _by_reference=True)
+        self._by_value = handle.options(stream=True, _by_reference=transport == "object")
 
-    def next_replica(self) -> str | None:
-        """A replica for a new request, each in turn; None as long as none of them is known here."""
-        return next_replica(*self._name)
+    def choose_replica(self) -> str | None:
+        """A replica for a new request; None as long as none of them is known here. See `Loads.choose`."""
+        known = known_replicas(*self._name)
+        return self.loads.choose(known) if known else None
 
     async def stream(self, method: str, *args: Any, replica_id: str = "") -> AsyncGenerator[Any, None]:
         """Items of a streaming method; closing it ends the call over there."""
-        handle = self._stream.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else self._stream
-        items = getattr(handle, method).remote(*args)
+        handle = self._by_value if _bytes_of(args) <= MAX_VALUE_BYTES else self._by_reference
+        addressed = handle.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else handle
+        items = getattr(addressed, method).remote(*args)
         try:
-            async for item in items:
-                yield item
-        except RayTaskError as error:
-            raise _cause(error) from None
+            with named_failures():
+                async for item in items:
+                    yield item
         finally:
             items.cancel()  # dropping a response does not stop its producer
 
-    async def call(self, method: str, *args: Any, replica_id: str) -> Any:
-        """One result, by reference: a large one is read from the object store where it lies."""
+    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = ANSWER_S) -> Any:
+        """One result, by reference: a large one is read from the object store where it lies.
+
+        Raises ReplicaLost when there is none within `wait_s`.
+        """
+        asked = getattr(self._unary.options(session_id=ADDRESS_PREFIX + replica_id), method).remote(*args)
         try:
-            return await getattr(self._unary.options(session_id=ADDRESS_PREFIX + replica_id), method).remote(*args)
-        except RayTaskError as error:
-            raise _cause(error) from None
+            with named_failures():
+                async with asyncio.timeout(wait_s):
+                    return await asked
+        except asyncio.CancelledError:
+            asked.cancel()
+            raise
+        except TimeoutError:
+            asked.cancel()
+            raise ReplicaLost(f"replica {replica_id} did not answer within {wait_s} s.") from None
 
 
-def _cause(error: RayTaskError) -> Exception:
-    """What the other replica raised, without Ray's report around it."""
-    return error.cause if isinstance(error.cause, OmniError) else error
+def _bytes_of(args: tuple[Any, ...]) -> int:
+    return len(pickle.dumps(args, protocol=5))

@@ -17,13 +17,13 @@ from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
 from omni_cluster.engine.version_check import check_vllm
-from omni_cluster.errors import ConfigError, OmniError
+from omni_cluster.errors import ConfigError, StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob, DiffusionSession, Family
 from omni_cluster.outputs import Pcm, StageChunk
 
 
-class DiffusionEngineStopped(OmniError):
+class DiffusionEngineStopped(StageDied):
     """The stage was shut down, or broke, while a request waited for it."""
 
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from omni_cluster.errors import OmniError
+from omni_cluster.errors import OmniError, StageDied
 from omni_cluster.outputs import StageChunk
 
 
@@ -15,7 +15,7 @@ class OutboxFull(OmniError):
     """A request made more than its outbox may hold."""
 
 
-class OutboxUnknown(OmniError):
+class OutboxUnknown(StageDied):
     """No outbox of that request is open here: it has ended, or was made by another replica."""
 
 
@@ -34,6 +34,7 @@ class Outbox:
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
+        self.abandoned = asyncio.Event()
 
     @property
     def closed(self) -> bool:
@@ -65,6 +66,10 @@ class Outbox:
         """The stage broke: readers get what there is, then the error."""
         self._error = error
         self.close()
+
+    def abandon(self) -> None:
+        """A reader is gone without a word: the request can be finished by nobody."""
+        self.abandoned.set()
 
     def chunk(self, number: int) -> StageChunk:
         """A chunk that is there."""
@@ -163,6 +168,11 @@ class Outboxes:
         outbox = self._open.pop(request_id, None)
         if outbox is not None and not outbox.closed:
             outbox.fail(OutboxUnknown(f"request {request_id} ended before all of it was made."))
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that the stage still works on: those that wait for its engine, or for rows, included."""
+        return sum(not outbox.closed for outbox in self._open.values())
 
     def __len__(self) -> int:
         return len(self._open)

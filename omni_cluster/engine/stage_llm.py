@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -17,13 +17,14 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.engine.rows_pusher import PushWindow, RowsPusher
 from omni_cluster.engine.version_check import check_vllm
-from omni_cluster.errors import PromptTooLong, RequestError
+from omni_cluster.errors import PromptTooLong, RequestError, StageDied
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, Said
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
@@ -79,7 +80,22 @@ class StageLLM:
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None
     ) -> AsyncGenerator[StageChunk, None]:
-        """See `Stage.generate`. Raises RequestError for what the engine cannot take."""
+        """See `Stage.generate`. Raises RequestError for what the engine cannot take, StageDied when it has died."""
+        with self._death_named():
+            async with contextlib.aclosing(self._generated(request, upstream)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    @contextlib.contextmanager
+    def _death_named(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineDeadError as error:
+            raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
+
+    async def _generated(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> AsyncGenerator[StageChunk, None]:
         session = self._family.ar_session(self._stage.model_stage, request, upstream)
         engine_input = await session.prompt()
         if engine_input is None:

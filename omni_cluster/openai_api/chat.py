@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -91,6 +91,10 @@ class ChatRequest:
     seed: int | None
     stage_sampling: tuple[StageSampling | None, ...] = ()
     named_sampling: Mapping[str, StageSampling] = field(default_factory=dict)
+
+    def without_media(self) -> ChatRequest:
+        """For what lasts as long as the answer: a video's frames are a hundred megabytes."""
+        return replace(self, audios=(), images=(), videos=())
 
 
 def _only_one(value: int | None) -> int | None:

@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from omni_cluster.cluster import outlet
+from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.line import Line, ServeLine
 from omni_cluster.cluster.link import LinkEnded, Links
-from omni_cluster.cluster.outlet import Outlets, StageFailed
-from omni_cluster.cluster.socket_line import SocketLine, SocketServer
+from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.outlet import Outlets
+from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk
 from omni_cluster.engine.outbox import Outboxes, OutboxUnknown
-from omni_cluster.errors import PayloadError, RequestError
+from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -32,6 +35,8 @@ class Replica:
         self.outboxes = Outboxes(1 << 20)
         self.outlets = Outlets(self.outboxes, MAX_ITEM_BYTES)
         self.sockets = SocketServer(self.outboxes, "127.0.0.1")
+        self.loads = Loads()
+        self.frozen = asyncio.Event()
 
     @property
     def open_links(self) -> int:
@@ -42,11 +47,13 @@ class Replica:
             async for message in messages:
                 yield message
 
-    async def call(self, method: str, *args: Any, replica_id: str) -> Any:
+    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = None) -> Any:
         if method == "address":
             return await self.sockets.address()
         if method == "chunk":
             request_id, number = args
+            if self.frozen.is_set():
+                await asyncio.Event().wait()
             return WireChunk.of(self.outboxes.get(request_id).chunk(number))
         return getattr(self.outlets, method)(*args)
 
@@ -290,11 +297,23 @@ async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_t
     lines[0].broken = True
     boxes[0].put(rows(0))
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [ConnectionError] * 3
+    assert [type(result) for result in results] == [StageDied] * 3
     boxes[1].put(rows(0))
     boxes[1].close()
     assert (await read(links, "r1")).token_ids == (0,)
     assert len(lines) == 2
+
+
+@by_serve_alone
+async def test_a_chunk_that_does_not_come_ends_with_its_link(replica: Replica, links: Links, lines: Lines) -> None:
+    replica.frozen.set()
+    replica.outboxes.open("long").put(rows(0, 100))
+    reading = asyncio.create_task(read(links, "long"))
+    await settled()
+    assert not reading.done()
+    await links.close()
+    with pytest.raises(LinkEnded):
+        await reading
 
 
 @by_serve_alone

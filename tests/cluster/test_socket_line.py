@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,12 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.cluster import socket_line
-from omni_cluster.cluster.outlet import StageFailed
-from omni_cluster.cluster.socket_line import Address, SocketLine, SocketServer, packed, unpacked
+from omni_cluster.cluster.failures import StageFailed
+from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
+from omni_cluster.cluster.handshake import prove_the_word
+from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.message import error_named, packed, unpacked
+from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, SocketServer
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outboxes
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import RequestError, StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -42,6 +45,7 @@ class Stage:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self.loads = Loads()
 
     async def call(self, method: str, *args: Any, replica_id: str) -> Address:
         return self._address
@@ -105,6 +109,17 @@ def test_all_that_a_message_says_arrives() -> None:
     assert type(got[6].error) is StageFailed  # no name makes another class
 
 
+def test_an_error_that_its_reader_does_not_know_is_the_kind_that_it_knows() -> None:
+    class EngineBroke(StageDied):
+        pass
+
+    item = LinkItem(0, None, EngineBroke("the engine died"))
+    (got,) = unpacked([bytes(part) for part in packed([item])])
+    assert type(got.error) is EngineBroke
+    unknown = error_named(["OfAnotherProcess", "StageDied", "OmniError"], "the engine died")
+    assert type(unknown) is StageDied and str(unknown) == "the engine died"
+
+
 def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
     item = LinkItem(1, WireChunk.of(with_rows(1000)))
     head, rows = packed([item])
@@ -114,53 +129,42 @@ def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
     assert body.packed_rows.tobytes() == bytes(rows)
 
 
-@pytest.mark.parametrize("word", [b"", b"x", b"x" * 32, b"x" * 31])
-async def test_who_does_not_know_the_word_is_told_nothing(
-    server: SocketServer, outboxes: Outboxes, word: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket_line, "GREETING_S", 0.05)
-    outboxes.open("r").put(with_rows(1))
-    address = await server.address()
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(word)
-    if len(word) == 32:
-        socket_line._write_frame(writer, [msgspec.msgpack.encode(READER)])
-    with contextlib.suppress(ConnectionError):
-        assert await reader.read() == b""
-    writer.close()
-    while len(server):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("above", [0, 1])
 async def test_a_request_above_its_limit_ends_the_connection(
     server: SocketServer, outboxes: Outboxes, above: int
 ) -> None:
     empty = len(msgspec.msgpack.encode(Subscription(0, "r" * 1000, with_rows=True))) - 1000
-    name = "r" * (socket_line.MAX_REQUEST_BYTES - empty + above)
+    name = "r" * (MAX_REQUEST_BYTES - empty + above)
     outboxes.open(name).put(with_rows(1))
     request = msgspec.msgpack.encode(Subscription(0, name, with_rows=True))
-    assert len(request) == socket_line.MAX_REQUEST_BYTES + above
+    assert len(request) == MAX_REQUEST_BYTES + above
     address = await server.address()
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(address.secret)
-    socket_line._write_frame(writer, [request])
-    assert unpacked(await socket_line._read_frame(reader, 1000)) == []
+    await prove_the_word(reader, writer, address.secret)
+    write_frame(writer, [request])
+    assert unpacked((await read_frame(reader, 1000)).parts) == []
     if above:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await socket_line._read_frame(reader, 10_000)
+            await message_of(reader)
     else:
-        assert len(await socket_line._read_frame(reader, 10_000)) == 2
+        assert len(await message_of(reader)) == 2
     writer.close()
+
+
+async def message_of(reader: asyncio.StreamReader) -> Sequence[bytes | bytearray]:
+    """The next frame that is no beat."""
+    while not (frame := await read_frame(reader, 10_000)).parts:
+        pass
+    return frame.parts
 
 
 @pytest.mark.parametrize("parts", [[b"x" * 90, b"x" * 11], [b""] * 13])
 async def test_a_frame_above_what_is_accepted_breaks_the_line(parts: list[bytes]) -> None:
     reader = asyncio.StreamReader()
-    reader.feed_data(socket_line._COUNT.pack(len(parts)))
-    reader.feed_data(b"".join(socket_line._LENGTH.pack(len(part)) for part in parts) + b"".join(parts))
+    reader.feed_data(_HEAD.pack(len(parts), 0))
+    reader.feed_data(b"".join(_LENGTH.pack(len(part)) for part in parts) + b"".join(parts))
     with pytest.raises(ConnectionError, match=r"101 bytes, and 100 are accepted|13 parts"):
-        await socket_line._read_frame(reader, 100)
+        await read_frame(reader, 100)
 
 
 async def test_the_end_of_the_producer_breaks_the_line(server: SocketServer, outboxes: Outboxes) -> None:
@@ -191,3 +195,25 @@ async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer
     await messages.aclose()
     while len(server):
         await asyncio.sleep(0)
+
+
+async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
+    server: SocketServer, outboxes: Outboxes
+) -> None:
+    stage = Stage(await server.address())
+    box = outboxes.open("r")
+    messages = SocketLine(cast(RemoteStage, stage), "replica").messages(READER)
+    await anext(messages)
+    assert stage.loads._estimate("replica") == 1
+    waiting = asyncio.ensure_future(anext(messages))
+    for name in ("s", "t"):
+        outboxes.open(name)
+    while stage.loads._estimate("replica") != 3:  # though no message says it
+        await asyncio.sleep(0.01)
+    outboxes.remove("s")
+    while stage.loads._estimate("replica") != 2:
+        await asyncio.sleep(0.01)
+    box.put(with_rows(1))
+    await waiting
+    await messages.aclose()
+    assert stage.loads._estimate("replica") is None  # what nobody tells any more is not known

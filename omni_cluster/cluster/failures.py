@@ -1,0 +1,105 @@
+"""What goes wrong between replicas, by kind: however Ray, Serve, gRPC or a socket says that a replica is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+from ray import exceptions as ray_exceptions
+from ray.serve.exceptions import RayServeException
+
+from omni_cluster.errors import OmniError, StageDied
+
+DIED = "a stage's replica died; send the request again."
+
+
+class StageFailed(Exception):
+    """A stage broke while it worked on a request; its own log has the cause."""
+
+
+class StoreFull(OmniError):
+    """Ray's object store has no room for a request's media."""
+
+
+_GONE = (
+    ray_exceptions.RayActorError,  # died, or cannot be reached
+    ray_exceptions.WorkerCrashedError,
+    ray_exceptions.LocalRayletDiedError,
+    ray_exceptions.NodeDiedError,
+    ray_exceptions.OutOfMemoryError,  # Ray ended the replica
+    ray_exceptions.ObjectLostError,  # its owner or its host died
+    ray_exceptions.TaskCancelledError,  # by a replica that ends
+    ray_exceptions.AsyncioActorExit,
+    ray_exceptions.ActorUnschedulableError,
+    ray_exceptions.ActorPlacementGroupRemoved,
+    ray_exceptions.RpcError,
+    ray_exceptions.GetTimeoutError,
+    RayServeException,  # no replica of that name, none at all, or it refuses
+    ConnectionError,
+    asyncio.IncompleteReadError,
+)
+_GONE_CODES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,  # by the other end: one's own is asyncio's
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INTERNAL,  # the stream was reset
+    grpc.StatusCode.UNKNOWN,  # the stream was removed
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+_FULL = (ray_exceptions.ObjectStoreFullError, ray_exceptions.OutOfDiskError)
+
+
+def named(error: Exception) -> Exception:
+    """The error as one of ours, where it is one of the kinds that this module is about; else the error itself."""
+    cause = _without_report(error)
+    if isinstance(cause, OmniError):
+        return cause
+    if _says_gone(cause) or _says_gone(error):
+        return StageDied(f"{DIED} ({type(cause).__name__}: {_first_line(cause)})")
+    if isinstance(cause, _FULL):
+        return StoreFull("Ray's object store has no room for the media of this request; send it again later.")
+    return error
+
+
+def portable(error: BaseException) -> Exception:
+    """The error as another process can read it: ours as they are, of others what they say."""
+    ours = named(error) if isinstance(error, Exception) else error
+    return ours if isinstance(ours, OmniError) else StageFailed(f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def named_failures() -> Iterator[None]:
+    """Raises what `named` makes of what is raised inside. A call that the other end has cancelled is StageDied too."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise StageDied(f"{DIED} (it ended the call)") from None
+    except Exception as error:
+        ours = named(error)
+        if ours is error:
+            raise
+        raise ours from error
+
+
+def _without_report(error: Exception) -> Exception:
+    """What the other replica raised, without Ray's reports around it."""
+    while isinstance(error, ray_exceptions.RayTaskError) and isinstance(error.cause, Exception):
+        if error.cause is error:
+            break
+        error = error.cause
+    return error
+
+
+def _says_gone(error: Exception) -> bool:
+    if isinstance(error, grpc.RpcError):
+        return isinstance(error, grpc.aio.AioRpcError) and error.code() in _GONE_CODES
+    return isinstance(error, _GONE)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:200]

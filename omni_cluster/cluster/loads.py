@@ -1,0 +1,86 @@
+"""How busy each replica of a stage is, as far as this process knows, and which one a new request goes to."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+LAG_S = 0.1
+"""From a choice here to the first word of the replica that counts it."""
+STALE_S = 3.0
+"""A replica that works or not says so every second; older words count for nothing."""
+
+
+@dataclass(slots=True)
+class Load:
+    """`told`: requests that the replica said it works on; None: it has said nothing. `own`: of this process, open."""
+
+    told: int | None = None
+    told_at_s: float = 0.0
+    chosen_at_s: deque[float] = field(default_factory=deque)
+    own: int = 0
+
+    def drop_choices_before(self, at_s: float) -> None:
+        while self.chosen_at_s and self.chosen_at_s[0] < at_s:
+            self.chosen_at_s.popleft()
+
+
+class Loads:
+    """Of the replicas of one stage. Of two of them that are chosen at random, a request goes to the less busy one.
+
+    The least busy of all would be every process's choice at once, until the replica says so.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, chance: random.Random | None = None) -> None:
+        self._clock = clock
+        self._chance = chance or random.Random()
+        self._by_replica: dict[str, Load] = {}
+
+    def told(self, replica_id: str, load: int) -> None:
+        """What the replica just said."""
+        of = self._by_replica.setdefault(replica_id, Load())
+        of.told, of.told_at_s = load, self._clock()
+        of.drop_choices_before(of.told_at_s - LAG_S)
+
+    def forget(self, replica_id: str) -> None:
+        """Nobody listens to the replica any more."""
+        self._of(replica_id).told = None
+        self._drop_unused(replica_id)
+
+    def choose(self, replica_ids: Sequence[str]) -> str:
+        """One of them, for a new request; `ended` tells when it is over."""
+        some = self._chance.sample(replica_ids, min(2, len(replica_ids)))
+        chosen = self._less_busy(some[0], some[-1])
+        of = self._by_replica.setdefault(chosen, Load())
+        of.own += 1
+        of.chosen_at_s.append(self._clock())
+        of.drop_choices_before(self._clock() - STALE_S)
+        return chosen
+
+    def ended(self, replica_id: str) -> None:
+        """A request for which the replica was chosen is over."""
+        self._of(replica_id).own -= 1
+        self._drop_unused(replica_id)
+
+    def _less_busy(self, one: str, other: str) -> str:
+        loads = self._estimate(one), self._estimate(other)
+        if None in loads:  # what one says and what one guesses cannot be compared
+            loads = self._of(one).own, self._of(other).own
+        return one if loads[0] <= loads[1] else other  # type: ignore[operator]
+
+    def _estimate(self, replica_id: str) -> int | None:
+        of = self._of(replica_id)
+        if of.told is None or self._clock() - of.told_at_s > STALE_S:
+            return None
+        return of.told + len(of.chosen_at_s)
+
+    def _of(self, replica_id: str) -> Load:
+        return self._by_replica.get(replica_id) or Load()
+
+    def _drop_unused(self, replica_id: str) -> None:
+        of = self._of(replica_id)
+        if of.told is None and of.own <= 0:
+            self._by_replica.pop(replica_id, None)

@@ -1,0 +1,58 @@
+"""A link's message as the parts of a frame: a MessagePack head and, each by itself and not copied, the arrays in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from omni_cluster.cluster.failures import StageFailed
+from omni_cluster.cluster.transport import LinkItem
+from omni_cluster.errors import OmniError
+
+
+def packed(message: list[LinkItem]) -> list[Any]:
+    """The message's head, and the arrays in it."""
+    arrays: list[memoryview] = []
+
+    def reference(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays.append(value.data.cast("B") if value.size else memoryview(b""))
+            return len(arrays), value.dtype.str
+        if isinstance(value, Exception):
+            return kinds_of(value), str(value)
+        raise NotImplementedError(f"a message cannot hold a {type(value).__name__}")
+
+    head = msgspec.msgpack.encode(message, enc_hook=reference)
+    return [head, *arrays]
+
+
+def unpacked(parts: Sequence[bytes | bytearray]) -> list[LinkItem]:
+    """What `packed` was given."""
+
+    def resolve(kind: type, value: Any) -> Any:
+        if kind is np.ndarray:
+            part, dtype = value
+            return np.frombuffer(parts[part], dtype)
+        return error_named(*value)
+
+    return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+
+
+def kinds_of(error: Exception) -> list[str]:
+    """Names of the error's class and of those of ours that it is a kind of: its reader may not have all of them."""
+    return [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, OmniError)]
+
+
+def error_named(names: Sequence[str], message: str) -> Exception:
+    """The error of ours by the first name that is known here, all of one sentence; else what a stage's failure is."""
+    known = {kind.__name__: kind for kind in _kinds(OmniError)}
+    return next((known[name] for name in names if name in known), StageFailed)(message)
+
+
+def _kinds(base: type[OmniError]) -> Iterator[type[OmniError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

@@ -1,0 +1,160 @@
+"""The producing end of the connections that other replicas read from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from omni_cluster.cluster.frame import read_frame, write_frame
+from omni_cluster.cluster.handshake import knows_the_word
+from omni_cluster.cluster.message import packed
+from omni_cluster.cluster.outlet import Outlet
+from omni_cluster.cluster.pulse import Pulse
+from omni_cluster.cluster.transport import Subscription
+from omni_cluster.engine.outbox import Outboxes
+
+MAX_ITEM_BYTES = 16 << 20
+"""Rows of one item, and of one message; more are a Ray object, so that nobody waits long behind a long prompt."""
+MAX_REQUEST_BYTES = 4096
+"""Of what a reader sends."""
+MAX_STRANGERS = 16
+"""Connections that have not proved the word yet. One more ends the oldest: a replica's proof takes milliseconds."""
+TELL_S = 0.1
+"""How old what readers know of this replica's load may be."""
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica listens. `secret`: the word that both ends of a connection prove to know."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+
+
+class Connection:
+    """One reader. Every frame to it says the replica's load."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outlet: Outlet, load: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._outlet = outlet
+        self._load = load
+        self._pulse = Pulse(writer)
+
+    async def serve(self) -> None:
+        """Until one of both sides ends: the reader leaves, or is silent, or what is sent to it no longer arrives."""
+        sides = [
+            asyncio.create_task(self._take_subscriptions()),
+            asyncio.create_task(self._send_messages()),
+            asyncio.create_task(self._pulse.keep(self._beat)),
+        ]
+        try:
+            await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+            if self._pulse.is_lost:
+                self._outlet.abandon()
+        finally:
+            for side in sides:
+                side.cancel()
+            await asyncio.gather(*sides, return_exceptions=True)
+
+    def tell(self, load: int) -> None:
+        """Says the load if it is another one than before."""
+        if load != self._load:
+            self._load = load
+            self._beat()
+
+    def _beat(self) -> None:
+        if not self._writer.is_closing():
+            write_frame(self._writer, [], self._load)
+
+    async def _take_subscriptions(self) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            while True:
+                frame = await read_frame(self._reader, MAX_REQUEST_BYTES, self._pulse.heard)
+                for request in frame.parts:
+                    self._outlet.subscribe(msgspec.msgpack.decode(request, type=Subscription))
+
+    async def _send_messages(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            async with contextlib.aclosing(self._outlet.messages()) as messages:
+                async for message in messages:
+                    write_frame(self._writer, packed(message), self._load)
+                    await self._writer.drain()
+
+
+class SocketServer:
+    """An `Outlet` for each connection."""
+
+    def __init__(self, outboxes: Outboxes, host: str) -> None:
+        self._outboxes = outboxes
+        self._host = host
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._starting = asyncio.Lock()
+        self._server: asyncio.Server | None = None
+        self._teller: asyncio.Task[None] | None = None
+        self._accepted: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
+        self._known: set[Connection] = set()
+
+    async def address(self) -> Address:
+        """Listens from the first call on."""
+        async with self._starting:
+            if self._server is None:
+                self._server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_REQUEST_BYTES)
+                self._teller = asyncio.create_task(self._tell_load())
+        return Address(self._host, self._server.sockets[0].getsockname()[1], self._secret)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted = cast("asyncio.Task[None]", asyncio.current_task())
+        self._accepted[accepted] = writer
+        try:
+            if await self._is_known(accepted, reader, writer):
+                await self._serve(reader, writer)
+        finally:
+            del self._accepted[accepted]
+            writer.close()
+
+    async def _is_known(
+        self, accepted: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._strangers.pop(next(iter(self._strangers))).transport.abort()
+        self._strangers[accepted] = writer
+        try:
+            return await knows_the_word(reader, writer, self._secret)
+        finally:
+            self._strangers.pop(accepted, None)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        outlet = Outlet(self._outboxes, MAX_ITEM_BYTES, idle_s=None)
+        connection = Connection(reader, writer, outlet, self._outboxes.unfinished)
+        self._known.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._known.discard(connection)
+
+    async def _tell_load(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            for connection in self._known:
+                connection.tell(self._outboxes.unfinished)
+
+    def __len__(self) -> int:
+        return len(self._accepted)
+
+    async def close(self) -> None:
+        if self._server is not None and self._teller is not None:
+            self._server.close()
+            self._teller.cancel()
+        accepted = list(self._accepted)
+        for writer in self._accepted.values():
+            writer.close()  # which ends both sides; asyncio reports a connection's task that was cancelled as an error
+        await asyncio.gather(*accepted)

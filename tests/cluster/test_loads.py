@@ -1,0 +1,149 @@
+"""Which replica a new request goes to, by what the replicas say and what was chosen here since."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from statistics import mean
+
+import pytest
+
+from omni_cluster.cluster.loads import LAG_S, STALE_S, Loads
+
+REPLICAS = ("a", "b", "c", "d")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def loads(seed: int = 0, clock: Callable[[], float] | None = None) -> Loads:
+    return Loads(clock or Clock(), random.Random(seed))
+
+
+def test_the_less_busy_of_two_by_what_they_say() -> None:
+    some = loads()
+    some.told("a", 9)
+    some.told("b", 2)
+    assert [some.choose(["a", "b"]) for _ in range(7)] == ["b"] * 7
+    assert {some.choose(["a", "b"]) for _ in range(8)} == {"a", "b"}  # those that were just chosen count
+
+
+def test_one_replica_is_the_choice_and_unknown_ones_get_equal_shares() -> None:
+    some = loads()
+    assert some.choose(["only"]) == "only"
+    shares = Counter(some.choose(["a", "b"]) for _ in range(40))
+    assert set(shares.values()) == {20}
+
+
+def test_a_replica_of_unknown_load_is_compared_by_what_was_given_to_both() -> None:
+    some = loads()
+    some.told("a", 50)  # all of other processes: of "b" nobody knows
+    assert Counter(some.choose(["a", "b"]) for _ in range(10)) == {"a": 5, "b": 5}
+
+
+def test_what_a_replica_has_said_counts_for_a_while() -> None:
+    clock = Clock()
+    some = loads(clock=clock)
+    some.told("a", 5)
+    some.told("b", 0)
+    assert some.choose(["a", "b"]) == "b"
+    clock.now_s = STALE_S + 1
+    assert some.choose(["a", "b"]) == "a"  # "b" has one of ours
+
+
+def test_a_choice_counts_until_the_replica_says_that_it_has_it() -> None:
+    clock = Clock()
+    some = loads(clock=clock)
+    some.told("a", 0)
+    some.choose(["a"])
+    assert some._estimate("a") == 1
+    clock.now_s = LAG_S / 2
+    some.told("a", 0)  # said before the request came
+    assert some._estimate("a") == 1
+    clock.now_s = 2 * LAG_S
+    some.told("a", 1)
+    assert some._estimate("a") == 1
+
+
+def test_nothing_is_kept_of_replicas_that_are_gone() -> None:
+    some = loads()
+    for number in range(100):
+        name = f"replica-{number}"
+        some.told(name, 1)
+        some.choose([name, "stays"])
+        some.forget(name)
+        for chosen in (name, "stays"):
+            while some._of(chosen).own:
+                some.ended(chosen)
+    assert not some._by_replica
+
+
+def test_a_choice_of_replicas_that_never_say_anything_keeps_a_bounded_past() -> None:
+    clock = Clock()
+    some = loads(clock=clock)
+    for _ in range(1000):
+        clock.now_s += 0.1
+        some.choose(["a"])
+        some.ended("a")
+    assert not some._by_replica
+
+
+STEP_S = 0.01
+TELL_S = 0.1
+
+
+def mean_spread(choosers: list[Callable[[], str]], tell: Callable[[list[int]], None], clock: Clock, most: int) -> float:
+    """Bursts of 1 to `most` requests at each ingress at once; what the longest queue was above the mean of all."""
+    chance = random.Random(5)
+    queues: list[list[float]] = [[] for _ in REPLICAS]  # when each request there ends
+    now_s, spread = 0.0, []
+    for step in range(3000):
+        now_s = step * STEP_S
+        queues = [[end_s for end_s in queue if end_s > now_s] for queue in queues]
+        clock.now_s = now_s
+        if step % round(TELL_S / STEP_S) == 0:
+            tell([len(queue) for queue in queues])
+        if step % 25 == 0:
+            for choose in choosers:
+                for _ in range(chance.randint(1, most)):
+                    length_s = chance.choice((0.2, 0.2, 0.2, 3.0))
+                    queues[REPLICAS.index(choose())].append(now_s + length_s)
+        lengths = [len(queue) for queue in queues]
+        spread.append(max(lengths) - mean(lengths))
+    return mean(spread)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_four_ingresses_spread_their_bursts_better_than_in_turn(most: int) -> None:
+    clock = Clock()
+    of_ingress = [loads(seed, clock) for seed in range(4)]
+
+    def tell(lengths: list[int]) -> None:
+        for each in of_ingress:
+            for replica, length in zip(REPLICAS, lengths, strict=True):
+                each.told(replica, length)
+
+    by_load = [lambda of=of: of.choose(REPLICAS) for of in of_ingress]
+    in_turn = [itertools.cycle(REPLICAS).__next__ for _ in of_ingress]
+    chosen = mean_spread(by_load, tell, clock, most)
+    turned = mean_spread(in_turn, lambda lengths: None, clock, most)
+    assert chosen < 0.7 * turned, (chosen, turned)
+
+
+def test_a_burst_at_ingresses_that_know_nothing_yet_is_spread() -> None:
+    shares = Counter(
+        chosen for of in (loads(seed) for seed in range(4)) for chosen in [of.choose(REPLICAS) for _ in range(16)]
+    )
+    assert sum(shares.values()) == 64 and max(shares.values()) - min(shares.values()) <= 8
+
+
+def test_one_request_at_each_of_many_ingresses_does_not_meet_at_one_replica() -> None:
+    firsts = Counter(loads(seed).choose(REPLICAS) for seed in range(64))
+    assert set(firsts) == set(REPLICAS) and max(firsts.values()) < 32  # in turn from the same start: all 64

@@ -1,0 +1,94 @@
+"""Media on their way to the entry stage: what comes out is what went in, to the bit."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+from ray.exceptions import ObjectStoreFullError
+
+from omni_cluster.cluster import parcel
+from omni_cluster.cluster.failures import StoreFull
+from omni_cluster.cluster.parcel import Parcel, Parcels, posted
+from omni_cluster.inputs import Media, OmniRequest, Video
+from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+from tests.reference import media as media_of
+
+NOISE = np.random.default_rng(0)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return NOISE.integers(0, 256, shape, np.uint8)
+
+
+def all_kinds() -> Media:
+    sound = NOISE.standard_normal(16_001).astype(np.float32)
+    images = tuple(Image.fromarray(noise(*size, 3)) for size in ((1, 1), (37, 53), (720, 1280)))
+    video = Video(noise(4, 56, 84, 3), 2.0, sound[:99])
+    return Media((sound, sound[:1]), images, (video, Video(noise(2, 28, 28, 3), 1.5)))
+
+
+def travelled(sent: Parcel) -> tuple[Parcel, int]:
+    """As Ray stores it: arrays out of band and read-only; and the bytes of what is not among them."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(body, buffers=[bytes(b.raw()) for b in buffers]), len(body)
+
+
+def test_all_media_arrive_as_they_were() -> None:
+    media = all_kinds()
+    sent, num_bytes = travelled(Parcel.of(media))
+    got = sent.open()
+    assert num_bytes < 4000  # all of the media is read where it lies
+    for array, other in zip(got.audios, media.audios, strict=True):
+        assert array.dtype == np.float32 and np.array_equal(array, other)
+    for image, other_image in zip(got.images, media.images, strict=True):
+        assert (image.mode, image.size, image.tobytes()) == ("RGB", other_image.size, other_image.tobytes())
+    for video, other_video in zip(got.videos, media.videos, strict=True):
+        assert np.array_equal(video.frames, other_video.frames) and video.fps == other_video.fps
+    assert got.videos[0].audio is not None and np.array_equal(got.videos[0].audio, media.videos[0].audio)
+    assert got.videos[1].audio is None
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
+def test_an_image_of_another_mode_stays_one(mode: str) -> None:
+    image = Image.fromarray(noise(20, 30, 3)).convert(mode)
+    (got,) = travelled(Parcel.of(Media(images=(image,))))[0].open().images
+    assert got.mode == mode and got.convert("RGB").tobytes() == image.convert("RGB").tobytes()
+
+
+def test_the_processor_makes_the_same_of_them() -> None:
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(embedded_checkpoint("tiny"))
+    _, (image,) = media_of("image")
+    (got,) = travelled(Parcel.of(Media(images=(image,))))[0].open().images
+    before, after = (processor(images=[each], return_tensors="np")["pixel_values"] for each in (image, got))
+    assert np.array_equal(before, after)
+
+
+async def test_a_store_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(value: object) -> None:
+        raise ObjectStoreFullError
+
+    monkeypatch.setattr(parcel.ray, "put", full)
+    with pytest.raises(StoreFull, match="no room for the media"):
+        await posted(OmniRequest("r", "", all_kinds()))
+
+
+async def test_a_request_without_media_puts_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(parcel.ray, "put")
+    sent = await posted(OmniRequest("r", "a prompt"))
+    assert not sent.has_media and sent.request.prompt == "a prompt"
+
+
+async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
+    parcels, sent = Parcels(), Parcel.of(Media())
+    async with parcels.expecting("r") as coming:
+        parcels.bring("r", sent)
+        parcels.bring("r", Parcel.of(all_kinds()))  # once only
+        assert await coming is sent
+    parcels.bring("r", sent)
+    assert not parcels._expected

@@ -1,0 +1,257 @@
+"""A peer that is gone without a word: both ends notice it, and who is only busy is not taken for gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from omni_cluster.cluster import pulse
+from omni_cluster.cluster.frame import read_frame, write_frame
+from omni_cluster.cluster.link import Links
+from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.pulse import BEAT_S, MISSED_BEATS, keep_alive
+from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.socket_server import Address, SocketServer
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription, Ticket
+from omni_cluster.engine.outbox import Outbox, Outboxes
+from omni_cluster.outputs import StageChunk
+
+READER = Subscription(3, "r", with_rows=True)
+NOTICED_S = 10.0
+"""Within this time a peer's silent loss is noticed."""
+BUSY_S = 1.0
+"""What a loaded machine may add to it."""
+
+SERVER = """
+import asyncio
+from omni_cluster.cluster.socket_server import SocketServer
+from omni_cluster.engine.outbox import Outboxes
+
+async def main():
+    outboxes = Outboxes(1 << 20)
+    outboxes.open("r")
+    address = await SocketServer(outboxes, "127.0.0.1").address()
+    print(address.port, address.secret.hex(), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class At:
+    """A stage's replica that says it listens at this address."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self.loads = Loads()
+
+    async def call(self, method: str, replica_id: str) -> Address:
+        return self._address
+
+
+def line_to(address: Address) -> SocketLine:
+    return SocketLine(cast(RemoteStage, At(address)), "replica")
+
+
+class Between:
+    """Stands between both ends as a network does, and can stop to carry anything, without a word to either."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self.carries = asyncio.Event()
+        self.carries.set()
+
+    async def address(self) -> Address:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return Address("127.0.0.1", self._server.sockets[0].getsockname()[1], self._address.secret)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection(self._address.host, self._address.port)
+        await asyncio.gather(self._copy(reader, outer), self._copy(inner, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(4096):
+                await self.carries.wait()
+                writer.write(data)
+            await self.carries.wait()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+def outboxes() -> Outboxes:
+    return Outboxes(1 << 26)
+
+
+@pytest.fixture
+async def server(outboxes: Outboxes) -> AsyncIterator[SocketServer]:
+    server = SocketServer(outboxes, "127.0.0.1")
+    yield server
+    await server.close()
+
+
+async def is_read(box: Outbox) -> None:
+    """The reader's wish has come through the network."""
+    while not box._listeners:
+        await asyncio.sleep(0.01)
+
+
+def test_the_bound_is_met_by_its_parts() -> None:
+    assert BEAT_S * (MISSED_BEATS + 1) < NOTICED_S
+
+
+async def test_a_replica_that_is_frozen_is_noticed_in_time() -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVER, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()}
+    )
+    try:
+        assert child.stdout is not None
+        port, secret = (await child.stdout.readline()).split()
+        messages = line_to(Address("127.0.0.1", int(port), bytes.fromhex(secret.decode()))).messages(READER)
+        assert await anext(messages) == []
+        child.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        with pytest.raises(ReplicaLost, match="nothing comes from it"):
+            await anext(messages)
+        assert time.monotonic() - began_s < NOTICED_S + BUSY_S
+    finally:
+        child.kill()
+        await child.wait()
+
+
+async def test_both_ends_notice_a_network_that_carries_nothing_any_more(
+    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
+    box = outboxes.open("r")
+    network = Between(await server.address())
+    messages = line_to(await network.address()).messages(READER)
+    assert await anext(messages) == [] and len(server) == 1
+    await is_read(box)
+    network.carries.clear()
+    with pytest.raises(ReplicaLost, match="nothing comes from it"):
+        await anext(messages)
+    await asyncio.wait_for(box.abandoned.wait(), NOTICED_S)  # its producer works for nobody
+    while len(server):
+        await asyncio.sleep(0.01)
+    network.carries.set()
+
+
+async def test_what_cannot_be_sent_is_dropped_with_its_reader(
+    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader's buffers are full of what nobody takes."""
+    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
+    box = outboxes.open("r")
+    network = Between(await server.address())
+    messages = line_to(await network.address()).messages(READER)
+    await anext(messages)
+    await is_read(box)
+    network.carries.clear()
+    for start in range(64):
+        box.put(StageChunk(start, (1,), text="x" * (1 << 18)))
+    await asyncio.wait_for(box.abandoned.wait(), NOTICED_S)
+    while len(server):
+        await asyncio.sleep(0.01)
+    await messages.aclose()
+    network.carries.set()
+
+
+async def test_idle_ends_that_live_stay_connected(
+    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.02)
+    box = outboxes.open("r")
+    messages = line_to(await server.address()).messages(READER)
+    await anext(messages)
+    waiting = asyncio.ensure_future(anext(messages))
+    await asyncio.sleep(4 * MISSED_BEATS * pulse.BEAT_S)  # in which it would have ended four times
+    assert not waiting.done() and len(server) == 1
+    box.put(StageChunk(token_ids=(1,)))
+    assert (await waiting)[0].body is not None
+    await messages.aclose()
+
+
+async def test_who_was_busy_itself_blames_nobody(
+    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.02)
+    box = outboxes.open("r")
+    messages = line_to(await server.address()).messages(READER)
+    await anext(messages)
+    waiting = asyncio.ensure_future(anext(messages))
+    await asyncio.sleep(0)
+    time.sleep(4 * MISSED_BEATS * pulse.BEAT_S)  # the event loop of both is stuck
+    box.put(StageChunk(token_ids=(1,)))
+    assert (await waiting)[0].body is not None
+    await messages.aclose()
+
+
+async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
+    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
+    sides: list[asyncio.StreamWriter] = []
+    ends: list[asyncio.StreamReader] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(reader)
+        sides.append(writer)
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1])
+    heart = pulse.Pulse(writer)
+    keeper = asyncio.create_task(heart.keep(lambda: None))
+    reading = asyncio.create_task(read_frame(reader, 1 << 20, heart.heard))
+    while not sides:
+        await asyncio.sleep(0)
+    written = bytearray()
+
+    class Slow:
+        def writelines(self, parts: list[bytes]) -> None:
+            written.extend(b"".join(parts))
+
+    write_frame(cast(asyncio.StreamWriter, Slow()), [b"x" * 1000])
+    for at in range(0, len(written), 100):  # twice as long as silence may last
+        sides[0].write(written[at : at + 100])
+        await asyncio.sleep(2 * MISSED_BEATS * pulse.BEAT_S / 10)
+    assert len((await reading).parts[0]) == 1000 and not heart.is_lost
+    keeper.cancel()
+    writer.close()
+    sides[0].close()
+    listener.close()
+
+
+async def test_a_request_whose_replica_falls_silent_fails(
+    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
+    outboxes.open("r").put(StageChunk(token_ids=(1,)))
+    network = Between(await server.address())
+    links = Links(cast(RemoteStage, At(await network.address())), 1000, SocketLine)
+    chunks = links.read(Ticket("r", "replica"), with_rows=False)
+    assert (await anext(chunks)).token_ids == (1,)
+    network.carries.clear()
+    with pytest.raises(ReplicaLost):
+        await anext(chunks)
+    network.carries.set()
+    await links.close()
+
+
+def test_the_kernel_watches_too() -> None:
+    with socket.socket() as one:
+        keep_alive(one)
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert 0 < one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 1000 * NOTICED_S
