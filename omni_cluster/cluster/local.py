@@ -12,6 +12,7 @@ from ray import serve
 
 from omni_cluster.cluster.app import build_app
 from omni_cluster.cluster.starting import steps_now
+from omni_cluster.cluster.terminal import end_serve
 from omni_cluster.errors import OmniError
 
 APP_NAME = "default"
@@ -95,7 +96,7 @@ class LocalCluster:
     def shutdown(self) -> None:
         """Ends the application and Ray; safe to call twice."""
         if ray.is_initialized():
-            serve.shutdown()
+            end_serve()
             ray.shutdown()
 
 

@@ -94,7 +94,7 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
 def ended_well(exit_code: int, printed: str) -> None:
     """SIGTERM ends a server in order: no process breaks off in the midst, and nothing native is printed."""
     assert exit_code == 0, printed[-4000:]
-    for mark in ("*** SIG", "Fatal Python error", "Stack trace", "Traceback"):
+    for mark in ("*** SIG", "Fatal Python error", "Stack trace", "Traceback", "graceful_shutdown"):
         assert mark not in printed, printed[printed.index(mark) - 500 :][:4000]
 
 

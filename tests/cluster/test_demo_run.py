@@ -112,6 +112,7 @@ def test_the_way_into_the_dashboard_is_printed(demo: EndedDemo) -> None:
 def test_nothing_is_complained_about(demo: EndedDemo) -> None:
     """Neither by libraries nor by Ray, the end included."""
     assert demo.complaint == ""
+    assert "raylet" not in demo.printed and "graceful_shutdown" not in demo.printed, demo.printed
 
 
 @pytest.mark.parametrize("stage", STAGES)
