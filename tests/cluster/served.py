@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,8 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
         process.send_signal(signal.SIGTERM)
         printed = process.communicate(timeout=PATIENCE_S)[0]
     ended_well(process.returncode, printed)
+    for stage in STAGES:
+        assert re.search(rf"{stage}: starts the engine took \d+\.\d s", printed), printed[:4000]
 
 
 def ended_well(exit_code: int, printed: str) -> None:
