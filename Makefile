@@ -11,6 +11,8 @@ export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export VLLM_LOGGING_LEVEL ?= WARNING
 export RAY_USAGE_STATS_ENABLED := 0
+# On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
+export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 
 .PHONY: demo test lint setup format clean
 

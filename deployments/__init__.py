@@ -1,5 +1,5 @@
 """What `serve run deployments:app` starts."""
 
-from omni_cluster.cluster.app import build_app as app
+from omni_cluster.cluster.terminal import served_app as app
 
 __all__ = ["app"]

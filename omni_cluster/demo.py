@@ -56,7 +56,10 @@ def run_demo(config: Path | None, port: int, out: Path) -> None:
     folder = made_folder(out)
     # Ray is needed here alone: bad input is refused without it.
     from omni_cluster.cluster.local import LocalCluster
+    from omni_cluster.cluster.terminal import end_on_sigterm
 
+    end_on_sigterm()
+    console.print("starting Ray")
     with LocalCluster(config=config, port=port) as cluster:
         console.print(dashboard_line(cluster.dashboard_url), markup=False, soft_wrap=True)
         wait_until_ready(cluster, console)

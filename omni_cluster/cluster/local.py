@@ -11,10 +11,13 @@ import ray
 from ray import serve
 
 from omni_cluster.cluster.app import build_app
+from omni_cluster.cluster.starting import steps_now
+from omni_cluster.cluster.terminal import end_serve
 from omni_cluster.errors import OmniError
 
 APP_NAME = "default"
 POLL_S = 0.5
+STARTING = "UPDATING"
 
 
 class ClusterFailed(OmniError):
@@ -65,11 +68,12 @@ class LocalCluster:
         serve.run_many([target], wait_for_applications_running=False)
 
     def stage_states(self) -> dict[str, str]:
-        """The state of each deployment, such as UPDATING or HEALTHY, by its name."""
+        """The state of each deployment by its name: what it does as long as it starts, then such as HEALTHY."""
         application = serve.status().applications.get(APP_NAME)
         if application is None:
             return {}
-        return {name: str(status.status.value) for name, status in application.deployments.items()}
+        states = {name: str(status.status.value) for name, status in application.deployments.items()}
+        return states | {name: step for name, step in steps_now().items() if states.get(name) == STARTING}
 
     def wait_ready(self, timeout_s: float = 600.0, on_change: Callable[[dict[str, str]], object] | None = None) -> None:
         """Returns when all deployments are healthy; `on_change` gets their states after every look.
@@ -92,7 +96,7 @@ class LocalCluster:
     def shutdown(self) -> None:
         """Ends the application and Ray; safe to call twice."""
         if ray.is_initialized():
-            serve.shutdown()
+            end_serve()
             ray.shutdown()
 
 

@@ -22,9 +22,10 @@ from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.scrape import ReplicaMetrics
 from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.socket_server import Address, SocketServer
+from omni_cluster.cluster.starting import Starting
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.build import bind, make_stage
+from omni_cluster.engine.build import bind, make_stage, stage_class
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
@@ -47,8 +48,12 @@ class StageReplica:
         self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
-        await asyncio.to_thread(_import_vllm)
-        self._bound = await asyncio.to_thread(fit_replica, bind(config), stage_id)
+        stage = next(s for s in config.stages if s.stage_id == stage_id)
+        starting = Starting(stage.model_stage, own_replica_id())
+        with starting.step("imports its libraries"):
+            await asyncio.to_thread(_import_engine, stage, config)
+        with starting.step("reads the checkpoint"):
+            self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage_id))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
@@ -58,7 +63,8 @@ class StageReplica:
         self._outlets = Outlets(self._outboxes, config.handover.max_item_bytes)
         self._sockets = SocketServer(self._outboxes, ray.util.get_node_ip_address())
         self._source = self._links_to(source) if source is not None else None
-        await self._engine.start()
+        with starting.step("starts the engine"):
+            await self._engine.start()
 
     def _links_to(self, source: DeploymentHandle) -> Links:
         config = self._bound.config
@@ -191,9 +197,10 @@ class StageReplica:
         await self._engine.shutdown()
 
 
-def _import_vllm() -> None:
+def _import_engine(stage: StageConfig, config: PipelineConfig) -> None:
     """What of vLLM configures logging closes all handlers that are there: Serve's would write nothing more."""
     targets = [(each, each.target) for each in logger.handlers if isinstance(each, MemoryHandler)]
     importlib.import_module("vllm.logger")
     for handler, target in targets:
         handler.setTarget(target)
+    stage_class(stage, config)

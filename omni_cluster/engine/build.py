@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -89,12 +89,16 @@ def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Famil
 
 
 def make_stage(stage: StageConfig, bound: BoundPipeline) -> Stage:
-    """A stage that is not started yet. vLLM is imported here, not before."""
-    kind = bound.family.stages[stage.model_stage]
-    if kind is StageKind.AR:
+    """A stage that is not started yet. vLLM is imported here, if it was not before."""
+    return stage_class(stage, bound.config)(stage, bound.config, bound.family, str(bound.folder))
+
+
+def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Stage]:
+    """What `make_stage` makes. Imports vLLM, which takes seconds."""
+    if family_class(config.family).stages[stage.model_stage] is StageKind.AR:
         from omni_cluster.engine.stage_llm import StageLLM
 
-        return StageLLM(stage, bound.config, bound.family, str(bound.folder))
+        return StageLLM
     from omni_cluster.engine.diffusion_engine import DiffusionEngine
 
-    return DiffusionEngine(stage, bound.config, bound.family, str(bound.folder))
+    return DiffusionEngine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,8 +87,18 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
             app.close()
         ray.shutdown()  # or this process would be ended with the cluster
         _set_global_client(None)  # Serve would go on asking the controller of this cluster in the next one
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE_S)
+        process.send_signal(signal.SIGTERM)
+        printed = process.communicate(timeout=PATIENCE_S)[0]
+    ended_well(process.returncode, printed)
+    for stage in STAGES:
+        assert re.search(rf"{stage}: starts the engine took \d+\.\d s", printed), printed[:4000]
+
+
+def ended_well(exit_code: int, printed: str) -> None:
+    """SIGTERM ends a server in order: no process breaks off in the midst, and nothing native is printed."""
+    assert exit_code == 0, printed[-4000:]
+    for mark in ("*** SIG", "Fatal Python error", "Stack trace", "Traceback", "graceful_shutdown"):
+        assert mark not in printed, printed[printed.index(mark) - 500 :][:4000]
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:

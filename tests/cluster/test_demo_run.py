@@ -109,6 +109,19 @@ def test_the_way_into_the_dashboard_is_printed(demo: EndedDemo) -> None:
     assert re.search(r"Ray dashboard: http://\S+ .*get-auth-token", demo.printed)
 
 
+def test_nothing_is_complained_about(demo: EndedDemo) -> None:
+    """Neither by libraries nor by Ray, the end included."""
+    assert demo.complaint == ""
+    assert "raylet" not in demo.printed and "graceful_shutdown" not in demo.printed, demo.printed
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_says_what_it_does_until_it_is_there(demo: EndedDemo, stage: str) -> None:
+    lines = re.findall(rf"^ *\d+\.\d s  {stage}: (.+)$", demo.printed, re.MULTILINE)
+    assert len(lines) > 2 and lines[-1] == "HEALTHY", demo.printed
+    assert any(line.startswith("imports its libraries") for line in lines), demo.printed
+
+
 def test_nothing_of_the_demo_stays(demo: EndedDemo) -> None:
     # The engines are there too: a stage has a process each at least, and Ray some of its own.
     assert len(demo.processes) > len(STAGES)

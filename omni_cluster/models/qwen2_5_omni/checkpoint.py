@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import shutil
 import uuid
 import zlib
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cluster.errors import ConfigError
+from omni_cluster.models.checkpoint_files import cache_folder
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +182,7 @@ def embedded_checkpoint(preset: str = "tiny", cache_dir: Path | None = None) -> 
     Raises ConfigError for an unknown preset.
     """
     _check_preset(preset)
-    cache = cache_dir or _platform_cache_dir()
+    cache = cache_dir or cache_folder()
     path = cache / f"qwen2_5_omni-{preset}-{RECIPE_VERSION}"
     if path.is_dir():
         return path
@@ -274,11 +274,6 @@ def _make_folder(folder: Path) -> None:
         raise ConfigError(
             f"the folder {folder} cannot be made ({error.strerror}): name one that can be written"
         ) from error
-
-
-def _platform_cache_dir() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "omni_cluster"
 
 
 def _summary(preset: str, path: Path, weights: list[_Weight]) -> CheckpointSummary:

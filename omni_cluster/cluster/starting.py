@@ -1,0 +1,82 @@
+"""What a replica does until it serves: in its log, for whoever waits for it, and with the times of its last start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+from omni_cluster.models.checkpoint_files import cache_folder
+
+logger = logging.getLogger("ray.serve")
+
+NAMESPACE = b"omni_cluster"
+"""Of Ray's own store of keys and values, which is there before any replica."""
+
+
+class Starting:
+    """The steps of one replica's start, in a row, each told as it begins."""
+
+    def __init__(self, stage: str, replica_id: str) -> None:
+        self._stage = stage
+        self._key = f"starting/{stage}/{replica_id}".encode()
+        self._times = StepTimes(cache_folder() / "starts" / f"{stage}.json")
+
+    @contextlib.contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        """One step, with the time that it took when this host last did it."""
+        usual_s = self._times.usual_s(what)
+        said = what if usual_s is None else f"{what}, usually {usual_s:.0f} s"
+        logger.info("%s: %s", self._stage, said)
+        _internal_kv_put(self._key, said.encode(), namespace=NAMESPACE)
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            _internal_kv_del(self._key, namespace=NAMESPACE)
+        took_s = time.monotonic() - began_s
+        self._times.remember(what, took_s)
+        logger.info("%s: %s took %.1f s", self._stage, what, took_s)
+
+
+def steps_now() -> dict[str, str]:
+    """The step of each stage that starts in this cluster; of several replicas, that of one."""
+    steps = {}
+    for key in _internal_kv_list(b"starting/", namespace=NAMESPACE):
+        said = _internal_kv_get(key, namespace=NAMESPACE)
+        if said is not None:  # else it has ended meanwhile
+            steps[key.decode().split("/")[1]] = said.decode()
+    return steps
+
+
+class StepTimes:
+    """How long each step of a stage's start took when this host last did it. What cannot be written is not kept."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def usual_s(self, step: str) -> float | None:
+        seconds = self._read().get(step)
+        return float(seconds) if isinstance(seconds, int | float) else None
+
+    def remember(self, step: str, seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._file.parent)
+            with os.fdopen(handle, "w") as file:
+                json.dump({**self._read(), step: round(seconds, 1)}, file)
+            os.replace(name, self._file)  # replicas of one stage write it side by side
+
+    def _read(self) -> dict[str, object]:
+        try:
+            times = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return times if isinstance(times, dict) else {}
