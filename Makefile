@@ -12,13 +12,17 @@ export HF_HUB_OFFLINE := 1
 export VLLM_LOGGING_LEVEL ?= WARNING
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test lint setup format clean
+.PHONY: demo test fuzz lint setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu"
+
+# A million mutated bodies, media files and payloads; FUZZ="--seed 1 --count 5000" for others or fewer.
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --count 1000000 $(FUZZ)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.outlet import Outlet, StageFailed
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription
 from omni_cluster.engine.outbox import Outboxes
-from omni_cluster.errors import OmniError
+from omni_cluster.errors import OmniError, PayloadError
 
 MAX_ITEM_BYTES = 16 << 20
 """Rows of one item, and of one message; more are a Ray object, so that nobody waits long behind a long prompt."""
@@ -174,7 +174,7 @@ def packed(message: list[LinkItem]) -> list[Any]:
 
 
 def unpacked(parts: Sequence[bytes]) -> list[LinkItem]:
-    """What `packed` was given."""
+    """What `packed` was given. Raises PayloadError for what it did not make."""
 
     def resolve(kind: type, value: Any) -> Any:
         if kind is np.ndarray:
@@ -182,7 +182,10 @@ def unpacked(parts: Sequence[bytes]) -> list[LinkItem]:
             return np.frombuffer(parts[part], dtype)
         return error_named(*value)
 
-    return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+    try:
+        return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+        raise PayloadError(f"A message of {len(parts)} parts is not what replicas send: {error}.") from None
 
 
 def error_named(name: str, message: str) -> Exception:

@@ -36,6 +36,8 @@ _Fps = Annotated[float, Field(gt=0, le=MAX_FPS)]
 
 
 class TextPart(Wire):
+    """What of a message is text."""
+
     type: Literal["text"]
     text: str
 

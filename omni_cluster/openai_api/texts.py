@@ -27,7 +27,7 @@ def _texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
         yield message.tool_call_id or ""
         for call in message.tool_calls or ():
             yield from (call.id, call.function.name, call.function.arguments)
-    yield from strings([tool.model_dump() for tool in tools])
+    yield from _strings([tool.model_dump() for tool in tools])
 
 
 def _content(message: Message) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _content(message: Message) -> Iterator[str]:
         yield from (part.text for part in message.content or () if isinstance(part, TextPart))
 
 
-def strings(node: Any) -> Iterator[str]:
+def _strings(node: Any) -> Iterator[str]:
     """All strings in it, however deep, keys among them."""
     nodes = [node]
     while nodes:

@@ -192,7 +192,7 @@ def refusal(fault: ErrorDetails) -> BadRequest:
     if kind == "unsupported":
         return BadRequest(f"{name} {message}.", param=param, code="unsupported_parameter")
     if kind == "unknown_key":
-        name = param = f"{name}.{fault['ctx']['key'][:_SHOWN_CHARS]}"
+        name = param = f"{name}.{_key(fault['ctx']['key'])}"
         options = "mm_processor_kwargs" in fault["loc"]
         known = "use_audio_in_video" if options else ", ".join(StageSampling.model_fields)
         what = "option of the processor" if options else "sampling parameter"
@@ -217,7 +217,7 @@ def _wish(fault: ErrorDetails) -> str:
 
 def _path(loc: Sequence[int | str]) -> str | None:
     keys = [key for key in loc if not (isinstance(key, str) and key.startswith("#"))]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key[:_SHOWN_CHARS]}" for key in keys)
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{_key(key)}" for key in keys)
     return path.removeprefix(".") or None
 
 
@@ -245,6 +245,11 @@ def _pieces(value: object) -> Iterator[str]:
         yield "]" if value else "[]"
     else:
         yield _dumped(value)
+
+
+def _key(name: str) -> str:
+    """A client's key in a path: its beginning, line ends escaped."""
+    return _dumped(name)[1:-1][:_SHOWN_CHARS]
 
 
 def _dumped(value: object) -> str:

@@ -136,6 +136,8 @@ def lists(schema: Any) -> Iterator[dict[str, Any]]:
 
 MESSAGE = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+PART = {"type": "text", "text": "x"}
+LONG = {"name": "f", "arguments": "x" * 1_800_000}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -143,7 +145,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
     ("fields", "param", "most"),
     [
         ({"messages": [MESSAGE] * 4097}, "messages", 4096),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}]}, "messages[0].content", MAX_PARTS),
+        ({"messages": [{"role": "user", "content": [PART] * 1025}]}, "messages[0].content", MAX_PARTS),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages[0].tool_calls", MAX_CALLS),
         ({"tools": [TOOL] * 129}, "tools", 128),
         ({"modalities": ["text"] * 9}, "modalities", 8),
@@ -158,7 +160,7 @@ def test_every_list_has_a_length_limit(fields: dict[str, Any], param: str, most:
 
 
 def test_as_many_as_are_accepted_are() -> None:
-    parts = [{"type": "text", "text": "x"}] * MAX_PARTS
+    parts = [PART] * MAX_PARTS
     calling = {"role": "assistant", "tool_calls": [CALL] * MAX_CALLS}
     body = asked(messages=[{"role": "user", "content": parts}, calling, *[MESSAGE] * 4094], tools=[TOOL] * 128)
     chat = open_chat_request(check_chat_request(body, models=[MODEL], voices=[], limits=LIMITS), {}, LIMITS)
@@ -189,7 +191,7 @@ def test_urls_are_short() -> None:
         {"messages": [{"role": "user", "content": "x" * 1_792_001}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 900_000}] * 2}]},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"x" * 1_800_000: {}}}}]},
-        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "x" * 1_800_000}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": LONG}]}]},
     ],
 )  # fmt: skip
 def test_text_that_no_prompt_has_room_for_is_refused_before_it_is_rendered(fields: dict[str, Any]) -> None:
@@ -230,6 +232,14 @@ def test_numbers_in_tools_break_nothing(number: bytes) -> None:
 def test_the_last_of_equal_keys_counts() -> None:
     body = b'{"model": "nobody", ' + asked()[1:]
     assert check_chat_request(body, models=[MODEL], voices=[], limits=LIMITS).wire.model == MODEL
+
+
+@pytest.mark.parametrize("key", ["a\nb", "x" * 5000, '"', "\u2028"])
+@pytest.mark.parametrize("place", ["stage", "parameter"])
+def test_a_client_s_key_is_told_in_one_line(place: str, key: str) -> None:
+    error = refused(asked(stage_sampling_params={key: {"heat": 1}} if place == "stage" else {"talker": {key: 1}}))
+    assert "\n" not in error.message and len(error.message) < 400 and error.param is not None
+    assert error.param.startswith("stage_sampling_params.") and len(error.param) < 150
 
 
 VALUES = st.recursive(
