@@ -14,13 +14,17 @@ export RAY_USAGE_STATS_ENABLED := 0
 # On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 
-.PHONY: demo test lint setup format clean
+.PHONY: demo test fuzz lint setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu"
+
+# A million mutated bodies, media files and payloads; FUZZ="--seed 1 --count 5000" for others or fewer.
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --count 1000000 $(FUZZ)
 
 lint: $(READY)
 	$(BIN)/ruff check .

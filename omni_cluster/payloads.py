@@ -462,5 +462,5 @@ def _decoded(encoded: bytes, kind: type[_Struct], max_bytes: int) -> _Struct:
         raise PayloadError(f"A {kind.__name__} of {len(encoded)} bytes came, but at most {max_bytes} are taken.")
     try:
         return msgspec.msgpack.decode(encoded, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for text that is no UTF-8
         raise PayloadError(f"The bytes are not a {kind.__name__}: {error}.") from None

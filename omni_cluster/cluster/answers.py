@@ -41,6 +41,7 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
         max_image_pixels=limits.max_image_pixels,
         max_output_tokens=limits.max_output_tokens,
         video=VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels),
+        max_prompt_tokens=limits.max_prompt_tokens,
     )
 
 

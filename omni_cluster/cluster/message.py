@@ -10,7 +10,7 @@ import numpy as np
 
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.transport import LinkItem
-from omni_cluster.errors import OmniError
+from omni_cluster.errors import OmniError, PayloadError
 
 
 def packed(message: list[LinkItem]) -> list[Any]:
@@ -30,7 +30,7 @@ def packed(message: list[LinkItem]) -> list[Any]:
 
 
 def unpacked(parts: Sequence[bytes | bytearray]) -> list[LinkItem]:
-    """What `packed` was given."""
+    """What `packed` was given. Raises PayloadError for what it did not make."""
 
     def resolve(kind: type, value: Any) -> Any:
         if kind is np.ndarray:
@@ -38,7 +38,10 @@ def unpacked(parts: Sequence[bytes | bytearray]) -> list[LinkItem]:
             return np.frombuffer(parts[part], dtype)
         return error_named(*value)
 
-    return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+    try:
+        return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+        raise PayloadError(f"A message of {len(parts)} parts is not what replicas send: {error}.") from None
 
 
 def kinds_of(error: Exception) -> list[str]:

@@ -81,10 +81,12 @@ class PromptMaker:
 
 def _texts(node: Any) -> Iterator[str]:
     """All strings in it, however deep, keys among them."""
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, Mapping):
-        yield from _texts([*node, *node.values()])
-    elif isinstance(node, Sequence):
-        for each in node:
-            yield from _texts(each)
+    nodes = [node]
+    while nodes:
+        found = nodes.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, Mapping):
+            nodes += [*found, *found.values()]
+        elif isinstance(found, Sequence):
+            nodes += found

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.inputs import Video
+from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import (
@@ -24,24 +25,32 @@ from omni_cluster.openai_api.messages import (
     media_urls,
 )
 from omni_cluster.openai_api.openapi import request_body
+from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import (
     SEED_MAX,
     SOME,
+    FewKeys,
+    KnownKeys,
     NamedVoice,
     StageSampling,
     Stop,
     Unsupported,
     Wire,
+    at_most,
     check_model,
     check_voice,
     not_blank,
-    refusal,
     voice_name,
 )
 
 AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
 FinishReason = Literal["stop", "length"]
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_MODALITIES = 8
+MAX_STAGES = 64
+"""Entries of sampling parameters; a configuration has few stages."""
 MAX_TOP_LOGPROBS = 20
 """OpenAI's, and vLLM's unless told otherwise."""
 
@@ -132,18 +141,18 @@ class _StreamOptions(Wire):
     include_usage: bool | None = None
 
 
-class _ProcessorOptions(Wire):
+class _ProcessorOptions(KnownKeys):
     """vLLM's name for what is told to the model's processor."""
-
-    model_config = ConfigDict(extra="forbid")
 
     use_audio_in_video: bool | None = None
 
 
 class _Body(Wire):
     model: str
-    messages: Annotated[list[Message], AfterValidator(not_blank), SOME]
-    modalities: Annotated[list[Literal["text", "audio"]], AfterValidator(not_blank), SOME] | None = None
+    messages: Annotated[list[Message], AfterValidator(not_blank), SOME, at_most(MAX_MESSAGES)]
+    modalities: (
+        Annotated[list[Literal["text", "audio"]], AfterValidator(not_blank), SOME, at_most(MAX_MODALITIES)] | None
+    ) = None
     audio: _AnswerAudio | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -157,11 +166,13 @@ class _Body(Wire):
     stop: Stop | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
-    sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(not_blank), SOME] | None = None
-    stage_sampling_params: dict[str, StageSampling] | None = None
+    sampling_params_list: (
+        Annotated[list[StageSampling | None], AfterValidator(not_blank), SOME, at_most(MAX_STAGES)] | None
+    ) = None
+    stage_sampling_params: Annotated[dict[str, StageSampling], FewKeys(MAX_STAGES)] | None = None
     n: Annotated[int | None, AfterValidator(_only_one), WithJsonSchema({"enum": [1, None]})] = None
     response_format: Annotated[Any, AfterValidator(_plain_text), WithJsonSchema(_TEXT_FORMAT)] = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], at_most(MAX_TOOLS)] | None = None
     tool_choice: Annotated[Any, AfterValidator(_left_to_model), WithJsonSchema({"enum": [None, "auto", "none"]})] = None
     use_audio_in_video: bool | None = None
     mm_processor_kwargs: _ProcessorOptions | None = None
@@ -204,10 +215,11 @@ def check_chat_request(
             code="request_too_large",
             status=413,
         )
-    wire = _validated(body)
+    wire = parsed(_Body, body, limits.max_marks)
     check_model(wire.model, models)
     modalities = _modalities(wire)
     check_messages(wire.messages, limits, use_audio_in_video=_use_audio_in_video(wire))
+    check_text(wire.messages, wire.tools or (), limits.max_text_chars)
     _include_usage(wire)
     _max_tokens(wire, limits)
     _logprobs(wire)
@@ -240,13 +252,6 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
         stage_sampling=tuple(wire.sampling_params_list or ()),
         named_sampling=wire.stage_sampling_params or {},
     )
-
-
-def _validated(body: bytes) -> _Body:
-    try:
-        return _Body.model_validate_json(body)
-    except ValidationError as error:
-        raise refusal(error.errors(include_url=False)[0]) from None
 
 
 def _modalities(wire: _Body) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omni_cluster.openai_api.bodies import MAX_MARKS
 from omni_cluster.openai_api.video import VideoLimits
 
 
@@ -20,3 +21,14 @@ class ApiLimits:
     max_image_pixels: int
     max_output_tokens: int
     video: VideoLimits
+    max_prompt_tokens: int = 28_000
+
+    @property
+    def max_text_chars(self) -> int:
+        """More than any prompt has: 5 characters a token are usual."""
+        return max(1 << 20, 64 * self.max_prompt_tokens)
+
+    @property
+    def max_marks(self) -> int:
+        """Of a body's JSON, see `bodies`: each is a token at least where it is text."""
+        return max(MAX_MARKS, 4 * self.max_prompt_tokens)

@@ -15,21 +15,29 @@ from omni_cluster.inputs import Video
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.media import AudioFormat, audio_format_of, decode_audio, decode_base64, decode_image
-from omni_cluster.openai_api.tools import ToolCall, template_calls
+from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
 from omni_cluster.openai_api.video import decode_video, video_of_frames
-from omni_cluster.openai_api.wire import SOME, Text, Unsupported, Wire, not_blank, shown, string_or_list
+from omni_cluster.openai_api.wire import SOME, Text, Unsupported, Wire, at_most, not_blank, shown, string_or_list
 
 TemplateMessage = dict[str, Any]
 
 DEFAULT_FPS = 2.0
 """Frames a second that the model is shown of a video: the reference's."""
 MAX_FPS = 60.0
+MAX_PARTS = 1024
+"""Of one message."""
+MAX_CALLS = 128
+"""Of one message."""
+MAX_URL_CHARS = 8192
+"""Of an http(s) URL."""
 
 
 _Fps = Annotated[float, Field(gt=0, le=MAX_FPS)]
 
 
-class _TextPart(Wire):
+class TextPart(Wire):
+    """What of a message is text."""
+
     type: Literal["text"]
     text: str
 
@@ -89,7 +97,7 @@ _MediaPart = _ImagePart | _AudioPart | _AudioUrlPart | _VideoUrlPart | _FramesPa
 
 # A tag is part of pydantic's error path; the "#" tells it from the client's own keys, so that it can be taken out.
 _Part = Annotated[
-    Annotated[_TextPart, Tag("#text")]
+    Annotated[TextPart, Tag("#text")]
     | Annotated[_ImagePart, Tag("#image_url")]
     | Annotated[_AudioPart, Tag("#input_audio")]
     | Annotated[_AudioUrlPart, Tag("#audio_url")]
@@ -102,7 +110,8 @@ _Part = Annotated[
     ),
 ]
 _Content = Annotated[
-    Annotated[str, Tag("#string")] | Annotated[list[_Part], AfterValidator(not_blank), SOME, Tag("#list")],
+    Annotated[str, Tag("#string")]
+    | Annotated[list[_Part], AfterValidator(not_blank), SOME, at_most(MAX_PARTS), Tag("#list")],
     Discriminator(
         string_or_list,
         custom_error_type="string_or_list",
@@ -147,8 +156,8 @@ class Message(Wire):
     # OpenAI's clients may name an earlier spoken answer by its id instead of giving content; no answer is kept here.
     audio: Unsupported = None
     content: _Content | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_CALLS)] | None = None
+    tool_call_id: Annotated[str, at_most(MAX_ID_CHARS)] | None = None
     function_call: Unsupported = None
 
 
@@ -161,9 +170,20 @@ class MediaUrl:
 
 
 def media_urls(messages: Sequence[Message]) -> tuple[MediaUrl, ...]:
-    """What must be fetched for the messages."""
+    """What must be fetched for the messages. Raises BadRequest for a URL that is too long."""
     sources = [source for param, _, part in _media_parts(messages) for source in _sources(param, part)]
-    return tuple(MediaUrl(param, value) for param, value in sources if _is_url(value))
+    urls = tuple(MediaUrl(param, value) for param, value in sources if _is_url(value))
+    for each in urls:
+        _check_url(each)
+    return urls
+
+
+def _check_url(each: MediaUrl) -> None:
+    if len(each.url) > MAX_URL_CHARS:
+        raise _invalid(
+            each.param,
+            f"{each.param} is a URL of {len(each.url)} characters, but at most {MAX_URL_CHARS} are accepted.",
+        )
 
 
 def check_messages(messages: Sequence[Message], limits: ApiLimits, *, use_audio_in_video: bool) -> None:
@@ -227,7 +247,7 @@ def _media_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str, _Media
         if not isinstance(message.content, list):
             continue
         for i, part in enumerate(message.content):
-            if not isinstance(part, _TextPart):
+            if not isinstance(part, TextPart):
                 yield f"messages[{index}].content[{i}]", message.role, part
 
 
@@ -282,8 +302,8 @@ class MessageReader:
             return [{"type": "text", "text": content}]
         return [self._part(f"{param}[{i}]", part) for i, part in enumerate(content or ())]
 
-    def _part(self, param: str, part: _TextPart | _MediaPart) -> dict[str, str]:
-        if isinstance(part, _TextPart):
+    def _part(self, param: str, part: TextPart | _MediaPart) -> dict[str, str]:
+        if isinstance(part, TextPart):
             return {"type": "text", "text": part.text}
         if isinstance(part, _ImagePart):
             self.images.append(self._image(*_sources(param, part)[0]))

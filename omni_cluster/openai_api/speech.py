@@ -7,8 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
+from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.encoding import SoundFormat
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.wire import (
@@ -18,7 +19,6 @@ from omni_cluster.openai_api.wire import (
     check_model,
     check_voice,
     not_blank,
-    refusal,
     voice_name,
 )
 
@@ -59,10 +59,7 @@ def speech_body(models: Collection[str]) -> dict[str, Any]:
 
 def parse_speech_request(body: bytes, *, models: Collection[str], voices: Collection[str]) -> SpeechRequest:
     """Raises BadRequest with one sentence and the field's path."""
-    try:
-        wire = _Body.model_validate_json(body)
-    except ValidationError as error:
-        raise refusal(error.errors(include_url=False)[0]) from None
+    wire = parsed(_Body, body)
     check_model(wire.model, models)
     voice = voice_name(wire.voice)
     check_voice(voice, voices, "voice")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic_core import from_json
 
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.wire import Wire
+from omni_cluster.openai_api.wire import Wire, at_most
+
+MAX_ID_CHARS = 4096
 
 
 class _Function(Wire):
@@ -33,7 +35,7 @@ class _CalledFunction(Wire):
 class ToolCall(Wire):
     """A call in an earlier answer; `arguments` is a JSON object as text."""
 
-    id: str
+    id: Annotated[str, at_most(MAX_ID_CHARS)]
     type: Literal["function"] = "function"
     function: _CalledFunction
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from omni_cluster.openai_api.errors import BadRequest
 
@@ -15,10 +26,63 @@ _MAX_STOPS = 4
 _SHOWN_CHARS = 60
 
 
+def _fail_fast(schema: Any) -> None:
+    """Every list in it: a fault takes a kilobyte, and a client sends millions of them."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            _fail_fast(inner)
+    elif isinstance(schema, list | tuple):
+        for inner in schema:
+            _fail_fast(inner)
+
+
 class Wire(BaseModel):
-    """What a body and its parts are checked by: strict types, unknown fields ignored."""
+    """What a body and its parts are checked by: strict types, unknown fields ignored, lists until their first fault."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+
+class KnownKeys(Wire):
+    """Without unknown fields, of which the first is told."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, value: object) -> object:
+        if isinstance(value, dict):
+            unknown = next((key for key in value if key not in cls.model_fields), None)
+            if unknown is not None:
+                raise PydanticCustomError("unknown_key", "is unknown", {"key": unknown})
+        return value
+
+
+def at_most(count: int) -> Any:
+    """Of a list's entries or a string's characters."""
+    return Field(max_length=count)
+
+
+@dataclass(frozen=True)
+class FewKeys:
+    """An object of at most `count` keys, counted before one of them is looked at."""
+
+    count: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def _check(self, value: object) -> object:
+        if isinstance(value, dict) and len(value) > self.count:
+            raise PydanticCustomError("too_long", "", {"max_length": self.count})
+        return value
 
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, 0, "none", "auto")
@@ -93,10 +157,8 @@ _TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 SEED_MAX = 2**63 - 1
 
 
-class StageSampling(Wire):
+class StageSampling(KnownKeys):
     """How one stage is to sample, in vLLM's names; None leaves a value to the stage configuration."""
-
-    model_config = ConfigDict(extra="forbid")
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -129,24 +191,70 @@ def refusal(fault: ErrorDetails) -> BadRequest:
         return BadRequest(f"{name} is required.", param=param, code="missing_required_parameter")
     if kind == "unsupported":
         return BadRequest(f"{name} {message}.", param=param, code="unsupported_parameter")
-    if kind == "extra_forbidden":
+    if kind == "unknown_key":
+        name = param = f"{name}.{_key(fault['ctx']['key'])}"
         options = "mm_processor_kwargs" in fault["loc"]
         known = "use_audio_in_video" if options else ", ".join(StageSampling.model_fields)
         what = "option of the processor" if options else "sampling parameter"
         return BadRequest(f"{name} is no {what}; use {known}.", param=param, code="unsupported_parameter")
-    wish = message.removeprefix("Input ").removeprefix("String ")
+    wish = _wish(fault).removeprefix("Input ").removeprefix("String ")
     return BadRequest(f"{name} is {shown(value)}, but it {wish}.", param=param, code="invalid_value")
+
+
+_AS_OF_JSON = {
+    "list_type": "should be a valid array",
+    "dict_type": "should be an object",
+    "model_type": "should be an object",
+}
+"""What pydantic says in Python's words where a validator of ours came before it."""
+
+
+def _wish(fault: ErrorDetails) -> str:
+    if fault["type"] == "too_long":
+        return f"should have at most {fault['ctx']['max_length']} entries"
+    return _AS_OF_JSON.get(fault["type"], fault["msg"])
 
 
 def _path(loc: Sequence[int | str]) -> str | None:
     keys = [key for key in loc if not (isinstance(key, str) and key.startswith("#"))]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{_key(key)}" for key in keys)
     return path.removeprefix(".") or None
 
 
 def shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=lambda _: "...")
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+    """As JSON, its beginning: no more of it is looked at."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > _SHOWN_CHARS:
+            return text[:_SHOWN_CHARS] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """What `json.dumps` writes, bit by bit; of a long string the beginning."""
+    if isinstance(value, dict):
+        for index, (key, each) in enumerate(value.items()):
+            yield from (", " if index else "{", _dumped(key), ": ")
+            yield from _pieces(each)
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield ", " if index else "["
+            yield from _pieces(each)
+        yield "]" if value else "[]"
+    else:
+        yield _dumped(value)
+
+
+def _key(name: str) -> str:
+    """A client's key in a path: its beginning, line ends escaped."""
+    return _dumped(name)[1:-1][:_SHOWN_CHARS]
+
+
+def _dumped(value: object) -> str:
+    short = value[: _SHOWN_CHARS + 1] if isinstance(value, str) else value
+    return json.dumps(short, ensure_ascii=False, default=lambda _: "...")
 
 
 def check_model(model: str, models: Collection[str]) -> None:

@@ -1,0 +1,37 @@
+"""All kinds of input: how one is made, what takes it, and what it may be refused with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from omni_cluster.errors import PayloadError, RequestError
+from tests.fuzz import bodies, links, media, payloads
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`weight`: how many of all inputs are of this kind; what costs more is rarer."""
+
+    make: Callable[[Random], bytes]
+    take: Callable[[bytes], None]
+    refusals: tuple[type[Exception], ...]
+    weight: int
+
+
+KINDS: Mapping[str, Kind] = {
+    "chat": Kind(bodies.chat_body, bodies.take_chat, (RequestError,), 300),
+    "speech": Kind(bodies.speech_body, bodies.take_speech, (RequestError,), 150),
+    "rows": Kind(payloads.rows, payloads.take_rows, (PayloadError,), 150),
+    "embeds": Kind(payloads.embeds, payloads.take_embeds, (PayloadError,), 120),
+    "facts": Kind(payloads.facts, payloads.take_facts, (PayloadError,), 100),
+    "frame": Kind(
+        links.frame,
+        links.take_frame,
+        (ConnectionError, asyncio.IncompleteReadError, PayloadError),
+        100,
+    ),
+    **{name: Kind(media.file_of(name), media.take_file(name), (RequestError,), 8) for name in media.MEDIA},
+}

@@ -1,0 +1,56 @@
+"""What replicas read from each other's connections: frames, and the messages in them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import struct
+from collections.abc import Sequence
+from random import Random
+
+import torch
+
+from omni_cluster.cluster.frame import read_frame
+from omni_cluster.cluster.message import packed, unpacked
+from omni_cluster.cluster.transport import LinkItem, WireChunk
+from omni_cluster.errors import RequestError
+from omni_cluster.outputs import HandoverTimes, StageChunk
+from omni_cluster.payloads import RowsChunk
+from tests.fuzz.mutate import changed_bytes
+
+MAX_FRAME_BYTES = 100_000
+MAX_ELEMENTS = 10_000
+
+
+@functools.cache
+def _parts() -> tuple[bytes, ...]:
+    chunk = StageChunk(0, (5, 6), "Hi", RowsChunk(0, torch.ones(4, 8)), handover=HandoverTimes(0.1, 0.2))
+    items = [LinkItem(3, WireChunk.of(chunk)), LinkItem(3, None), LinkItem(4, None, RequestError("no."))]
+    return tuple(bytes(part) for part in packed(items))
+
+
+def _frame(parts: list[bytes]) -> bytes:
+    lengths = b"".join(struct.pack("<Q", len(part)) for part in parts)
+    return struct.pack("<II", len(parts), 0) + lengths + b"".join(parts)
+
+
+def frame(rng: Random) -> bytes:
+    """The message changed in a whole frame, or the frame."""
+    parts = list(_parts())
+    if rng.random() < 0.5:
+        parts[0] = changed_bytes(parts[0], rng)
+        return _frame(parts[: rng.randint(1, len(parts))])
+    return changed_bytes(_frame(parts), rng)
+
+
+def take_frame(data: bytes) -> None:
+    for item in unpacked(asyncio.run(_read(data))):
+        if isinstance(item.body, WireChunk):
+            item.body.open(MAX_ELEMENTS)
+
+
+async def _read(data: bytes) -> Sequence[bytes | bytearray]:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    return (await read_frame(reader, MAX_FRAME_BYTES)).parts
