@@ -21,5 +21,17 @@ class PromptTooLong(RequestError):
     """A prompt of more tokens than fit: names both figures."""
 
 
+class StageDied(OmniError):
+    """A stage's engine broke, hangs or was ended: what it worked on ends with this, and may be asked again."""
+
+
+class DiffusionEngineStopped(StageDied):
+    """A diffusion stage was shut down, or broke, while a request waited for it."""
+
+
+class JobFailed(OmniError):
+    """A diffusion job that could not be made, alone as in its batch; the jobs beside it could."""
+
+
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""

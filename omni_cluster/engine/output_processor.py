@@ -16,23 +16,32 @@ class RowsSink:
     """The rows of one request that its reader has not taken yet, without gap and without repetition.
 
     A preempted request computes its positions again; what comes a second time is dropped. `pace`: of its tokens.
+    `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
     """
 
     def __init__(self, pace: Pace | None = None) -> None:
         self.pace = pace
+        self.prefill_stats: Any = None
+        self._error: PayloadError | None = None
         self._chunks: list[RowsChunk] = []
         self._taken = 0
         self._end = 0
 
     def put(self, chunk: RowsChunk) -> None:
-        """Never raises: it runs in the loop that serves all requests of the engine."""
+        """Never raises: it runs in the loop that serves all requests of the engine, as `fail` does."""
         new = chunk.after(self._end)
         if new is not None:
             self._chunks.append(new)
             self._end = new.end
 
+    def fail(self, error: PayloadError) -> None:
+        """The reader gets this in place of any further rows."""
+        self._error = error
+
     def take(self) -> RowsChunk | None:
-        """All rows since the last call; PayloadError when the engine left rows out."""
+        """All rows since the last call; PayloadError when the engine left rows out, or sent some that are none."""
+        if self._error is not None:
+            raise self._error
         if not self._chunks:
             return None
         chunks, self._chunks = self._chunks, []
@@ -54,7 +63,6 @@ class OmniOutputProcessor(OutputProcessor):
         super().__init__(*args, **kwargs)
         self.max_row_elements = 0
         self._sinks: dict[str, RowsSink] = {}
-        self._prefill_stats: dict[str, Any] = {}
 
     def open_sink(self, external_id: str, pace: Pace | None = None) -> RowsSink:
         sink = self._sinks[external_id] = RowsSink(pace)
@@ -73,8 +81,7 @@ class OmniOutputProcessor(OutputProcessor):
 
     def _keep_pace(self, output: EngineCoreOutput) -> None:
         """vLLM's own interval begins after the first token and is for ever; a pace begins with what is needed first."""
-        state = self.request_states.get(output.request_id)
-        sink = self._sinks.get(state.external_req_id) if state is not None else None
+        state, sink = self.request_states.get(output.request_id), self._sink_of(output)
         if state is None or sink is None or sink.pace is None or state.detokenizer is None:
             return
         made = state.detokenizer.num_output_tokens() + len(output.new_token_ids)
@@ -87,19 +94,29 @@ class OmniOutputProcessor(OutputProcessor):
         packed, output.pooling_output = output.pooling_output, None
         if packed is None:
             return True
-        state = self.request_states.get(output.request_id)
-        sink = self._sinks.get(state.external_req_id) if state is not None else None
+        sink = self._sink_of(output)
         if sink is not None:
-            sink.put(RowsChunk.unpack(packed, max_elements=self.max_row_elements))
-        return self._hand_on_prefill_stats(output)
+            self._put(packed, sink)
+        return self._hand_on_prefill_stats(output, sink)
 
-    def _hand_on_prefill_stats(self, output: EngineCoreOutput) -> bool:
-        """A partial prefill's statistics ride the request's first output that vLLM sees."""
+    def _put(self, packed: Any, sink: RowsSink) -> None:
+        """What cannot be read ends its own request, and not the loop that serves all."""
+        try:
+            sink.put(RowsChunk.unpack(packed, max_elements=self.max_row_elements))
+        except PayloadError as error:
+            sink.fail(error)
+
+    def _sink_of(self, output: EngineCoreOutput) -> RowsSink | None:
+        state = self.request_states.get(output.request_id)
+        return self._sinks.get(state.external_req_id) if state is not None else None
+
+    @staticmethod
+    def _hand_on_prefill_stats(output: EngineCoreOutput, sink: RowsSink | None) -> bool:
+        """A partial prefill's statistics ride the first output that vLLM sees; until then the sink has them."""
         if not output.new_token_ids and output.finish_reason is None:
-            if output.prefill_stats is not None:
-                self._prefill_stats[output.request_id] = output.prefill_stats
+            if sink is not None and output.prefill_stats is not None:
+                sink.prefill_stats = output.prefill_stats
             return False
-        kept = self._prefill_stats.pop(output.request_id, None)
-        if kept is not None and output.prefill_stats is None:
-            output.prefill_stats = kept
+        if sink is not None and output.prefill_stats is None:
+            output.prefill_stats, sink.prefill_stats = sink.prefill_stats, None
         return True

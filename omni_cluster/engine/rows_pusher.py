@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush
 
 GATHERING_S = 0.001
@@ -17,16 +18,18 @@ MAX_PUSHES = 32
 """Under way at once of one request."""
 
 Sent = asyncio.Future[None]
+Refusals = Sequence[str | None]
+"""Of the pushes of one message, each in its place: what was wrong with it, None for one that was taken."""
 
 
 class RowsPusher:
-    """Sends what `send` is given in the order of its coming.
+    """Sends what it is given in the order of its coming; `send` says what the engine refused.
 
     Messages are sent by a task of their own, so that a caller who leaves takes nobody's rows along. Bounded by
     `MAX_PUSHES` a request, as long as its rows go through a `PushWindow`.
     """
 
-    def __init__(self, send: Callable[[list[RowsPush]], Awaitable[None]]) -> None:
+    def __init__(self, send: Callable[[list[RowsPush]], Awaitable[Refusals]]) -> None:
         self._send = send
         self._waiting: list[tuple[RowsPush, Sent]] = []
         self._places = asyncio.Semaphore(MAX_MESSAGES)
@@ -34,7 +37,7 @@ class RowsPusher:
         self._messages: set[asyncio.Task[None]] = set()
 
     def put(self, push: RowsPush) -> Sent:
-        """Done when the engine has the rows; has what the engine raised."""
+        """Done when the engine has the rows; has what the engine raised, PayloadError for rows that it refused."""
         arrived: Sent = asyncio.get_running_loop().create_future()
         self._waiting.append((push, arrived))
         if self._sender is None or self._sender.done():
@@ -52,17 +55,17 @@ class RowsPusher:
             message.add_done_callback(self._messages.discard)
 
     async def _send_one(self, batch: list[tuple[RowsPush, Sent]]) -> None:
-        error = await self._error_of_sending([push for push, _ in batch])
+        errors = await self._errors_of_sending([push for push, _ in batch])
         self._places.release()
-        for _, arrived in batch:
+        for (_, arrived), error in zip(batch, errors, strict=True):
             _settle(arrived, error)
 
-    async def _error_of_sending(self, pushes: list[RowsPush]) -> Exception | None:
+    async def _errors_of_sending(self, pushes: list[RowsPush]) -> list[Exception | None]:
         try:
-            await self._send(pushes)
+            refusals = await self._send(pushes)
+            return [None if refusal is None else PayloadError(refusal) for refusal in refusals]
         except Exception as error:  # given to every caller whose rows were in the message
-            return error
-        return None
+            return [error] * len(pushes)
 
 
 class PushWindow:

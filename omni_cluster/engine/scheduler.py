@@ -13,6 +13,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.engine.core import EngineCore
 
 from omni_cluster.config.engine_args import OmniModelConfig
+from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ NEVER = 1 << 62
 
 @dataclass(slots=True)
 class RowCount:
-    """How many rows of a request have come, and whether these are all."""
+    """How many rows of a request have come, of which width, and whether these are all."""
 
     rows: int
+    width: int
     complete: bool
 
     def lacks(self, position: int) -> bool:
@@ -62,19 +64,33 @@ class OmniSchedulerMixin(_Scheduler):
         if extra is not None and extra.prompt_embeds is not None:
             self._request_ids[extra.key] = request.request_id
             self._keys[request.request_id] = extra.key
-            self._counts[request.request_id] = RowCount(extra.prompt_embeds.shape[0], extra.rows_complete)
+            rows, width = extra.prompt_embeds.shape
+            self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete)
         super().add_request(request)
 
-    def push_rows(self, pushes: Sequence[RowsPush]) -> None:
-        """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped."""
-        for push in pushes:
-            request_id = self._request_ids.get(push.key)
+    def push_rows(self, pushes: Sequence[RowsPush]) -> list[str | None]:
+        """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped.
+
+        Says of each push what was wrong with it, if anything. Such a request gets no further rows, which would be at
+        wrong positions: its owner, who is told, ends it.
+        """
+        return [self._refusal(push) for push in pushes]
+
+    def _refusal(self, push: RowsPush) -> str | None:
+        request_id = self._request_ids.get(push.key)
+        try:
             if request_id is not None:
                 self._append(request_id, push)
+        except PayloadError as error:
+            del self._request_ids[push.key]
+            return str(error)
+        return None
 
     def _append(self, request_id: str, push: RowsPush) -> None:
         count = self._counts[request_id]
         rows = push.rows.to_tensor(max_elements=self._max_elements)
+        if rows.dim() != 2 or rows.shape[1] != count.width:
+            raise PayloadError(f"Rows have shape {list(rows.shape)}, but those before them are [n, {count.width}].")
         if rows.shape[0]:
             self._to_workers.append((request_id, rows))
             count.rows += rows.shape[0]
@@ -178,8 +194,8 @@ class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
     """For engines that schedule a step while the one before it still runs."""
 
 
-def omni_push_rows(core: EngineCore, pushes: Any) -> None:
-    core.scheduler.push_rows(msgspec.convert(pushes, list[RowsPush]))  # type: ignore[attr-defined]
+def omni_push_rows(core: EngineCore, pushes: Any) -> list[str | None]:
+    return core.scheduler.push_rows(msgspec.convert(pushes, list[RowsPush]))  # type: ignore[attr-defined, no-any-return]
 
 
 def omni_counts(core: EngineCore) -> dict[str, int]:

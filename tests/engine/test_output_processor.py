@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.metrics.stats import PrefillStats
 
-from omni_cluster.engine.output_processor import RowsSink
+from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import Pace
 from omni_cluster.payloads import RowsChunk
@@ -87,3 +95,61 @@ def test_first_rows_must_be_those_of_position_zero() -> None:
 @pytest.mark.parametrize(("handed_on", "interval"), [(0, 1), (23, 1), (24, 12), (36, 12)])
 def test_pace_is_at_once_until_what_is_needed_first_was_handed_on(handed_on: int, interval: int) -> None:
     assert Pace(24, 12).interval(handed_on) == interval
+
+
+# ------------------------------------------------------------- among vLLM's outputs
+
+BROKEN = torch.zeros(80, dtype=torch.uint8)
+"""Packed rows without the mark at their end."""
+
+
+@pytest.fixture
+def processor() -> OmniOutputProcessor:
+    made = OmniOutputProcessor(None, log_stats=False)
+    made.max_row_elements = 100
+    return made
+
+
+def begun(processor: OmniOutputProcessor, name: str) -> tuple[RowsSink, RequestOutputCollector]:
+    """A request, whose internal id is its name and a number, and where its rows and its outputs go."""
+    sink = processor.open_sink(name)
+    params = SamplingParams(max_tokens=4, detokenize=False, output_kind=RequestOutputKind.DELTA)
+    asked = EngineCoreRequest(f"{name}-1", [1, 2, 3], None, params, None, 0.0, None, None, None, external_req_id=name)
+    queue = RequestOutputCollector(RequestOutputKind.DELTA, f"{name}-1")
+    processor.add_request(asked, None, queue=queue)
+    return sink, queue
+
+
+def test_rows_that_cannot_be_read_end_their_own_request_and_no_other(processor: OmniOutputProcessor) -> None:
+    sinks = {name: begun(processor, name) for name in ("broken", "sound")}
+    outputs = [
+        EngineCoreOutput("broken-1", [7], pooling_output=BROKEN.clone()),
+        EngineCoreOutput("sound-1", [8], pooling_output=chunk(0, 3).pack()),
+    ]
+    processor.process_outputs(outputs)  # in vLLM's loop for all requests: it must not raise
+    assert taken(sinks["sound"][0]) == [0, 1, 2]
+    with pytest.raises(PayloadError, match="do not end in the mark"):
+        sinks["broken"][0].take()
+    for name, token in (("broken", 7), ("sound", 8)):
+        made = sinks[name][1].output
+        assert made is not None and made.outputs[0].token_ids == [token]
+
+
+@pytest.mark.parametrize("ends", ["aborted", "finished"])
+def test_a_partial_prefills_statistics_are_not_kept_longer_than_their_request(
+    processor: OmniOutputProcessor, ends: str
+) -> None:
+    begun(processor, "long")
+    stats = PrefillStats()
+    kept = weakref.ref(stats)
+    processor.process_outputs([EngineCoreOutput("long-1", [], pooling_output=chunk(0, 2).pack(), prefill_stats=stats)])
+    del stats
+    if ends == "finished":
+        last = EngineCoreOutput("long-1", [7], pooling_output=chunk(2, 3).pack())
+        processor.process_outputs([last])
+        assert last.prefill_stats is kept() is not None
+        del last
+    processor.abort_requests(["long"], internal=False)
+    processor.close_sink("long")
+    gc.collect()
+    assert kept() is None

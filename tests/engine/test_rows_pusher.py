@@ -5,7 +5,8 @@ import asyncio
 import pytest
 import torch
 
-from omni_cluster.engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, RowsPusher, Sent
+from omni_cluster.engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, Refusals, RowsPusher, Sent
+from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush
 from omni_cluster.payloads import PromptEmbedsPayload
 
@@ -22,14 +23,16 @@ class Engine:
         self.arrived = asyncio.Semaphore(0)
         self.gate = asyncio.Semaphore(0)
         self.errors: dict[int, Exception] = {}
+        self.refused: dict[str, str] = {}
 
-    async def send(self, pushes: list[RowsPush]) -> None:
+    async def send(self, pushes: list[RowsPush]) -> Refusals:
         number = len(self.messages)
         self.messages.append([p.key for p in pushes])
         self.arrived.release()
         await self.gate.acquire()
         if number in self.errors:
             raise self.errors[number]
+        return [self.refused.get(p.key) for p in pushes]
 
     def answer(self, count: int) -> None:
         for _ in range(count):
@@ -122,6 +125,15 @@ async def test_engines_error_reaches_everyone_in_the_message_and_no_one_else(
     engine.answer(3)
     results = await asyncio.gather(*sent, return_exceptions=True)
     assert [repr(r) for r in results] == ["None", *["ValueError('refused')"] * 3, "None"]
+
+
+async def test_rows_that_are_refused_fail_alone_in_their_message(engine: Engine, pusher: RowsPusher) -> None:
+    engine.refused["b"] = "Rows of b have a gap."
+    sent = put(pusher, "a", "b", "c")
+    engine.answer(1)
+    taken, refused, also_taken = await asyncio.gather(*sent, return_exceptions=True)
+    assert len(engine.messages) == 1 and taken is None and also_taken is None
+    assert isinstance(refused, PayloadError) and str(refused) == "Rows of b have a gap."
 
 
 async def test_a_window_raises_what_an_earlier_push_met(engine: Engine, pusher: RowsPusher) -> None:
