@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from omni_cluster.cluster.transport import ReplicaLost
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
 from omni_cluster.engine.fan_in import DeadlineExceeded
-from omni_cluster.errors import OmniError, PromptTooLong, RequestError
+from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
@@ -194,7 +194,7 @@ def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[
     logger.exception("a request failed")
     if isinstance(error, DeadlineExceeded):
         return 504, error_body(str(error), status=504, code="deadline_exceeded")
-    if isinstance(error, (RayActorError, ReplicaLost)):
+    if isinstance(error, (RayActorError, ReplicaLost, StageDied)):
         return 503, error_body("a stage's replica died; send the request again.", status=503, code="stage_died")
     message = str(error) if isinstance(error, OmniError) else "the server failed; its log has the cause."
     return 500, error_body(message, status=500, code="server_error")

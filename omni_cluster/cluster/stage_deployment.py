@@ -20,6 +20,7 @@ from omni_cluster.cluster.outlet import Outlets
 from omni_cluster.cluster.scrape import ReplicaMetrics
 from omni_cluster.cluster.socket_line import Address, SocketServer, links_to
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
+from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.handover import Handover
@@ -44,6 +45,8 @@ class StageReplica:
         self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
+        stage = next(s for s in config.stages if s.stage_id == stage_id)
+        self._watchdog = Watchdog(stage.stall_timeout_s)
         await asyncio.to_thread(_import_vllm)
         self._bound = await asyncio.to_thread(fit_replica, bind(config), stage_id)
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
@@ -55,6 +58,7 @@ class StageReplica:
         self._sockets = SocketServer(self._outboxes, ray.util.get_node_ip_address())
         self._source = self._links_to(source) if source is not None else None
         await self._engine.start()
+        self._beating = asyncio.create_task(beat_while_healthy(self._watchdog, self._engine.check_health))
 
     def _links_to(self, source: DeploymentHandle) -> Links:
         config = self._bound.config
@@ -154,10 +158,12 @@ class StageReplica:
         }
 
     async def __del__(self) -> None:
+        self._beating.cancel()
         if self._source is not None:
             await self._source.close()
         await self._sockets.close()
         await self._engine.shutdown()
+        self._watchdog.close()
 
 
 def _import_vllm() -> None:
