@@ -25,5 +25,13 @@ class StageDied(OmniError):
     """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again."""
 
 
+class DiffusionEngineStopped(StageDied):
+    """A diffusion stage was shut down, or broke, while a request waited for it."""
+
+
+class JobFailed(OmniError):
+    """A diffusion job that could not be made, alone as in its batch; the jobs beside it could."""
+
+
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""

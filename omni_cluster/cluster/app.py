@@ -32,6 +32,8 @@ MAX_LINKS = 64
 INGRESS_NAME = "ingress"
 RETRY_AFTER_S = 2
 SHUTDOWN_MARGIN_S = 30.0
+HEALTH_CHECK_PERIOD_S = 2.0
+"""A replica that hangs ends itself, or its watchdog does: how soon Serve learns that and starts another."""
 
 # One thread: what torch computes on the host is small, and idle threads that spin take the cores of other stages.
 GPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -74,6 +76,7 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
         max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + MAX_LINKS,
         ray_actor_options=actor_options(stage),
         request_router_config=ROUTER,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
         **scaling(stage),
     )

@@ -24,6 +24,7 @@ from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.starting import Starting
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
+from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
 from omni_cluster.engine.handover import Handover
@@ -49,6 +50,7 @@ class StageReplica:
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
         stage = next(s for s in config.stages if s.stage_id == stage_id)
+        self._watchdog = Watchdog(stage.stall_timeout_s)
         starting = Starting(stage.model_stage, own_replica_id())
         with starting.step("imports its libraries"):
             await asyncio.to_thread(_import_engine, stage, config)
@@ -65,6 +67,7 @@ class StageReplica:
         self._source = self._links_to(source) if source is not None else None
         with starting.step("starts the engine"):
             await self._engine.start()
+        self._beating = asyncio.create_task(beat_while_healthy(self._watchdog, self._engine.check_health))
 
     def _links_to(self, source: DeploymentHandle) -> Links:
         config = self._bound.config
@@ -191,10 +194,12 @@ class StageReplica:
         }
 
     async def __del__(self) -> None:
+        self._beating.cancel()
         if self._source is not None:
             await self._source.close()
         await self._sockets.close()
         await self._engine.shutdown()
+        self._watchdog.close()
 
 
 def _import_engine(stage: StageConfig, config: PipelineConfig) -> None:

@@ -232,6 +232,11 @@ class DiffusionConfig(_Strict):
         default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]
     )
 
+    @property
+    def stream_slots(self) -> int:
+        """States of streams that have room: all streams' own, and those that a batch makes before it has succeeded."""
+        return self.max_streams + min(self.max_batch_size, self.max_streams)
+
 
 class StageConfig(_Strict):
     """One stage: what it runs, on which devices, how many times, and which stages feed it."""
@@ -291,6 +296,13 @@ class StageConfig(_Strict):
     )
     default_sampling_params: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's sampling parameters.", examples=[{"max_tokens": 1024}]
+    )
+    # Generous: a prefill on a CPU, or a kernel's first compilation, is one step. A stopped process is seen in seconds.
+    stall_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="A replica with work at hand that takes no step for so long is replaced.",
+        examples=[120.0],
     )
     num_replicas: int | None = Field(
         default=None, ge=1, description="A fixed number of replicas; 1 when autoscaling is absent too.", examples=[1]

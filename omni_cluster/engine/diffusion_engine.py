@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.config import set_current_vllm_config
 from vllm.v1.executor import Executor
 
 from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
+from omni_cluster.engine.progress import Progress, StallWatch
 from omni_cluster.engine.version_check import check_vllm
-from omni_cluster.errors import ConfigError, StageDied
+from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob, DiffusionSession, Family
 from omni_cluster.outputs import Pcm, StageChunk
 
+logger = logging.getLogger(__name__)
 
-class DiffusionEngineStopped(StageDied):
-    """The stage was shut down, or broke, while a request waited for it."""
+_DEVICE_BROKE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|Triton Error \[CUDA\]|Executor failed")
+"""What CUDA says of an error after which it computes nothing more, and vLLM when a worker's process is gone."""
 
 
 class Streams:
@@ -84,6 +89,8 @@ class DiffusionEngine:
         self._work = asyncio.Event()
         self._streams = Streams(self._config.max_streams, self._work.set)
         self._batch: list[PendingJob] = []
+        self._batches = 0
+        self._watch = StallWatch(stage.model_stage, stage.stall_timeout_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._executor: Executor | None = None
         self._loop_task: asyncio.Task[None] | None = None
@@ -168,18 +175,37 @@ class DiffusionEngine:
             self._streams.forgotten(len(ended))
 
     async def _run(self, batch: list[PendingJob]) -> None:
+        """A job that breaks fails alone: those of a batch that failed, which changed no stream, run one by one."""
         self._batch = batch
+        error = await self._error_of_making(batch)
+        for pending in [] if error is None else batch:
+            if len(batch) > 1 and not pending.done.done():
+                error = await self._error_of_making([pending])
+            if error is not None and not pending.done.done():
+                pending.done.set_exception(self._job_error(error))
+        self._batch = []
+
+    async def _error_of_making(self, batch: list[PendingJob]) -> Exception | None:
+        """Raises DiffusionEngineStopped for an error after which the device computes nothing more."""
         try:
             (waves,) = await self._call("generate", [p.job for p in batch])
-        except Exception as error:  # a boundary: the batch's requests get the error, the stage goes on
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_exception(error)
-        else:
-            for pending, wave in zip(batch, waves, strict=True):
-                if not pending.done.done():
-                    pending.done.set_result(wave)
-        self._batch = []
+        except Exception as error:
+            if is_device_error(error) or self._worker_is_gone:
+                logger.exception("the device of stage %s broke", self._stage.model_stage)
+                raise self._stopped() from error
+            return error
+        finally:
+            self._batches += 1
+        for pending, wave in zip(batch, waves, strict=True):
+            if not pending.done.done():
+                pending.done.set_result(wave)
+        return None
+
+    def _job_error(self, error: Exception) -> OmniError:
+        if isinstance(error, OmniError):
+            return error
+        logger.error("a job of stage %s failed", self._stage.model_stage, exc_info=error)
+        return JobFailed(f"stage {self._stage.model_stage} could not make the sound: {error}")
 
     def _refuse_pending(self) -> None:
         for pending in [*self._batch, *self._queue.drain()]:
@@ -200,13 +226,19 @@ class DiffusionEngine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def check_health(self) -> None:
-        """See `Stage.check_health`: DiffusionEngineStopped."""
+        """See `Stage.check_health`; a step is a batch."""
         if not self._runs:
             raise DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run; start it again.")
+        self._watch.look(Progress(self._batches, has_work=bool(self._batch or len(self._queue))))
 
     @property
     def _runs(self) -> bool:
-        return self._loop_task is not None and not self._loop_task.done()
+        return self._loop_task is not None and not self._loop_task.done() and not self._worker_is_gone
+
+    @property
+    def _worker_is_gone(self) -> bool:
+        """Of a model that has a process of its own, vLLM's executor knows."""
+        return getattr(self._executor, "is_failed", False)
 
     async def counts(self) -> dict[str, int]:
         """See `Stage.counts`. `streams`: those whose state the model may hold."""
@@ -217,12 +249,20 @@ class DiffusionEngine:
         task, self._loop_task = self._loop_task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)  # one that broke has told those who waited
         executor, self._executor = self._executor, None
         if executor is not None:
             await self._in_thread(executor.shutdown)
         self._thread.shutdown()
+
+
+def is_device_error(error: Exception) -> bool:
+    """Whether nothing more can be computed on the device by this process; memory that is not there is no such error."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and _DEVICE_BROKE.search(str(error)) is not None
+    )
 
 
 @contextlib.asynccontextmanager

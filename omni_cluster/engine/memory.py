@@ -280,7 +280,7 @@ def diffusion_parts(
         weights=weight_bytes(folder, sizes.weights, dtype, 1)
         + weight_bytes(folder, sizes.vocoder_weights, vocoder_dtype, 1),
         activations=activations,
-        streams=settings.max_streams * sizes.stream_elements * dtype,
+        streams=settings.stream_slots * sizes.stream_elements * dtype,
         cuda_graphs=CUDA_GRAPHS_BYTES if settings.cuda_graphs else 0,
         cuda_context=CUDA_CONTEXT_BYTES,
         margin=_margin(activations),

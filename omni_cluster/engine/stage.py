@@ -24,11 +24,11 @@ class Stage(Protocol):
         """The stage's chunks of one request, the last one with a `finish_reason`.
 
         `upstream`: the chunks of the stage that feeds this one, None for a stage that the request itself feeds.
-        Closing the iterator, at any point, frees all that the request holds here.
+        Closing the iterator, at any point, frees all that the request holds here. Raises StageDied when the engine did.
         """
 
     async def check_health(self) -> None:
-        """Raises when the engine can no longer serve."""
+        """Raises StageDied when the engine can no longer serve; takes about a second at most, whatever it does."""
 
     async def counts(self) -> dict[str, int]:
         """What the engine holds now, by name: requests running, waiting, held; KV blocks in use."""

@@ -17,14 +17,15 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
-from omni_cluster.engine.rows_pusher import PushWindow, RowsPusher
+from omni_cluster.engine.progress import Probe, Progress, StallWatch
+from omni_cluster.engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.engine.version_check import check_vllm
-from omni_cluster.errors import PromptTooLong, RequestError, StageDied
+from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, Said
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
@@ -57,6 +58,7 @@ class StageLLM:
         self._llm: OmniAsyncLLM | None = None
         self._checkpoint_sampling: Mapping[str, Any] = {}
         self._pusher = RowsPusher(self._send_rows)
+        self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
 
     async def start(self) -> None:
         llm = await asyncio.to_thread(OmniAsyncLLM.from_engine_args, self._args)
@@ -103,6 +105,7 @@ class StageLLM:
             return
         sink = self.llm.output_processor.open_sink(request.request_id, engine_input.pace)
         async with contextlib.AsyncExitStack() as cleanup:
+            cleanup.enter_context(self._death_named())
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
             feeder = None
             outputs = await self._start(request, engine_input)
@@ -115,6 +118,15 @@ class StageLLM:
                 if output.outputs[0].finish_reason == "abort" and feeder is not None:
                     await feeder  # it broke and ended the request: raises why
                 yield chunks.make(output)
+
+    @contextlib.contextmanager
+    def _death_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (EngineDeadError, EngineGenerateError) as error:
+            if isinstance(error, EngineGenerateError) and not self.llm.errored:
+                raise
+            raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
 
     async def _refusals_named(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncIterator[RequestOutput]:
         """The outputs; RequestError for parameters that vLLM refuses only when it starts on the request."""
@@ -133,6 +145,7 @@ class StageLLM:
             prompt_embeds=prompt.pop("prompt_embeds", None),
             additional_information=prompt.pop("additional_information", None),
         )
+        _check_rows(extra, self._pipeline.limits.max_payload_elements)
         params = self._sampling_params(request, engine_input.sampling)
         params.extra_args = extra.to_extra_args()
         return self.llm.generate(await self._rendered(prompt), params, request.request_id)
@@ -209,13 +222,23 @@ class StageLLM:
             await self.llm.abort(request_id)
             raise
 
-    async def _send_rows(self, pushes: list[RowsPush]) -> None:
-        await self.llm.engine_core.call_utility_async(
+    async def _send_rows(self, pushes: list[RowsPush]) -> Refusals:
+        refusals: Refusals = await self.llm.engine_core.call_utility_async(
             "omni_push_rows", msgspec.to_builtins(pushes, builtin_types=(bytes,))
         )
+        return refusals
 
     async def check_health(self) -> None:
-        await self.llm.check_health()
+        """See `Stage.check_health`; asks the engine itself."""
+        with self._death_named():
+            await self.llm.check_health()
+            await self._probe.check()
+
+    async def _progress(self) -> Progress:
+        counts = await self.counts()
+        # Where some wait for another stage's rows, those that are not admitted yet may wait for what these hold.
+        ready = counts["running"] - counts["held"] if counts["held"] else counts["running"] + counts["waiting"]
+        return Progress(counts["steps"], ready > 0)
 
     async def counts(self) -> dict[str, int]:
         counts: dict[str, int] = await self.llm.engine_core.call_utility_async("omni_counts")
@@ -225,9 +248,18 @@ class StageLLM:
         llm, self._llm = self._llm, None
         if llm is None:
             return
+        self._probe.close()
         if llm.output_handler is not None:
             await _cancelled(llm.output_handler)  # or it would report the engine's end as its death
         await asyncio.to_thread(llm.shutdown)
+
+
+def _check_rows(extra: StageExtra, max_elements: int) -> None:
+    """Raises PayloadError for what the engine's step could not read: there it would end all requests."""
+    if extra.prompt_embeds is not None:
+        extra.prompt_embeds.count(max_elements=max_elements)
+        if len(extra.prompt_embeds.shape) != 2:
+            raise PayloadError(f"A prompt's rows have shape {list(extra.prompt_embeds.shape)}, but must be [n, H].")
 
 
 class ChunkMaker:

@@ -128,7 +128,8 @@ class DiffusionModel(Protocol):
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
         """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead.
 
-        At most one job of a stream; a stream's state is kept until `forget`.
+        At most one job of a stream; a stream's state is kept until `forget`. When it raises, all streams are as they
+        were before: the jobs are given again, one by one. PayloadError for codes that are none.
         """
 
     def forget(self, streams: Sequence[str]) -> None:

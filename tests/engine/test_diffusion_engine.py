@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -11,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
-from omni_cluster.engine.diffusion_engine import DiffusionEngine, DiffusionEngineStopped
+from omni_cluster.engine.diffusion_engine import DiffusionEngine, is_device_error
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.errors import ConfigError
+from omni_cluster.engine.progress import StallWatch
+from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
@@ -373,11 +378,118 @@ async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine:
     await assert_all_places_are_free(engine)
 
 
-async def test_a_batch_that_fails_fails_its_requests_and_the_stage_goes_on(engine: DiffusionEngine) -> None:
-    no_code = StageChunk(0, (1 << 20,))
-    with pytest.raises(Exception, match="index"):
-        await asyncio.wait_for(sound(engine, spoken("bad"), at_once([no_code])), PATIENCE_S)
+# ------------------------------------------------------------ what breaks, and what does not
+
+
+@contextlib.asynccontextmanager
+async def next_in_one_batch(engine: DiffusionEngine, watch: Watch, count: int) -> AsyncIterator[None]:
+    """The jobs of `count` requests that are begun in this context make the next batch."""
+    watch.batches.clear()
+    with watch.held():
+        busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
+        await until_counts(engine, running=1)
+        yield
+        await until_counts(engine, waiting=count)
+    await busy
+
+
+ONE_BATCH = [spoken("batch-0", "Ethan", 1), spoken("batch-1", "Chelsie", 2, streams=False)]
+
+
+async def test_a_code_that_is_none_fails_its_own_request_of_a_batch(engine: DiffusionEngine, watch: Watch) -> None:
+    alone = [await sound(engine, one, at_once([codes(70)])) for one in ONE_BATCH]
+    async with next_in_one_batch(engine, watch, 3):
+        bad = asyncio.create_task(sound(engine, spoken("bad"), at_once([StageChunk(0, (5, 1 << 20))])))
+        good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in ONE_BATCH]
+    with pytest.raises(PayloadError, match="A job has the code 1048576; codes are from 0 to 8193"):
+        await asyncio.wait_for(bad, PATIENCE_S)
+    for made, expected in zip(await asyncio.gather(*good), alone, strict=True):
+        np.testing.assert_allclose(made, expected, atol=SOUND_TOLERANCE, rtol=0)
+    assert [len(batch) for batch in watch.batches[:5]] == [1, 3, 1, 1, 1]
+    await engine.check_health()
     await assert_all_places_are_free(engine)
+
+
+async def test_a_job_that_breaks_its_batch_after_the_flow_fails_alone(
+    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then every stream of the batch has drawn noise and written its keys and values."""
+    alone = [await sound(engine, one, at_once([codes(70)])) for one in ONE_BATCH]
+    (model,) = await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+    vocode = model._vocode
+
+    def breaks_beside_another(pieces: Any, mels: Any) -> Any:
+        if len(pieces) > 1 or pieces[0].job.stream == "cursed":
+            raise RuntimeError("the vocoder broke")
+        return vocode(pieces, mels)
+
+    monkeypatch.setattr(model, "_vocode", breaks_beside_another)
+    async with next_in_one_batch(engine, watch, 3):
+        cursed = asyncio.create_task(sound(engine, spoken("cursed"), at_once([codes(70)])))
+        good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in ONE_BATCH]
+    with pytest.raises(JobFailed, match="stage code2wav could not make the sound: the vocoder broke"):
+        await asyncio.wait_for(cursed, PATIENCE_S)
+    for made, expected in zip(await asyncio.gather(*good), alone, strict=True):
+        np.testing.assert_allclose(made, expected, atol=SOUND_TOLERANCE, rtol=0)
+    await engine.check_health()
+    await assert_all_places_are_free(engine)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_sticky"),
+    [
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("Worker failed with error 'CUDA error: an illegal memory access was encountered'"), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), True),
+        (RuntimeError("Executor failed."), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (RuntimeError("Worker failed with error 'CUDA out of memory'"), False),
+        (IndexError("index out of range"), False),
+        (PayloadError("A job has the code -1: CUDA error"), False),
+    ],
+)
+def test_errors_that_end_a_device_are_told_from_those_of_a_job(error: Exception, is_sticky: bool) -> None:
+    assert is_device_error(error) is is_sticky
+
+
+@pytest.mark.gpu
+def test_what_a_card_says_after_an_index_out_of_range_is_such_an_error() -> None:
+    """In a process of its own, for which the card is lost then."""
+    code = """
+        import torch
+        from omni_cluster.engine.diffusion_engine import is_device_error
+        for _ in range(2):
+            try:
+                torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")].cpu()
+            except RuntimeError as error:
+                print(is_device_error(error))
+    """
+    made = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert made.stdout.split() == ["True", "True"]
+
+
+async def test_a_batch_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
+    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(engine, "_watch", StallWatch("code2wav", 10.0, lambda: now_s[0]))
+
+    async def looks(count: int) -> None:
+        for _ in range(count):
+            now_s[0] += 2
+            await engine.check_health()
+
+    async with contextlib.aclosing(engine.generate(spoken("waits"), Feed(codes(2 * BLOCK)).read())) as chunks:
+        await anext(chunks)
+        await looks(10)  # for codes
+    with watch.held():
+        busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
+        await until_counts(engine, running=1)
+        await looks(5)
+        with pytest.raises(StageDied, match=r"code2wav has taken no step for 1\d s"):
+            await looks(2)
+    await busy
+    await looks(10)
 
 
 async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: DiffusionEngine, watch: Watch) -> None:
@@ -416,6 +528,29 @@ async def test_shutdown_ends_what_runs_and_what_waits() -> None:
         assert [type(error) for error in ended] == [DiffusionEngineStopped] * (MAX_STREAMS + 1)
         with pytest.raises(DiffusionEngineStopped):
             await stage.check_health()
+
+
+async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_for_it() -> None:
+    async with running(config(), "code2wav") as stage:
+        assert isinstance(stage, DiffusionEngine)
+        (model,) = await stage._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+        seen = Watch(model)
+
+        def breaks(jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+        seen._generate, model.generate = breaks, seen.generate
+        with seen.held():
+            first = asyncio.create_task(sound(stage, spoken("runs"), at_once([codes(5)])))
+            await until_counts(stage, running=1)
+            queued = asyncio.create_task(sound(stage, spoken("waits"), at_once([codes(5)])))
+            await until_counts(stage, waiting=1)
+        ended = await asyncio.wait_for(asyncio.gather(first, queued, return_exceptions=True), PATIENCE_S)
+        assert [type(error) for error in ended] == [DiffusionEngineStopped] * 2 and len(seen.batches) == 1
+        with pytest.raises(StageDied):
+            await stage.check_health()
+        with pytest.raises(DiffusionEngineStopped):
+            await sound(stage, spoken("late"), at_once([codes(5)]))
 
 
 async def test_a_stage_without_a_source_says_so(engine: DiffusionEngine) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -10,8 +12,10 @@ import pytest
 import pytest_asyncio
 import torch
 
+from omni_cluster.engine.progress import StallWatch
 from omni_cluster.engine.stage import Stage
-from omni_cluster.errors import RequestError
+from omni_cluster.engine.stage_llm import StageLLM
+from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
@@ -28,6 +32,7 @@ from tests.engine.stages import (
     running,
     talker_stage,
     thinker_chunks,
+    until,
     until_counts,
     until_free,
 )
@@ -189,6 +194,37 @@ async def test_broken_upstream_of_one_request_leaves_the_others(talker: Stage, f
     await until_free(talker)
 
 
+async def test_rows_that_do_not_fit_end_their_own_request_and_no_other(talker: Stage, fed: Fed, speak: Speak) -> None:
+    bad, sound = Feed(*fed["text"][:4]), Feed(*fed["audio"][:4])
+    ending = asyncio.create_task(collect(talker.generate(request("misfit"), bad.read())))
+    staying = asyncio.create_task(collect(talker.generate(request("fits", "audio"), sound.read())))
+    await until_counts(talker, held=2)
+    rows = fed["text"][3].rows
+    assert rows is not None
+    bad.give(StageChunk(4, (7,), rows=RowsChunk(rows.end, torch.zeros(1, 3))), *fed["text"][5:])
+    sound.give(*fed["audio"][4:])
+    for feed in (bad, sound):
+        feed.end()
+    with pytest.raises(PayloadError, match=r"Rows have shape \[1, 3\], but those before them are \[n, \d+\]"):
+        await asyncio.wait_for(ending, PATIENCE_S)
+    assert list((await staying).token_ids) == speak("audio").codes
+    await talker.check_health()
+    await until_free(talker)
+
+
+async def test_a_prompt_of_more_elements_than_a_payload_may_have_never_reaches_the_engine(
+    talker: Stage, fed: Fed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(talker, StageLLM)
+    limits = talker._pipeline.limits.model_copy(update={"max_payload_elements": 1000})
+    monkeypatch.setattr(talker, "_pipeline", talker._pipeline.model_copy(update={"limits": limits}))
+    before = (await talker.counts())["steps"]
+    with pytest.raises(PayloadError, match="but at most 1000 are taken"):
+        await collect(talker.generate(request("large"), at_once(fed["text"])))
+    assert (await talker.counts())["steps"] == before
+    await until_free(talker)
+
+
 async def test_closing_midway_frees_everything(talker: Stage, fed: Fed) -> None:
     chunks = talker.generate(request("left"), Feed(*fed["text"][:4]).read())
     await anext(chunks)
@@ -268,6 +304,49 @@ async def test_health_is_good(talker: Stage) -> None:
     await talker.check_health()
 
 
+async def test_an_engine_all_of_whose_requests_wait_for_rows_is_no_stall_and_one_that_is_stopped_is(
+    talker: Stage, fed: Fed, speak: Speak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests than run at once: some wait to be admitted as long as the others wait for rows."""
+    assert isinstance(talker, StageLLM)
+    now_s = [0.0]
+    monkeypatch.setattr(talker._probe, "_watch", StallWatch("talker", 10.0, lambda: now_s[0]))
+    feeds = [Feed(*fed["text"][:2]) for _ in range(9)]
+    made = [
+        asyncio.create_task(collect(talker.generate(request(f"row-{i}"), feed.read()))) for i, feed in enumerate(feeds)
+    ]
+    seen: list[dict[str, int]] = []
+
+    async def all_wait() -> bool:
+        seen.append(await talker.counts())
+        now = seen[-1]
+        is_still = len(seen) > 10 and now == seen[-10]
+        return is_still and now["held"] >= now["running"] > 0 and now["waiting"] > 0
+
+    await until(all_wait)
+
+    async def looks(count: int) -> None:
+        for _ in range(count):
+            now_s[0] += 2
+            await talker.check_health()
+
+    await looks(10)
+    (engine,) = talker.llm.engine_core.resources.engine_manager.processes
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StageDied, match="talker has taken no step for 12 s"):
+            await looks(7)
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+    for feed in feeds:
+        feed.give(*fed["text"][2:])
+        feed.end()
+    for chunk in await asyncio.wait_for(asyncio.gather(*made), 5 * PATIENCE_S):
+        assert list(chunk.token_ids) == speak("text").codes
+    await looks(3)
+    await until_free(talker)
+
+
 async def test_codes_come_at_once_for_the_first_piece_of_sound_and_then_half_a_block_at_least(
     talker: Stage, fed: Fed, speak: Speak
 ) -> None:
@@ -310,3 +389,16 @@ async def test_a_reply_that_was_given_sounds_as_one_that_was_made(talker: Stage,
     made = await collect(talker.generate(request("given", reply="not read here"), at_once([given])))
     assert made.token_ids == wanted.token_ids and len(made.token_ids) > 1
     await until_free(talker)
+
+
+async def test_an_engine_that_is_killed_ends_what_it_worked_on_and_is_not_healthy(talker: Stage, fed: Fed) -> None:
+    """The last one: it leaves no engine."""
+    assert isinstance(talker, StageLLM)
+    made = asyncio.create_task(collect(talker.generate(request("doomed"), Feed(*fed["text"][:4]).read())))
+    await until_counts(talker, held=1)
+    (engine,) = talker.llm.engine_core.resources.engine_manager.processes
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(StageDied, match="the engine of stage talker died"):
+        await asyncio.wait_for(made, PATIENCE_S)
+    with pytest.raises(StageDied, match="the engine of stage talker died"):
+        await talker.check_health()

@@ -11,6 +11,7 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
@@ -27,13 +28,13 @@ VOCODER_OVERLAP_FRAMES = 24
 
 @dataclass(slots=True)
 class StreamState:
-    """What a stream keeps between its pieces.
+    """What a stream keeps between its pieces: never changed once the piece is made, but replaced.
 
-    `slot` of the DiT's store; `noise` drawn for the look-ahead, `[frames, 80]`, which the next piece starts with;
-    `mel` `[frames, 80]`: the last frames made.
+    `slot` of the DiT's store, None while nothing is kept there; `noise` drawn for the look-ahead, `[frames, 80]`, which
+    the next piece starts with; `mel` `[frames, 80]`: the last frames made.
     """
 
-    slot: int
+    slot: int | None
     generator: torch.Generator
     noise: torch.Tensor
     mel: torch.Tensor | None = None
@@ -41,12 +42,16 @@ class StreamState:
 
 @dataclass(slots=True)
 class Piece:
-    """A job while it is computed: its noise `[frames, 80]` on the host, and where its blocks are in the batch."""
+    """A job while it is computed: its noise `[frames, 80]` on the host, and where its blocks are in the batch.
+
+    `before`, `after`: of a stream, what was kept before this piece, and what will be once all of the batch is made.
+    """
 
     job: DiffusionJob
-    stream: StreamState | None
     noise: torch.Tensor
     kept_frames: int
+    before: StreamState | None = None
+    after: StreamState | None = None
     first_block: int = 0
     blocks: int = 0
 
@@ -70,7 +75,8 @@ class BlockTable:
 class Code2WavModel:
     """A `DiffusionModel`: waveforms at 24 kHz, in the reference's arithmetic or in a faster one.
 
-    Raises RuntimeError when more streams are begun than `max_streams`; the engine admits no more.
+    Raises RuntimeError when more streams are begun than `max_streams`; the engine admits no more. A batch that fails
+    leaves all streams as they were before it.
     """
 
     sample_rate_hz = SAMPLE_RATE_HZ
@@ -87,7 +93,7 @@ class Code2WavModel:
         self._voices = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
         self._streams: dict[str, StreamState] = {}
-        self._free_slots = list(range(self._config.max_streams))
+        self._free_slots = list(range(self._config.stream_slots))
 
     @torch.inference_mode()
     def _load(self, model: Qwen2_5OmniToken2WavModel, voices: list[Voice]) -> None:
@@ -95,7 +101,7 @@ class Code2WavModel:
         captures = config.cuda_graphs and device.type == "cuda"
         times = evaluation_times(device)
         with products_in("float32"):
-            dit = BlockDiT(model.code2wav_dit_model, voices, times, tensor_dtype(config.dtype), config.max_streams)
+            dit = BlockDiT(model.code2wav_dit_model, voices, times, tensor_dtype(config.dtype), config.stream_slots)
         with products_in(config.dtype):
             sizes = graph_sizes(config.max_batch_frames // dit.block_size) if captures else ()
             self._flow = Flow(dit, device, sizes)
@@ -107,38 +113,59 @@ class Code2WavModel:
     @torch.inference_mode()
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
         """One waveform a job, `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
-        pieces = [self._begin(job) for job in jobs]
-        with products_in(self._config.dtype):
-            mels = self._sample_mels(pieces)
-        with products_in(self._config.vocoder_dtype):
-            return self._vocode(pieces, mels)
+        for job in jobs:
+            self._check_codes(job)
+        pieces: list[Piece] = []
+        try:
+            pieces.extend(map(self._begin, jobs))
+            with products_in(self._config.dtype):
+                mels = self._sample_mels(pieces)
+            with products_in(self._config.vocoder_dtype):
+                waves = self._vocode(pieces, mels)
+        except BaseException:
+            for piece in pieces:
+                self._free_slot(piece.after, piece.before)
+            raise
+        for piece in pieces:
+            self._commit(piece)
+        return waves
+
+    def _check_codes(self, job: DiffusionJob) -> None:
+        """Raises PayloadError: on a device, an index behind a table's end is the end of all that runs there."""
+        wrong = next((code for code in job.codes if not 0 <= code < self._dit.num_codes), None)
+        if wrong is not None:
+            raise PayloadError(f"A job has the code {wrong}; codes are from 0 to {self._dit.num_codes - 1}.")
+
+    def _commit(self, piece: Piece) -> None:
+        if piece.job.stream is not None and piece.after is not None:
+            self._streams[piece.job.stream] = piece.after
+            self._free_slot(piece.before, piece.after)
+
+    def _free_slot(self, unused: StreamState | None, used: StreamState | None) -> None:
+        if unused is not None and unused.slot is not None and (used is None or unused.slot != used.slot):
+            self._free_slots.append(unused.slot)
 
     def forget(self, streams: Sequence[str]) -> None:
         """See `DiffusionModel.forget`."""
         for name in streams:
-            state = self._streams.pop(name, None)
-            if state is not None:
-                self._free_slots.append(state.slot)
+            self._free_slot(self._streams.pop(name, None), None)
 
     def _begin(self, job: DiffusionJob) -> Piece:
         frames = len(job.codes) * self._dit.repeats
         kept = frames - job.look_ahead * self._dit.repeats
         if job.stream is None:
-            return Piece(job, None, self._draw(torch.Generator().manual_seed(job.seed), frames), kept)
-        state = self._streams.get(job.stream) or self._open(job.stream, job.seed)
-        drawn = self._draw(state.generator, frames - state.noise.shape[0])
-        noise = torch.cat([state.noise, drawn])
-        state.noise = noise[kept:]
-        return Piece(job, state, noise, kept)
+            return Piece(job, self._draw(torch.Generator().manual_seed(job.seed), frames), kept)
+        before = self._streams.get(job.stream) or self._opened(job.seed)
+        generator = torch.Generator()
+        generator.set_state(before.generator.get_state())
+        noise = torch.cat([before.noise, self._draw(generator, frames - before.noise.shape[0])])
+        slot = self._free_slots.pop() if job.look_ahead else before.slot
+        return Piece(job, noise, kept, before, StreamState(slot, generator, noise[kept:]))
 
-    def _open(self, name: str, seed: int) -> StreamState:
-        if not self._free_slots:
+    def _opened(self, seed: int) -> StreamState:
+        if len(self._streams) >= self._config.max_streams or not self._free_slots:
             raise RuntimeError(f"{len(self._streams)} streams are open, which is all there is room for.")
-        state = StreamState(
-            self._free_slots.pop(), torch.Generator().manual_seed(seed), torch.empty(0, self._dit.mel_dim)
-        )
-        self._streams[name] = state
-        return state
+        return StreamState(None, torch.Generator().manual_seed(seed), torch.empty(0, self._dit.mel_dim))
 
     def _draw(self, generator: torch.Generator, frames: int) -> torch.Tensor:
         """Noise `[frames, 80]`, drawn on the host so that a seed means the same on every device.
@@ -171,15 +198,15 @@ class Code2WavModel:
     def _add_blocks(self, piece: Piece, table: BlockTable) -> None:
         size, frames = self._dit.block_size, len(piece.noise)
         first, count = len(table.length), -(-frames // size)
-        continues = piece.stream is not None and piece.job.start > 0
-        table.previous += [FIRST_SLOT - piece.stream.slot if continues and piece.stream else NO_BLOCK]
+        kept_slot = piece.before.slot if piece.before is not None else None
+        table.previous += [NO_BLOCK if kept_slot is None else FIRST_SLOT - kept_slot]
         table.previous += range(first, first + count - 1)
         table.following += [*range(first + 1, first + count), NO_BLOCK]
         table.length += [min(size, frames - i * size) for i in range(count)]
         table.voice += [self._voices[piece.job.voice]] * count
         keep = [NO_BLOCK] * count
-        if piece.stream is not None and piece.job.look_ahead:
-            keep[piece.kept_frames // size - 1] = piece.stream.slot
+        if piece.after is not None and piece.after.slot is not None and piece.job.look_ahead:
+            keep[piece.kept_frames // size - 1] = piece.after.slot
         table.keep += keep
 
     @property
@@ -198,10 +225,10 @@ class Code2WavModel:
 
     def _window(self, piece: Piece, mel: torch.Tensor) -> torch.Tensor:
         """What the vocoder sees of a piece: the frames before it, its own, and the look-ahead's."""
-        if piece.stream is None:
+        if piece.before is None or piece.after is None:
             return mel
-        before = piece.stream.mel
+        before = piece.before.mel
         window = mel if before is None else torch.cat([before, mel])
         kept = len(window) - (len(mel) - piece.kept_frames)
-        piece.stream.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
+        piece.after.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
         return window

@@ -115,6 +115,7 @@ class BlockDiT:
         table = dit.text_embed.codec_embed.weight.detach()
         self.state_in = state.to(self.dtype)
         self.code_rows = table @ code.T  # [codes + 1, hidden]
+        self.num_codes = len(table)
         guided, unguided = [], []
         for voice in voices:
             mel = voice.reference_mel.to(embed.proj.weight)

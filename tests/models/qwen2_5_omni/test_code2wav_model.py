@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from omni_cluster.config.schema import DiffusionConfig, Precision
+from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -154,6 +155,38 @@ def test_as_many_streams_as_there_is_room_for(tiny: Path) -> None:
         small.generate(begun[2:])
     small.forget(["a"])
     assert len(small.generate(begun[2:])) == 1
+
+
+def test_a_batch_that_fails_leaves_its_streams_as_they_were(
+    model: Code2WavModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [job(60, "Ethan", 1), job(100, "Chelsie", 2)]
+    alone = [streamed(model, one, [1, 1]) for one in full]
+    free, vocoding = sorted(model._free_slots), model._vocoding
+
+    def breaks(windows: object) -> list[torch.Tensor]:
+        raise RuntimeError("the vocoder broke")
+
+    made = []
+    for batch in zip(*(pieces(one, [1, 1], f"s{i}") for i, one in enumerate(full)), strict=True):
+        monkeypatch.setattr(model, "_vocoding", breaks)
+        with pytest.raises(RuntimeError, match="vocoder"):
+            model.generate(batch)
+        monkeypatch.setattr(model, "_vocoding", vocoding)
+        made.append([model.generate([piece])[0] for piece in batch])
+    model.forget(["s0", "s1"])
+    assert sorted(model._free_slots) == free
+    for pieces_made, wanted_alone in zip(zip(*made, strict=True), alone, strict=True):
+        np.testing.assert_allclose(np.concatenate(pieces_made), wanted_alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("code", [-1, 8194, 8293, 1 << 40])
+def test_what_is_no_code_is_refused_before_anything_is_computed(
+    model: Code2WavModel, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(model, "_begin", None)
+    with pytest.raises(PayloadError, match=f"the code {code}; codes are from 0 to 8193"):
+        model.generate([job(12), DiffusionJob((1, code), "Chelsie", 0, 4)])
 
 
 def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> None:

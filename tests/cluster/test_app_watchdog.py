@@ -1,0 +1,142 @@
+"""What is stopped or killed beside a served application: its requests end, it is replaced, and no process stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+import uuid
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
+from tests.cluster.test_app import MODEL, assert_equals_reference, nothing_is_left
+from tests.reference import Reference, prompt_text
+
+CHAT = "/v1/chat/completions"
+REPLACED_S = 300
+"""A new replica imports vLLM and starts an engine, while tests compute."""
+NOTICED_S = 60
+"""That a process is stopped, and its requests ended: 10 to 15 s on a quiet host."""
+
+
+def body(text_tokens: int, codes: int, **fields: Any) -> dict[str, Any]:
+    lengths = {"thinker": text_tokens, "talker": codes}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Tell me."}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "wav"},
+        "stage_sampling_params": {name: {"max_tokens": n, "min_tokens": n} for name, n in lengths.items()},
+        **fields,
+    }
+
+
+async def process_ids(served: ServedApp) -> dict[str, int]:
+    """Of the stages' replicas; each has one."""
+    ids = {}
+    for stage in STAGES:
+        (status,) = await served.statuses_of(stage)
+        ids[stage] = status["pid"]
+    return ids
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The replica, and the processes that it started."""
+    replica = psutil.Process(pid)
+    return [replica, *replica.children(recursive=True)]
+
+
+def engine_of(pid: int) -> int:
+    """The process that computes: the replica's child with the most memory, or itself when its engine is inside it."""
+    return max(family(pid)[1:] or family(pid), key=_memory_bytes).pid
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    resident: int = process.memory_info().rss
+    return resident if resident > 100 << 20 else 0  # not the watchdog
+
+
+async def assert_stopping_ends_a_stream(pid: int) -> None:
+    """A long answer; once there is sound, the process is stopped."""
+    stopped_s, lines = 0.0, []
+    client = httpx.AsyncClient(base_url=BASE_URL, timeout=4 * NOTICED_S)
+    async with client, client.stream("POST", CHAT, json=body(16, 2048, stream=True)) as response:
+        async for line in response.aiter_lines():
+            lines += [line.removeprefix("data: ")] if line.startswith("data: ") else []
+            if '"audio"' in line and not stopped_s:
+                stopped_s = time.monotonic()
+                os.kill(pid, signal.SIGSTOP)
+    assert stopped_s and time.monotonic() - stopped_s < NOTICED_S
+    assert json.loads(lines[-1])["error"]["code"] == "stage_died", lines[-2:]
+
+
+async def all_are_replaced(served: ServedApp, before: dict[str, int]) -> dict[str, int]:
+    async def are_new() -> bool:
+        try:
+            return not set((await process_ids(served)).values()) & set(before.values())
+        except Exception:  # while a stage has no replica, or one that is going
+            return False
+
+    await until(are_new, f"new replicas of {', '.join(before)}", REPLACED_S)
+    return await process_ids(served)
+
+
+async def assert_answers_exactly(served: ServedApp, reference: Reference) -> None:
+    expected = reference.speech(prompt_text("text", "Hello world, describe it."), voice="Chelsie", seed=0)
+    answers: list[Any] = []
+
+    async def answered() -> bool:
+        with contextlib.suppress(Exception):  # as long as the ingress still knows a replica that is gone
+            answers.append(await served.answer(request_for("text", uuid.uuid4().hex)))
+        return bool(answers)
+
+    await until(answered, "the stages answer", REPLACED_S)
+    assert_equals_reference(answers[0], expected)
+    await until(lambda: nothing_is_left(served), "all stages let go of the request")
+
+
+@pytest.mark.timeout(1200)
+async def test_a_stage_that_is_stopped_or_killed_ends_its_requests_and_is_replaced(
+    served: ServedApp, reference: Reference
+) -> None:
+    await assert_answers_exactly(served, reference)
+    pids = await process_ids(served)
+
+    # An engine is stopped in the midst of a stream.
+    talker = family(pids["talker"])
+    await assert_stopping_ends_a_stream(engine_of(pids["talker"]))
+    assert not psutil.wait_procs(talker, timeout=NOTICED_S)[1], "a process of the talker stayed"
+
+    # A replica is killed: what it started goes with it, and who asks meanwhile is told so.
+    thinker = family(pids["thinker"])
+    os.kill(pids["thinker"], signal.SIGKILL)
+    assert not psutil.wait_procs(thinker, timeout=NOTICED_S)[1], "a process of the thinker stayed"
+    new = await all_are_replaced(served, {name: pids[name] for name in ("thinker", "talker")})
+    await assert_answers_exactly(served, reference)
+
+    # A whole replica is stopped in the midst of a stream.
+    code2wav = family(new["code2wav"])
+    await assert_stopping_ends_a_stream(new["code2wav"])
+    assert not psutil.wait_procs(code2wav, timeout=NOTICED_S)[1], "a process of code2wav stayed"
+    newest = await all_are_replaced(served, {"code2wav": new["code2wav"]})
+    assert {name: newest[name] for name in ("thinker", "talker")} == {name: new[name] for name in ("thinker", "talker")}
+    await assert_answers_exactly(served, reference)
+
+
+async def test_many_long_prompts_at_once_do_not_have_a_stage_replaced(served: ServedApp) -> None:
+    before = await process_ids(served)
+    long = [{"role": "user", "content": "A long story. " * 300}]
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=300) as client:
+        answers = await asyncio.gather(
+            *(client.post(CHAT, json=body(16, 64, messages=long)) for _ in range(24)),
+        )
+    assert [answer.status_code for answer in answers] == [200] * 24
+    assert await process_ids(served) == before
+    await until(lambda: nothing_is_left(served), "all stages let go of the requests")
