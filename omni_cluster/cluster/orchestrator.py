@@ -54,6 +54,8 @@ class Orchestrator:
             all_read = AllRead(len(tickets))
             for stage in stages:
                 run.add(functools.partial(self._follow, stage, posted, tickets, all_read))
+                if posted.has_media and self._bound.source(stage) is None:
+                    run.add(functools.partial(self._bring_media, stage, posted))
             async with contextlib.aclosing(run.events()) as events:
                 async for event in events:
                     yield event
@@ -91,13 +93,17 @@ class Orchestrator:
             if not ticket.done():
                 ticket.set_result(own)
             if has_media:
-                await posted.bring_media(remote.calls, own)
+                posted.taken(own)
             async with contextlib.aclosing(remote.links.read(own, with_rows=False)) as chunks:
                 async for chunk in chunks:
                     await emit(StageEvent(stage.model_stage, chunk))
                     if chunk.finish_reason is not None:
                         break
             await all_read.wait()
+
+    async def _bring_media(self, stage: StageConfig, posted: Posted, emit: Emit) -> None:
+        """Beside the reading of what the stage makes, which notices when the replica is gone."""
+        await posted.bring_media(self._stages[stage.model_stage].calls)
 
 
 def _ticket(request: OmniRequest, replica_id: str | None) -> asyncio.Future[Ticket]:

@@ -51,13 +51,19 @@ class Posted:
     def __init__(self, request: OmniRequest, media: ray.ObjectRef | None) -> None:
         self.request = request
         self._media = media
+        self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
 
     @property
     def has_media(self) -> bool:
         return self._media is not None
 
-    async def bring_media(self, calls: RemoteStage, ticket: Ticket) -> None:
-        """Once; the object is freed when this returns."""
+    def taken(self, ticket: Ticket) -> None:
+        """The entry stage has taken the request, and waits for the media."""
+        self._taken.set_result(ticket)
+
+    async def bring_media(self, calls: RemoteStage) -> None:
+        """Once the entry stage has taken the request; the object is freed when this returns."""
+        ticket = await self._taken
         media, self._media = self._media, None
         await calls.call("bring", ticket.request_id, media, replica_id=ticket.replica_id, wait_s=None)
 

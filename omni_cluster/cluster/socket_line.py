@@ -7,6 +7,7 @@ replica listens, and the word that both ends prove to know: only who can call re
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -20,6 +21,9 @@ from omni_cluster.cluster.pulse import Pulse
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription
 
+GREETINGS = 4
+"""Attempts to greet a replica: one that many connect to at once ends the oldest greetings."""
+AGAIN_S = 0.2
 MAX_FRAME_BYTES = 64 << 20
 """What a reader accepts: a message's rows, and all that is around them."""
 
@@ -58,11 +62,20 @@ class SocketLine:
                 writer.close()
 
     async def _connected(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """TimeoutError, an OSError, when nobody is there."""
-        async with asyncio.timeout(GREETING_S):
-            reader, self._writer = await asyncio.open_connection(address.host, address.port, limit=MAX_ITEM_BYTES)
-        await prove_the_word(reader, self._writer, address.secret)
-        return reader, self._writer
+        """Once more when the replica ends the greeting: it keeps few at once. TimeoutError when nobody is there."""
+        for left in reversed(range(GREETINGS)):
+            async with asyncio.timeout(GREETING_S):
+                reader, writer = await asyncio.open_connection(address.host, address.port, limit=MAX_ITEM_BYTES)
+            self._writer = writer
+            try:
+                await prove_the_word(reader, writer, address.secret)
+                break
+            except (asyncio.IncompleteReadError, ConnectionResetError):
+                writer.close()
+                if not left:
+                    raise
+                await asyncio.sleep(random.uniform(0, AGAIN_S))
+        return reader, writer
 
     async def subscribe(self, subscription: Subscription) -> bool:
         if self._writer is None or self._writer.is_closing():

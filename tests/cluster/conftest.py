@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 
-from tests.cluster.served import KEY, ROOT, ServedApp, serve_run
+from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run
 
 
 class Shared:
-    """The application of `served`, from the first test that asks for it on."""
+    """An application that several modules in a row use, from the first test that asks for it on."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[], AbstractContextManager[ServedApp]]) -> None:
+        self._start = start
         self._running: ServedApp | None = None
         self._cleanup = ExitStack()
 
     def app(self) -> ServedApp:
         if self._running is None:
-            self._running = self._cleanup.enter_context(serve_run())
+            self._running = self._cleanup.enter_context(self._start())
         return self._running
 
     def stop(self) -> None:
@@ -28,26 +31,50 @@ class Shared:
         self._cleanup.close()
 
 
-_shared = Shared()
+@contextmanager
+def _watched() -> Iterator[ServedApp]:
+    config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
+    config["model"] = str(long_checkpoint())
+    config["limits"] |= {"max_prompt_tokens": 28_000}
+    for stage in config["stages"][:2]:
+        stage["engine_args"]["max_model_len"] = 32_768
+    config["ingress_replicas"] = 2
+    with TemporaryDirectory() as folder:
+        keys, path = Path(folder) / "keys.txt", Path(folder) / "watched.yaml"
+        keys.write_text(f"{KEY}\n")
+        path.write_text(yaml.safe_dump(config | {"api": {"keys_file": str(keys)}}))
+        with serve_run(f"config={path}") as app:
+            yield app
+
+
+_shared = {"served": Shared(serve_run), "watched": Shared(_watched)}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     is_last_of_module = nextitem is None or nextitem.path != item.path
-    if is_last_of_module and "served" not in getattr(nextitem, "fixturenames", ()):
-        _shared.stop()  # the next module may start another application, and a host has room for one
+    for name, shared in _shared.items():
+        if is_last_of_module and name not in getattr(nextitem, "fixturenames", ()):
+            shared.stop()  # the next module may start another application, and a host has room for one
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[Shared]:
+def shared() -> Iterator[dict[str, Shared]]:
     yield _shared
-    _shared.stop()
+    for each in _shared.values():
+        each.stop()
 
 
 @pytest.fixture(scope="module")
-def served(shared: Shared) -> ServedApp:
+def served(shared: dict[str, Shared]) -> ServedApp:
     """`serve run deployments:app`, without arguments: one for all modules in a row that ask for it."""
-    return shared.app()
+    return shared["served"].app()
+
+
+@pytest.fixture(scope="module")
+def watched(shared: dict[str, Shared]) -> ServedApp:
+    """The default with a second ingress and prompts of 28,000 tokens; clients need `KEY`. One for modules in a row."""
+    return shared["watched"].app()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from ray import serve
 from ray.serve.context import _set_global_client
 
 from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 from tests.reference import media, prompt_text
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +101,21 @@ def ended_well(exit_code: int, printed: str) -> None:
     assert exit_code == 0, printed[-4000:]
     for mark in ("*** SIG", "Fatal Python error", "Stack trace", "Traceback", "graceful_shutdown"):
         assert mark not in printed, printed[printed.index(mark) - 500 :][:4000]
+
+
+def long_checkpoint() -> Path:
+    """The tiny checkpoint, said to have been trained on prompts as long as the real one's: its positions are rotary."""
+    tiny = embedded_checkpoint("tiny")
+    made = Path(tempfile.gettempdir()) / f"omni_cluster_tests_{os.getuid()}" / f"{tiny.name}-long"
+    made.mkdir(parents=True, exist_ok=True)
+    for file in tiny.iterdir():
+        text = file.read_text() if file.suffix == ".json" else ""
+        if "max_position_embeddings" in text:
+            text = text.replace('"max_position_embeddings": 4096', '"max_position_embeddings": 32768')
+            made.joinpath(file.name).write_text(text)
+        elif not made.joinpath(file.name).exists():
+            made.joinpath(file.name).symlink_to(file)
+    return made
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:

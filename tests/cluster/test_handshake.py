@@ -190,6 +190,19 @@ async def test_a_thousand_strangers_take_few_places_and_keep_no_reader_out(serve
     await all_are_gone(server)
 
 
+async def test_as_many_readers_as_there_may_be_get_in_at_once(server: SocketServer) -> None:
+    address = await server.address()
+
+    async def first_of() -> object:
+        messages = line_to(address).messages(READER)
+        await anext(messages)
+        body = (await anext(messages))[0].body
+        await messages.aclose()
+        return body
+
+    assert all(await asyncio.gather(*(first_of() for _ in range(64))))
+
+
 async def test_a_stranger_that_sends_without_end_is_not_kept(server: SocketServer) -> None:
     _, writer = await connected(await server.address())
     with pytest.raises(ConnectionError):

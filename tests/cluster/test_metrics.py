@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import httpx
 import numpy as np
 import pytest
 import ray
-import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
@@ -33,7 +32,7 @@ from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.access import ApiKeys, guarded
 from omni_cluster.outputs import Pcm, StageChunk
-from tests.cluster.served import BASE_URL, KEY, ROOT, STAGES, ServedApp, request_for, serve_run, until
+from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"
@@ -219,19 +218,6 @@ def test_those_that_are_missing_are_counted_by_stage() -> None:
 # ------------------------------------------------ the application, with two ingresses
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
-    """The embedded default with a second ingress; clients need `KEY`."""
-    config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
-    path = tmp_path_factory.mktemp("config") / "watched.yaml"
-    path.with_name("keys.txt").write_text(f"{KEY}\n")
-    path.write_text(
-        yaml.safe_dump(config | {"ingress_replicas": 2, "api": {"keys_file": str(path.with_name("keys.txt"))}})
-    )
-    with serve_run(f"config={path}") as app:
-        yield app
-
-
 async def scraped(served: ServedApp) -> Totals:
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED) as client:
         answer = await client.get("/metrics")
@@ -259,7 +245,7 @@ def body_of(text_tokens: int, codes: int, **options: Any) -> dict[str, Any]:
     exact = [{"max_tokens": n, "min_tokens": n} for n in (text_tokens, codes)]
     exact[0]["ignore_eos"] = True
     return {
-        "model": "preset:tiny",
+        "model": str(long_checkpoint()),
         "messages": [{"role": "user", "content": "Hello, a secret word."}],
         "modalities": ["text", "audio"],
         "audio": {"voice": "Ethan", "format": "pcm16"},

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import pickle
+import weakref
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from ray.exceptions import ObjectStoreFullError
 from omni_cluster.cluster import parcel
 from omni_cluster.cluster.failures import StoreFull
 from omni_cluster.cluster.parcel import Parcel, Parcels, posted
+from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.inputs import Media, OmniRequest, Video
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 from tests.reference import media as media_of
@@ -92,3 +97,41 @@ async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
         assert await coming is sent
     parcels.bring("r", sent)
     assert not parcels._expected
+
+
+class Calls:
+    """A stage whose `bring` ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.brought: list[tuple[object, ...]] = []
+        self.ends = asyncio.Event()
+
+    async def call(self, method: str, *args: object, replica_id: str, wait_s: float | None) -> None:
+        self.brought.append((method, *args, replica_id))
+        await self.ends.wait()
+
+
+async def test_media_go_once_the_stage_has_taken_the_request_and_are_let_go_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reference:
+        """Of an object in the store, which lives as long as this does."""
+
+    monkeypatch.setattr(parcel.ray, "put", lambda value: Reference())
+    sent, calls = await posted(OmniRequest("r", "", all_kinds())), Calls()
+    assert sent.has_media and sent.request.media == Media()
+    bringing = asyncio.create_task(sent.bring_media(cast(RemoteStage, calls)))
+    await asyncio.sleep(0)
+    assert not calls.brought
+    sent.taken(Ticket("r", "replica"))
+    while not calls.brought:
+        await asyncio.sleep(0)
+    ((method, request_id, reference, replica_id),) = calls.brought
+    assert (method, request_id, replica_id) == ("bring", "r", "replica")
+    lives = weakref.ref(reference)
+    calls.brought.clear()
+    del reference
+    calls.ends.set()
+    await bringing
+    gc.collect()
+    assert lives() is None

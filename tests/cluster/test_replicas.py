@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
-from ray.serve.exceptions import ReplicaUnavailableError
 
 from omni_cluster.cluster.transport import RemoteStage
+from omni_cluster.errors import StageDied
 from omni_cluster.inputs import OmniRequest
 from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
@@ -177,7 +177,7 @@ async def test_calls_without_an_address_go_to_both_replicas_in_turn(served_2x2: 
 
 
 async def test_an_address_that_is_gone_fails_at_once(served_2x2: ServedApp) -> None:
-    with pytest.raises(ReplicaUnavailableError):
+    with pytest.raises(StageDied, match="ReplicaUnavailableError"):
         await RemoteStage(served_2x2.handle("talker"), "object").call("status", replica_id="nobody")
 
 

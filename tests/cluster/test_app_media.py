@@ -1,0 +1,153 @@
+"""Large media through the HTTP API of the embedded default: what a phone makes, and what the limits allow."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cluster.served import BASE_URL, ServedApp, until
+from tests.cluster.test_app import MODEL, nothing_is_left, store_bytes
+from tests.openai_api.test_video import video_file
+
+PATIENCE_S = 300
+MAX_FILE_BYTES = 26_214_400
+MAX_BODY_BYTES = 67_108_864
+QUESTION = {"type": "text", "text": "What is it?"}
+CHAT = "/v1/chat/completions"
+
+
+@functools.cache
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def picture(width: int, height: int, kind: str, *, plain: bool = False) -> dict[str, Any]:
+    image = Image.new("RGB", (width, height), (9, 99, 199)) if plain else Image.fromarray(noise(height, width))
+    file = io.BytesIO()
+    image.save(file, kind, **({"quality": 60} if kind == "JPEG" else {"compress_level": 1}))
+    return as_picture(file.getvalue(), kind)
+
+
+def as_picture(data: bytes, kind: str) -> dict[str, Any]:
+    assert len(data) <= MAX_FILE_BYTES
+    url = f"data:image/{kind.lower()};base64," + base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def sound(num_samples: int, rate_hz: int = 16_000, channels: int = 1, file_bytes: int = 0) -> dict[str, Any]:
+    """A WAV file of noise, filled up to `file_bytes` with a chunk that says nothing."""
+    samples = np.random.default_rng(1).integers(-3000, 3000, (num_samples, channels), np.int16).tobytes()
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, channels, rate_hz, rate_hz * channels * 2, channels * 2, 16)
+    chunks = form + struct.pack("<4sI", b"data", len(samples)) + samples
+    if file_bytes:
+        rest = file_bytes - 12 - len(chunks) - 8
+        chunks += struct.pack("<4sI", b"JUNK", rest) + bytes(rest)
+    data = struct.pack("<4sI4s", b"RIFF", 4 + len(chunks), b"WAVE") + chunks
+    assert not file_bytes or len(data) == file_bytes
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def film(**options: Any) -> dict[str, Any]:
+    url = "data:video/mp4;base64," + base64.b64encode(video_file(**options)).decode()
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def body_of(*parts: dict[str, Any], **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": [*parts, QUESTION]}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 4, **options}
+
+
+def full_body() -> dict[str, Any]:
+    """A sound file and a picture as large as files may be, and text up to the byte that a body may have."""
+    parts = [sound(192_000, 192_000, 8, MAX_FILE_BYTES), picture(2600, 2700, "PNG")]
+    body = body_of(*parts)
+    body["metadata"] = {"filling": ""}
+    body["metadata"]["filling"] = "x" * (MAX_BODY_BYTES - len(httpx.Request("POST", BASE_URL, json=body).content))
+    return body
+
+
+ANSWERED: dict[str, Callable[[], dict[str, Any]]] = {
+    "a screen's JPEG": lambda: body_of(picture(1920, 1080, "JPEG")),
+    "a phone's JPEG": lambda: body_of(picture(4000, 3000, "JPEG")),
+    "four pictures": lambda: body_of(*[picture(2000, 1500, "JPEG")] * 4),
+    "the largest picture": lambda: body_of(picture(13_377, 13_377, "PNG", plain=True)),
+    "a minute of sound": lambda: body_of(sound(60 * 16_000)),
+    "the largest file of sound": lambda: body_of(sound(192_000, 192_000, 8, MAX_FILE_BYTES)),
+    "a body of 64 MiB": full_body,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+async def test_large_media_are_answered_and_leave_nothing(served: ServedApp, name: str) -> None:
+    before = store_bytes()
+    answer = served.client.post(CHAT, json=ANSWERED[name](), timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    await until(lambda: nothing_is_left(served), "all stages let go of the request")
+    await until(lambda: store_is_at_most(before), "no object of the request is left in the store")
+
+
+async def store_is_at_most(num_bytes: int) -> bool:
+    return store_bytes() <= num_bytes
+
+
+REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], int, str]] = {
+    "a picture above the pixels": (
+        lambda: body_of(picture(13_378, 13_378, "PNG", plain=True)),
+        413,
+        "more pixels than the 178956970",
+    ),
+    "sound above the seconds": (lambda: body_of(sound(600 * 16_000 + 16)), 413, "600"),
+    "sound above the prompt": (lambda: body_of(sound(120 * 16_000)), 400, "at most 1536"),
+    "text above the prompt": (lambda: body_of({"type": "text", "text": "word " * 3_000_000}), 400, "at most 1536"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_is_too_large_gets_its_sentence_and_leaves_nothing(served: ServedApp, name: str) -> None:
+    make, status, words = REFUSED[name]
+    before = store_bytes()
+    answer = served.client.post(CHAT, json=make(), timeout=PATIENCE_S)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+    await until(lambda: nothing_is_left(served), "all stages let go of the request")
+    await until(lambda: store_is_at_most(before), "no object of the request is left in the store")
+
+
+async def test_media_are_freed_while_their_answer_is_made(served: ServedApp) -> None:
+    before = store_bytes()
+    talk = {
+        "modalities": ["text", "audio"],
+        "max_tokens": 16,
+        "sampling_params_list": [None, {"max_tokens": 2000}, None],
+    }
+    body = body_of(picture(4000, 3000, "JPEG"), stream=True, **talk)
+    async with (
+        httpx.AsyncClient(base_url=BASE_URL, timeout=PATIENCE_S) as client,
+        client.stream("POST", CHAT, json=body) as response,
+    ):
+        lines = response.aiter_lines()
+        while '"content"' not in await anext(lines):
+            pass
+        await until(lambda: store_is_at_most(before), "the picture is freed once the entry stage has it")
+        assert not await nothing_is_left(served)  # the talker still speaks
+    await until(lambda: nothing_is_left(served), "all stages let go of the request")
+
+
+async def test_media_of_a_client_that_leaves_are_freed(served: ServedApp) -> None:
+    before = store_bytes()
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=0.5) as client:
+        for parts in ([sound(60 * 16_000)], [picture(4000, 3000, "JPEG")]):
+            with pytest.raises(httpx.TimeoutException):
+                await client.post(CHAT, json=body_of(*parts, max_tokens=512, ignore_eos=True))
+    await until(lambda: nothing_is_left(served), "all stages let go of the requests")
+    await until(lambda: store_is_at_most(before), "no object of the requests is left in the store")
