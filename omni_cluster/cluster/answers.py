@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 
 from omni_cluster.cluster.transport import ReplicaLost
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
-from omni_cluster.engine.fan_in import DeadlineExceeded
+from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes

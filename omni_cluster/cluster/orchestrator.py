@@ -15,6 +15,7 @@ from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.inputs import OmniRequest
 
@@ -39,13 +40,13 @@ class Orchestrator:
         self._bound = bound
         self._stages = stages
 
-    async def stream(self, request: OmniRequest) -> AsyncGenerator[StageEvent, None]:
+    async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
         """
         self._bound.check(request)
-        run = FanIn(self._bound.config.limits.request_timeout_s)
+        run = FanIn(deadline)
         tickets = {stage.stage_id: self._ticket(stage, request) for stage in self._bound.stages_for(request)}
         all_read = AllRead(len(tickets))
         for stage in self._bound.stages_for(request):
