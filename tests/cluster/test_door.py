@@ -77,7 +77,7 @@ async def test_too_many_bytes_end_the_largest_upload_and_let_the_small_ones_in()
     assert uploads.size_bytes == 0
 
 
-@pytest.mark.parametrize(("sent", "least_s", "most_s"), [("10", 9.4, 9.5), ("1", 0.75, 0.8), ("0.1", 0.05, 0.08)])
+@pytest.mark.parametrize(("sent", "least_s", "most_s"), [("10", 8.9, 9.0), ("1", 0.7, 0.8), ("0.1", 0.01, 0.08)])
 def test_ours_comes_before_serve_s_own_deadline(sent: str, least_s: float, most_s: float) -> None:
     left_s = deadline_of(Headers({"x-request-timeout-seconds": sent}), 600).left_s
     assert least_s <= left_s <= most_s
