@@ -99,8 +99,9 @@ def test_headers_of_serve_s_routers_choose_nothing(served: ServedApp, header: st
 
 
 @contextlib.contextmanager
-def stopped_controller() -> Iterator[None]:
-    (controller,) = [p for p in psutil.process_iter(["cmdline"]) if "ray::ServeController" in "".join(p.cmdline()[:1])]
+def stopped_controller(served: ServedApp) -> Iterator[None]:
+    processes = psutil.Process(served.process.pid).children(recursive=True)
+    (controller,) = [p for p in processes if "".join(p.cmdline()[:1]).startswith("ray::ServeController")]
     controller.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -114,7 +115,7 @@ async def test_ready_says_when_serve_s_controller_does_not_answer(served: Served
         async def ready() -> int:
             return (await client.get("/ready")).status_code
 
-        with stopped_controller():
+        with stopped_controller(served):
 
             async def is_unknown() -> bool:
                 return await ready() == 503
