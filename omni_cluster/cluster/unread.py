@@ -31,11 +31,15 @@ class Unread:
         self.size_bytes = 0
 
     def grow(self, answer: Answer, size_bytes: int) -> None:
-        """Ends this answer, or the largest of all, when that is too much."""
-        self._answers.add(answer)
-        self._add(answer, size_bytes)
+        """So much more of it came. Ends it when as much as may was unread before, or the largest when all are too much.
+
+        What comes at once, a whole answer above all, may be larger: its client could not have read any of it.
+        """
         if answer.size_bytes > self._most_bytes:
             self._end(answer, "limits.max_unread_bytes", self._most_bytes)
+            return
+        self._answers.add(answer)
+        self._add(answer, size_bytes)
         while self.size_bytes > self._most_total_bytes:
             largest = max(self._answers, key=lambda each: each.size_bytes)
             self._end(largest, "limits.max_unread_total_bytes", self._most_total_bytes)
@@ -99,13 +103,11 @@ class Answer(ReplicaResult):
 
     async def _take(self) -> None:
         try:
-            while True:
-                for piece in pieces(await self._result.__anext__()):
-                    self._pieces.append(piece)
-                    self._unread.grow(self, len(piece))
-                    if self._end is not None:
-                        return
+            while self._end is None:
+                made = list(pieces(await self._result.__anext__()))
+                self._pieces.extend(made)
                 self._news.set()
+                self._unread.grow(self, sum(map(len, made)))
         except (Exception, asyncio.CancelledError) as error:  # the end too: who asks for the next piece gets it
             self._end = self._end or error.with_traceback(None)  # whose frames would hold this answer
             self._news.set()

@@ -20,16 +20,16 @@ def message(body: bytes, *, more: bool = True) -> dict[str, Any]:
 
 
 class Made(ReplicaResult):
-    """A replica's answer: so many items of a KiB, and then the end, or none."""
+    """A replica's answer: so many items, and then the end, or none."""
 
-    def __init__(self, items: int, *, ends: bool = True) -> None:
-        self._left, self._ends, self.is_cancelled = items, ends, False
+    def __init__(self, items: int, *, item_bytes: int = 1024, ends: bool = True) -> None:
+        self._left, self._item_bytes, self._ends, self.is_cancelled = items, item_bytes, ends, False
 
     async def __anext__(self) -> bytes:
         await asyncio.sleep(0)
         if self._left:
             self._left -= 1
-            return pickle.dumps([message(b"x" * 1024)])
+            return pickle.dumps([message(b"x" * self._item_bytes)])
         if self._ends:
             raise StopAsyncIteration
         await asyncio.Event().wait()
@@ -86,6 +86,24 @@ async def test_a_client_that_does_not_read_is_ended_at_its_bound() -> None:
     assert unread.size_bytes == 0
     with pytest.raises(asyncio.CancelledError):
         await answer.__anext__()
+
+
+async def test_what_comes_at_once_may_be_larger_than_the_bound() -> None:
+    unread, made = Unread(64 * 1024, MIB), Made(3, item_bytes=200 * 1024)
+    answer = Answer(made, unread, "one")
+    first = await answer.__anext__()
+    assert len(first) < 2 * PIECE_BYTES
+    await taken(lambda: made.is_cancelled)  # by the second, of which none was read
+
+
+async def test_a_whole_answer_above_the_bound_is_read() -> None:
+    unread, made = Unread(64 * 1024, MIB), Made(1, item_bytes=300 * 1024)
+    answer = Answer(made, unread, "one")
+    read_bytes = 0
+    with pytest.raises(StopAsyncIteration):
+        while piece := await answer.__anext__():
+            read_bytes += sum(len(part["body"]) for part in pickle.loads(piece))
+    assert read_bytes == 300 * 1024 and unread.size_bytes == 0 and not made.is_cancelled
 
 
 async def test_of_all_together_the_largest_is_ended() -> None:
