@@ -47,6 +47,7 @@ ALLOWED: Mapping[str, str] = {
     "cluster/ingress.py Ingress.chat_completions swallows": "every error becomes the client's HTTP answer",
     "cluster/ingress.py Ingress.speech swallows": "every error becomes the client's HTTP answer",
     "cluster/ingress.py Ingress._sse swallows": "after the first byte every error becomes the stream's last event",
+    "cluster/unread.py Answer._take swallows": "who asks for the next piece raises it",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
     "engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",
     "cluster/link.py Link._receive swallows": "every reader of the link raises it",

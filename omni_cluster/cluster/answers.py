@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from omni_cluster.cluster.failures import DIED, StoreFull, named
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
-from omni_cluster.engine.fan_in import DeadlineExceeded
+from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes

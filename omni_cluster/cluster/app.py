@@ -9,10 +9,11 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
-from ray.serve.config import AutoscalingPolicy, BackpressureConfig
+from ray.serve.config import AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from omni_cluster.cluster.answers import api_keys
 from omni_cluster.cluster.autoscaling import POLICY
+from omni_cluster.cluster.door import RETRY_AFTER_S
 from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.cluster.transport import ROUTER
@@ -30,7 +31,9 @@ MAX_LINKS = 64
 """Replicas that read from one replica, ingresses included."""
 
 INGRESS_NAME = "ingress"
-RETRY_AFTER_S = 2
+INGRESS_ROUTER = "omni_cluster.cluster.ingress_router.IngressRouter"
+MAX_INGRESS_CALLS = 65_536
+"""What Serve lets into one ingress, probes and bodies that still come included; the ingress has its own limits."""
 SHUTDOWN_MARGIN_S = 30.0
 HEALTH_CHECK_PERIOD_S = 2.0
 """A replica that hangs ends itself, or its watchdog does: how soon Serve learns that and starts another."""
@@ -88,9 +91,16 @@ def ingress_deployment(config: PipelineConfig) -> Any:
         Ingress,
         name=INGRESS_NAME,
         num_replicas=config.ingress_replicas,
-        max_ongoing_requests=-(-limits.max_ongoing_requests // config.ingress_replicas),
-        max_queued_requests=limits.max_queued_requests,
+        max_ongoing_requests=MAX_INGRESS_CALLS,
+        max_queued_requests=MAX_INGRESS_CALLS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
+        request_router_config=RequestRouterConfig(
+            request_router_class=INGRESS_ROUTER,
+            request_router_kwargs={
+                "max_unread_bytes": limits.max_unread_bytes,
+                "max_unread_total_bytes": limits.max_unread_total_bytes,
+            },
+        ),
         ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}},
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
     )

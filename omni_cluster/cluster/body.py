@@ -1,27 +1,74 @@
-"""The body of an HTTP request, within its bound."""
+"""The body of an HTTP request, within its bounds."""
 
 from __future__ import annotations
 
-from starlette.requests import Request
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
+from starlette.requests import ClientDisconnect, Request
+
+from omni_cluster.cluster.uploads import Upload, Uploads
 from omni_cluster.openai_api.errors import BadRequest
 
+SLICE_BYTES = 1_048_576
+"""Each slice of a body has `slice_timeout_s` of its own."""
+CLIENT_LEFT = 499
 _JSON = "application/json"
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; BadRequest for one that is not called JSON, and as soon as it is too large."""
+async def read_body(
+    request: Request, max_bytes: int, slice_timeout_s: float, uploads: Uploads, upload: Upload
+) -> bytes:
+    """The whole body.
+
+    Raises BadRequest for one that is not called JSON, as soon as it is too large, and when it comes too slowly.
+    """
     _check_is_json(request)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise BadRequest(
-                f"The request body has more than {max_bytes} bytes, which is the most that is accepted.",
-                code="request_too_large",
-                status=413,
-            )
+    try:
+        async with aclosing(_in_time(request, slice_timeout_s)) as parts:
+            async for part in parts:
+                body += part
+                uploads.grow(upload, len(part))
+                _check_size(len(body), max_bytes)
+    except ClientDisconnect:
+        raise BadRequest("The client left before its body was there.", status=CLIENT_LEFT) from None
     return bytes(body)
+
+
+async def _in_time(request: Request, slice_timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """The body's parts as they come. Raises BadRequest, 408, when a slice is not whole in its time."""
+    parts = aiter(request.stream())
+    loop = asyncio.get_running_loop()
+    received, ends_s = 0, loop.time() + slice_timeout_s
+    while True:
+        try:
+            async with asyncio.timeout_at(ends_s) as patience:
+                part = await anext(parts, None)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise too_slow(f"{SLICE_BYTES} bytes of it took more than {slice_timeout_s:g} s") from None
+        if part is None:
+            return
+        if (received + len(part)) // SLICE_BYTES > received // SLICE_BYTES:
+            ends_s = loop.time() + slice_timeout_s
+        received += len(part)
+        yield part
+
+
+def too_slow(fault: str) -> BadRequest:
+    return BadRequest(f"The request body comes too slowly: {fault}.", code="request_timeout", status=408)
+
+
+def _check_size(size_bytes: int, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise BadRequest(
+            f"The request body has more than {max_bytes} bytes, which is the most that is accepted.",
+            code="request_too_large",
+            status=413,
+        )
 
 
 def _check_is_json(request: Request) -> None:

@@ -8,10 +8,12 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -30,16 +32,18 @@ from omni_cluster.cluster.answers import (
     whole_audio,
     whole_sound,
 )
-from omni_cluster.cluster.body import read_body
+from omni_cluster.cluster.door import Door, Visit, refusal
 from omni_cluster.cluster.metrics import HttpMeter, IngressMetrics, Metered, heard
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
 from omni_cluster.cluster.parcel import Posted, posted
 from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, Scrape
+from omni_cluster.cluster.shared import Shared
 from omni_cluster.cluster.spoken import spoken_sound
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import bind
+from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent, chain
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api import openapi, sse
@@ -60,6 +64,9 @@ from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request, 
 from omni_cluster.openai_api.wire import check_model
 from omni_cluster.outputs import OmniRequestOutput
 
+READY_FRESH_S = 1.0
+CONTROLLER_WAIT_S = 2.0
+SCRAPE_WAIT_S = 10.0
 GREETING = [{"role": "user", "content": "Hello"}]
 
 
@@ -76,8 +83,14 @@ class Ingress:
         self._limits = api_limits(config)
         self._fetcher = Fetcher(fetch_limits(config))
         self._keys = api_keys(config)
+        self._door = Door(config.limits, config.ingress_replicas)
         self._metrics = IngressMetrics()
+        self._metrics.watch(self._door)
         self._scrape = Scrape(handles, config.ingress_replicas)
+        self._scraped = Shared(self._scrape_text, fresh_s=0, wait_s=SCRAPE_WAIT_S)
+        # A thread of its own: those of the requests may all be busy, and Serve's controller may hang.
+        self._controller = ThreadPoolExecutor(1, "controller")
+        self._running = Shared(self._ask_controller, fresh_s=READY_FRESH_S, wait_s=CONTROLLER_WAIT_S)
         self._created = int(time.time())
         self._bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
@@ -93,7 +106,7 @@ class Ingress:
         api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
         self._add_answers(api)
         # Serve's proxy adds the request's id to every answer.
-        app = guarded(api, keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
+        app = guarded(self._door.before(api), keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
         return Metered(app, self._metrics, [route.path for route in api.routes if isinstance(route, Route)])
 
     def _add_answers(self, api: FastAPI) -> None:
@@ -121,15 +134,25 @@ class Ingress:
         return Response(status_code=200)
 
     async def ready(self) -> Response:
-        """200 when every stage has a replica that answers, 503 with those that have none."""
-        running = await asyncio.to_thread(running_replicas)
+        """200 when every stage has a replica that answers, 503 with those that have none, or if nobody knows."""
+        try:
+            running = await self._running.get()
+        except (TimeoutError, RayError):
+            reason = f"Ray Serve's controller did not answer within {CONTROLLER_WAIT_S:g} s."
+            return JSONResponse({"ready": False, "reason": reason}, 503)
         stages = {stage.model_stage: running.get(stage.model_stage, 0) for stage in self._config.stages}
         is_ready = all(stages.values())
         return JSONResponse({"ready": is_ready, "replicas": stages}, 200 if is_ready else 503)
 
+    async def _ask_controller(self) -> dict[str, int]:
+        return await asyncio.get_running_loop().run_in_executor(self._controller, running_replicas)
+
     async def metrics_text(self) -> Response:
         """The whole application's metrics for Prometheus, whichever ingress is asked."""
-        return Response(await self._scrape.text(await self.metrics()), media_type=CONTENT_TYPE)
+        return Response(await self._scraped.get(), media_type=CONTENT_TYPE)
+
+    async def _scrape_text(self) -> bytes:
+        return await self._scrape.text(await self.metrics())
 
     async def metrics(self) -> ReplicaMetrics:
         """What this ingress counted so far, for whichever of them is asked."""
@@ -154,36 +177,39 @@ class Ingress:
         return {"voices": list(self._bound.family.voices)}
 
     async def chat_completions(self, http_request: Request) -> Response:
+        visit: Visit = http_request.state.visit
         try:
-            chat = await self._read(http_request)
-            request = await posted(await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id))
-            chat = chat.without_media()  # they lie in the object store now, and nothing here looks at them again
-            meter: HttpMeter = http_request.state.meter
-            return await (self._streamed(chat, request, meter) if chat.stream else self._whole(chat, request))
+            async with visit.in_time():
+                chat = await self._read(http_request)
+                request = await posted(await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id))
+                chat = chat.without_media()  # they lie in the object store now, and nothing here looks at them again
+                if chat.stream:
+                    return await self._streamed(chat, request, visit.deadline, http_request.state.meter)
+                return await self._whole(chat, request, visit.deadline)
         except Exception as error:  # the boundary to the client: every error becomes an answer
-            status, answer = error_answer(error)
-            return JSONResponse(answer, status)
+            return refusal(*error_answer(error))
 
     async def speech(self, http_request: Request) -> Response:
+        visit: Visit = http_request.state.visit
         try:
-            body = await read_body(http_request, self._limits.max_body_bytes)
-            spoken = parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
-            request = await posted(await asyncio.to_thread(self._reading, spoken, http_request.state.request_id))
-            if spoken.stream_format is None:
-                return await self._spoken_whole(spoken, request)
-            return await self._spoken(spoken, request, http_request.state.meter)
+            async with visit.in_time():
+                body = await visit.body(http_request)
+                spoken = parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
+                request = await posted(await asyncio.to_thread(self._reading, spoken, http_request.state.request_id))
+                if spoken.stream_format is None:
+                    return await self._spoken_whole(spoken, request, visit.deadline)
+                return await self._spoken(spoken, request, visit.deadline, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
-            status, answer = error_answer(error, "input")
-            return JSONResponse(answer, status)
+            return refusal(*error_answer(error, "input"))
 
-    async def _spoken_whole(self, spoken: SpeechRequest, request: Posted) -> Response:
-        output = await self._answered(request)
+    async def _spoken_whole(self, spoken: SpeechRequest, request: Posted, deadline: Deadline) -> Response:
+        output = await self._answered(request, deadline)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         return Response(sound, media_type=MEDIA_TYPES[spoken.format])
 
-    async def _spoken(self, spoken: SpeechRequest, request: Posted, meter: HttpMeter) -> Response:
+    async def _spoken(self, spoken: SpeechRequest, request: Posted, deadline: Deadline, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
-        events = heard(self._orchestrator.stream(request), meter)
+        events = heard(self._orchestrator.stream(request, deadline), meter)
         sound = spoken_sound(spoken, self._answer(request), chain(await anext(events), events))
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
@@ -206,18 +232,21 @@ class Ingress:
 
     async def answer(self, request: OmniRequest) -> OmniRequestOutput:
         """The whole answer to a request, for callers inside the cluster: tokens and samples as they are."""
-        return await self._answered(await posted(request))
+        deadline = Deadline(self._config.limits.request_timeout_s)
+        async with deadline.kept(), self._door.places.one():
+            return await self._answered(await posted(request), deadline)
 
-    async def _answered(self, request: Posted) -> OmniRequestOutput:
+    async def _answered(self, request: Posted, deadline: Deadline) -> OmniRequestOutput:
         answer = self._answer(request)
-        async with contextlib.aclosing(self._orchestrator.stream(request)) as events:
+        async with contextlib.aclosing(self._orchestrator.stream(request, deadline)) as events:
             async for event in events:
                 answer.add(event.stage, event.chunk)
         return answer.finish()
 
     async def _read(self, http_request: Request) -> ChatRequest:
         """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
-        body = await read_body(http_request, self._limits.max_body_bytes)
+        visit: Visit = http_request.state.visit
+        body = await visit.body(http_request)
         checked = await asyncio.to_thread(self._check, body)
         fetched = await self._fetched(checked.urls)
         return await asyncio.to_thread(open_chat_request, checked, fetched, self._limits)
@@ -260,8 +289,8 @@ class Ingress:
     def _answer(self, request: Posted) -> Answer:
         return Answer(request.request.request_id, {s.model_stage: s.final_output_type for s in self._config.stages})
 
-    async def _whole(self, chat: ChatRequest, request: Posted) -> Response:
-        output = await self._answered(request)
+    async def _whole(self, chat: ChatRequest, request: Posted, deadline: Deadline) -> Response:
+        output = await self._answered(request, deadline)
         sound = await asyncio.to_thread(whole_audio, chat, output.audio) if chat.wants_audio else None
         body = completion(
             chat,
@@ -273,10 +302,10 @@ class Ingress:
         )
         return JSONResponse(body | {"omni": timings(output)})
 
-    async def _streamed(self, chat: ChatRequest, request: Posted, meter: HttpMeter) -> Response:
+    async def _streamed(self, chat: ChatRequest, request: Posted, deadline: Deadline, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
         answer = self._answer(request)
-        events = heard(self._orchestrator.stream(request), meter)
+        events = heard(self._orchestrator.stream(request, deadline), meter)
         first = await anext(events)
         body = self._sse(chat, answer, first, events)
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -309,6 +338,7 @@ class Ingress:
 
     async def __del__(self) -> None:
         await self._fetcher.close()
+        self._controller.shutdown(wait=False)
 
     def _usage(self, output: OmniRequestOutput) -> Usage:
         spoken = sum(

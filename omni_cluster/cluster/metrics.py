@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_cluster.cluster.door import PROBES, Door
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import SECONDS
 
@@ -19,8 +20,6 @@ logger = logging.getLogger("ray.serve")
 
 OTHER: Final = "other"
 """The endpoint of all paths that are none: a client must not be able to make new ones."""
-PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Counted, but not logged: who watches a server asks every few seconds."""
 CLIENT_LEFT: Final = 499
 FAILED: Final = 500
 FIRST_REFUSAL: Final = 400
@@ -49,6 +48,23 @@ class IngressMetrics:
         self.sent = Counter(
             "omni_cluster_ingress_sent_bytes_total", "Bytes of answers' bodies.", ["endpoint"], registry=registry
         )
+
+    def watch(self, door: Door) -> None:
+        """What is at the door, at each scrape."""
+        places = Gauge(
+            "omni_cluster_ingress_places",
+            "Requests that are worked on, state taken, and that wait for that.",
+            ["state"],
+            registry=self.registry,
+        )
+        places.labels("taken").set_function(lambda: door.places.taken)
+        places.labels("waiting").set_function(lambda: door.places.waiting)
+        upload = Gauge(
+            "omni_cluster_ingress_upload_bytes",
+            "Bytes of bodies that are not worked on yet, 64 KiB for each included.",
+            registry=self.registry,
+        )
+        upload.set_function(lambda: door.uploads.size_bytes)
 
     def _seconds(self, name: str, what: str) -> Histogram:
         return Histogram(
@@ -162,7 +178,7 @@ def until_client_leaves(receive: Receive) -> Receive:
 def end(scope: Scope, meter: HttpMeter, status: int) -> bool:
     """Counts and logs how the request ended, unless it has ended before; says whether this was its end."""
     is_end = meter.end(status)
-    if is_end and meter.endpoint not in PROBES:
+    if is_end and meter.endpoint not in PROBES:  # who watches a server asks every few seconds
         request_id = scope["state"].get("request_id", "-")
         logger.info("request %s: %s answered %d after %.3f s", request_id, meter.endpoint, status, meter.passed_s)
     return is_end

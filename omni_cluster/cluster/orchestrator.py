@@ -16,6 +16,7 @@ from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.inputs import OmniRequest
 
@@ -40,14 +41,14 @@ class Orchestrator:
         self._bound = bound
         self._stages = stages
 
-    async def stream(self, posted: Posted) -> AsyncGenerator[StageEvent, None]:
+    async def stream(self, posted: Posted, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
         """
         request = posted.request
         self._bound.check(request)
-        run = FanIn(self._bound.config.limits.request_timeout_s)
+        run = FanIn(deadline)
         stages = self._bound.stages_for(request)
         with self._chosen_replicas(stages) as chosen:
             tickets = {stage.stage_id: _ticket(request, chosen[stage.stage_id]) for stage in stages}

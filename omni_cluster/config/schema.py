@@ -110,12 +110,45 @@ class Limits(_Strict):
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
     )
+    upload_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds in which each MiB of a body has to come.", examples=[60.0]
+    )
+    max_upload_bytes: int = Field(
+        default=536_870_912,
+        ge=1_048_576,
+        description="Bytes of all bodies that one ingress holds and does not work on yet: 512 MiB.",
+        examples=[536_870_912],
+    )
+    max_unread_bytes: int = Field(
+        default=8_388_608,
+        ge=131_072,
+        description="Bytes of an answer that its client may leave unread in Serve's proxy: 8 MiB.",
+        examples=[8_388_608],
+    )
+    max_unread_total_bytes: int = Field(
+        default=268_435_456,
+        ge=131_072,
+        description="The same of all answers of one proxy: 256 MiB.",
+        examples=[268_435_456],
+    )
     outbox_max_bytes: int = Field(
         default=2_147_483_648,
         ge=1,
         description="Rows and codes of a request that a replica keeps.",
         examples=[2**31],
     )
+
+    @model_validator(mode="after")
+    def _sums_hold_one(self) -> Limits:
+        problems = []
+        if self.max_upload_bytes < (least := self.max_body_bytes + 1_048_576):
+            fix = f"it must hold a body of max_body_bytes and 1 MiB, for example {least}"
+            problems.append(Problem("max_upload_bytes", self.max_upload_bytes, fix))
+        if self.max_unread_total_bytes < self.max_unread_bytes:
+            fix = f"it must be at least max_unread_bytes, for example {self.max_unread_bytes}"
+            problems.append(Problem("max_unread_total_bytes", self.max_unread_total_bytes, fix))
+        refuse(problems)
+        return self
 
 
 class HandoverConfig(_Strict):

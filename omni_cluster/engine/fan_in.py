@@ -7,15 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
-from omni_cluster.errors import OmniError
+from omni_cluster.engine.deadline import Deadline
 from omni_cluster.outputs import StageChunk
 
 MAX_WAITING_EVENTS = 1024
 """A reader that lags by more chunks than this stops the stages of its own request until it goes on."""
-
-
-class DeadlineExceeded(OmniError):
-    """A request that took longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +34,10 @@ class _Ended:
 class FanIn:
     """Runs producers as tasks; the first that fails, or the deadline, ends all of them."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
         self._is_late = False
-        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+        self._alarm = asyncio.get_running_loop().call_later(deadline.left_s, self._expire)
         self._events: asyncio.Queue[StageEvent | _Ended] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,9 +73,7 @@ class FanIn:
     async def _next(self) -> StageEvent | _Ended:
         event = await self._events.get()
         if self._is_late:
-            raise DeadlineExceeded(
-                f"the request took longer than limits.request_timeout_s = {self._timeout_s:g}; ask for less at once."
-            )
+            raise self._deadline.exceeded()
         return event
 
     def _expire(self) -> None:
@@ -88,7 +82,7 @@ class FanIn:
             self._events.put_nowait(_Ended(None))
 
     async def _stop(self) -> None:
-        self._deadline.cancel()
+        self._alarm.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

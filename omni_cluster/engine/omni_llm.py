@@ -20,6 +20,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.cards import card_environment, environment
+from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_process
@@ -93,7 +94,7 @@ class AsyncOmniLLM:
         Closing the iterator ends the request in every stage.
         """
         self.check(request)
-        run = FanIn(self.config.limits.request_timeout_s)
+        run = FanIn(Deadline(self.config.limits.request_timeout_s))
         outboxes: dict[int, Outbox] = {}
         for stage in self.bound.stages_for(request):
             outboxes[stage.stage_id] = Outbox(request.request_id, self.config.limits.outbox_max_bytes)

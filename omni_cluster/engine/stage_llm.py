@@ -83,21 +83,6 @@ class StageLLM:
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None
     ) -> AsyncGenerator[StageChunk, None]:
         """See `Stage.generate`. Raises RequestError for what the engine cannot take, StageDied when it has died."""
-        with self._death_named():
-            async with contextlib.aclosing(self._generated(request, upstream)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-
-    @contextlib.contextmanager
-    def _death_named(self) -> Iterator[None]:
-        try:
-            yield
-        except EngineDeadError as error:
-            raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
-
-    async def _generated(
-        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
-    ) -> AsyncGenerator[StageChunk, None]:
         session = self._family.ar_session(self._stage.model_stage, request, upstream)
         engine_input = await session.prompt()
         if engine_input is None:

@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError
 
 from omni_cluster.cluster.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 from omni_cluster.config.loader import load_config
-from omni_cluster.engine.fan_in import DeadlineExceeded
+from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.engine.outbox import OutboxFull
 from omni_cluster.errors import RequestError
 from omni_cluster.models.registry import known_families

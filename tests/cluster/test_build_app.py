@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_cluster.cluster.app import actor_options, build_app, ingress_deployment, scaling
+from omni_cluster.cluster.app import actor_options, build_app, scaling
 from omni_cluster.cluster.autoscaling import engine_load
-from omni_cluster.config.schema import AutoscalingConfig, Limits, PipelineConfig, StageConfig
+from omni_cluster.config.schema import AutoscalingConfig, StageConfig
 from omni_cluster.errors import ConfigError
 
 
@@ -40,19 +40,6 @@ def test_replicas_are_fixed_or_follow_the_engines_load() -> None:
     config = scaling(stage(autoscaling=AutoscalingConfig(max_replicas=4, target=6)))["autoscaling_config"]
     assert (config.min_replicas, config.max_replicas, config.get_target_ongoing_requests()) == (1, 4, 6)
     assert "replicas_for_load" in str(config.policy.policy_function)
-
-
-@pytest.mark.parametrize(("replicas", "each"), [(1, 10), (2, 5), (3, 4), (10, 1), (11, 1)])
-def test_ingresses_share_the_requests_that_run_at_once(replicas: int, each: int) -> None:
-    config = PipelineConfig(
-        model="preset:tiny",
-        family="qwen2_5_omni",
-        limits=Limits(max_ongoing_requests=10),
-        ingress_replicas=replicas,
-        stages=[stage(final_output_type="text")],
-    )
-    deployment = ingress_deployment(config)
-    assert (deployment.num_replicas, deployment.max_ongoing_requests) == (replicas, each)
 
 
 def test_load_is_what_the_engine_works_on_and_not_what_waits_for_another_stage() -> None:

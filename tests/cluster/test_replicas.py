@@ -12,20 +12,24 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import ray
 from openai import AuthenticationError, OpenAI
 
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import StageDied
 from omni_cluster.inputs import OmniRequest
+from tests.cluster.connections import Connections, read_all
 from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+CHAT = "/v1/chat/completions"
 QUESTIONS = ("What is it?", "Describe the picture and the sound, please.")
 
 
@@ -223,4 +227,55 @@ async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte
     assert len(taken) >= 24 and refused
     assert all(a.text.endswith("data: [DONE]\n\n") for a in taken)
     assert all(int(a.headers["Retry-After"]) > 0 for a in refused)
+    assert {a.json()["error"]["type"] for a in refused} == {"rate_limit_error"}
     await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")
+
+
+async def test_probes_get_in_while_others_are_turned_away(served_2x2: ServedApp) -> None:
+    async with httpx.AsyncClient(base_url=BASE_URL, headers=AUTHORIZED, timeout=600) as client:
+        limits = httpx.Limits(max_connections=60)
+        async with httpx.AsyncClient(base_url=BASE_URL, headers=AUTHORIZED, timeout=600, limits=limits) as many:
+            asked = [asyncio.create_task(many.post(CHAT, json=long_body())) for _ in range(60)]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            answers = [await client.get(path) for path in ("/health", "/ready") for _ in range(5)]
+            assert sum(not task.done() for task in asked) >= 12, "the places were not taken"
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
+    assert [answer.status_code for answer in answers] == [200] * 10
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")
+
+
+def long_body() -> dict[str, Any]:
+    """An answer of 40 s of sound, 2.6 MB as events."""
+    exact = [{"max_tokens": n, "min_tokens": n} for n in (16, 2000)]
+    return {
+        "model": "preset:tiny",
+        "messages": [{"role": "user", "content": "Tell a long story."}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "sampling_params_list": [*exact, None],
+        "stream": True,
+    }
+
+
+async def test_a_client_that_reads_nothing_is_ended_with_its_stages(served_2x2: ServedApp) -> None:
+    name = f"unread-{uuid.uuid4().hex[:8]}"
+    with Connections() as connections:
+        connections.ask(CHAT, long_body(), **AUTHORIZED, **{"x-request-id": name})
+        logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+
+        async def is_ended() -> bool:
+            said = "".join(file.read_text() for file in logs.glob("proxy_*.log"))
+            return f"request {name}: ended, its client left" in said
+
+        await until(is_ended, "what is unread is above its limit", 5 * PATIENCE_S)
+        await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the request")
+
+
+async def test_a_body_that_comes_too_slowly_is_408_and_its_connection_ends(served_2x2: ServedApp) -> None:
+    with Connections() as connections:
+        slow = connections.ask(CHAT, long_body(), missing_bytes=1, **AUTHORIZED)
+        answer = await asyncio.to_thread(read_all, slow)
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"took more than 3 s" in answer
+    assert await nothing_is_left(served_2x2)

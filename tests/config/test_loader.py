@@ -278,6 +278,18 @@ def test_a_circle_is_told_stage_by_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sum_of_all", "one", "fix"),
+    [
+        ("max_upload_bytes", "max_body_bytes", "a body of max_body_bytes and 1 MiB"),
+        ("max_unread_total_bytes", "max_unread_bytes", "at least max_unread_bytes"),
+    ],
+)
+def test_what_all_may_have_together_is_enough_for_one(sum_of_all: str, one: str, fix: str, tmp_path: Path) -> None:
+    told = sentence(write(tmp_path, changed({("limits",): {sum_of_all: 2_000_000, one: 2_000_001}})))
+    assert f"limits.{sum_of_all}" in told and fix in told
+
+
+@pytest.mark.parametrize(
     ("changes", "first", "count"),
     [
         ({("model",): 7, ("voices",): []}, "model", "(and 1 further problem)."),

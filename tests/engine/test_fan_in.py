@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, DeadlineExceeded, Emit, FanIn, StageEvent, chain
+from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
+from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent, chain
 from omni_cluster.outputs import StageChunk
 
 LONG_S = 60.0
@@ -43,7 +44,7 @@ async def failing(emit: Emit) -> None:
 
 
 async def test_all_events_come_each_producers_in_its_order() -> None:
-    run = FanIn(LONG_S)
+    run = FanIn(Deadline(LONG_S))
     for stage in ("a", "b"):
         run.add(Producer(stage, 5))
     seen = [e async for e in run.events()]
@@ -52,11 +53,11 @@ async def test_all_events_come_each_producers_in_its_order() -> None:
 
 
 async def test_without_producers_there_are_no_events() -> None:
-    assert [e async for e in FanIn(LONG_S).events()] == []
+    assert [e async for e in FanIn(Deadline(LONG_S)).events()] == []
 
 
 async def test_the_first_failure_is_raised_and_ends_the_others() -> None:
-    run, other = FanIn(LONG_S), Producer("other", 1, stays=True)
+    run, other = FanIn(Deadline(LONG_S)), Producer("other", 1, stays=True)
     run.add(other)
     run.add(failing)
     seen = []
@@ -68,7 +69,7 @@ async def test_the_first_failure_is_raised_and_ends_the_others() -> None:
 
 
 async def test_the_deadline_ends_all_and_names_its_limit() -> None:
-    run, slow = FanIn(0.05), Producer("slow", 1, stays=True)
+    run, slow = FanIn(Deadline(0.05)), Producer("slow", 1, stays=True)
     run.add(slow)
     with pytest.raises(DeadlineExceeded, match=r"request_timeout_s = 0\.05"):
         async for _ in run.events():
@@ -77,7 +78,7 @@ async def test_the_deadline_ends_all_and_names_its_limit() -> None:
 
 
 async def test_closing_early_leaves_no_producer_running() -> None:
-    run, one = FanIn(LONG_S), Producer("one", 3, stays=True)
+    run, one = FanIn(Deadline(LONG_S)), Producer("one", 3, stays=True)
     run.add(one)
     async with contextlib.aclosing(run.events()) as events:
         await anext(events)
@@ -85,7 +86,7 @@ async def test_closing_early_leaves_no_producer_running() -> None:
 
 
 async def test_a_reader_that_lags_by_more_than_the_bound_stops_the_producer_until_it_goes_on() -> None:
-    run, eager = FanIn(LONG_S), Producer("eager", MAX_WAITING_EVENTS + 10)
+    run, eager = FanIn(Deadline(LONG_S)), Producer("eager", MAX_WAITING_EVENTS + 10)
     run.add(eager)
     async with contextlib.aclosing(run.events()) as events:
         await anext(events)

@@ -1,0 +1,153 @@
+"""How a request comes in: until when it may take, what it may upload, and when it may be worked on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from omni_cluster.cluster.body import read_body, too_slow
+from omni_cluster.cluster.places import Places
+from omni_cluster.cluster.uploads import Uploads
+from omni_cluster.config.schema import Limits
+from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
+from omni_cluster.openai_api.access import REQUEST_ID_HEADER
+from omni_cluster.openai_api.errors import BadRequest
+
+PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that never wait behind requests."""
+TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
+DETACH_HEADER: Final = "x-request-disconnect-disabled"
+MOST_ID_CHARS: Final = 1024
+RETRY_AFTER_S: Final = 2
+MOST_AHEAD_S: Final = 1.0
+"""Serve's proxy reads `TIMEOUT_HEADER` too, and answers in a form of its own: ours has to be there before."""
+
+_HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
+    408: {"Connection": "close"},  # or the rest of a body that comes slowly would keep it open
+    429: {"Retry-After": str(RETRY_AFTER_S)},
+}
+
+
+def refusal(status: int, body: object) -> JSONResponse:
+    """An error's answer, with the headers that go with its status."""
+    return JSONResponse(body, status, _HEADERS.get(status))
+
+
+def deadline_of(headers: Headers, most_s: float) -> Deadline:
+    """What the client asks for by `TIMEOUT_HEADER`, else `most_s`. Raises BadRequest."""
+    sent = headers.getlist(TIMEOUT_HEADER)
+    if not sent:
+        return Deadline(most_s)
+    asked_s = _number(sent[0]) if len(sent) == 1 else math.nan
+    if not 0 < asked_s <= most_s:
+        raise BadRequest(
+            f"The header {TIMEOUT_HEADER} is {', '.join(sent)[:60]!r}, but it should be one number of seconds above 0 "
+            f"and at most {most_s:g}.",
+            code="invalid_value",
+        )
+    return Deadline(asked_s - min(MOST_AHEAD_S, asked_s / 5), f"its header {TIMEOUT_HEADER} = {asked_s:g}")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def check_headers(headers: Headers) -> None:
+    """Raises BadRequest for what Serve, which reads these headers too, would let a client do."""
+    if DETACH_HEADER in headers:
+        raise BadRequest(
+            f"The header {DETACH_HEADER} is {headers[DETACH_HEADER][:60]!r}, but it is not accepted: a request ends "
+            "with its client.",
+            code="invalid_value",
+        )
+    size = len(headers.get(REQUEST_ID_HEADER, ""))
+    if size > MOST_ID_CHARS:  # every line that Serve logs of the request has it
+        raise BadRequest(
+            f"The header {REQUEST_ID_HEADER} has {size} characters, but at most {MOST_ID_CHARS} are accepted.",
+            code="invalid_value",
+        )
+
+
+class Visit:
+    """One request that may cost something: its deadline, its body, and the place that it takes."""
+
+    def __init__(self, door: Door, deadline: Deadline) -> None:
+        self._door = door
+        self.deadline = deadline
+        self._has_body = False
+        self._has_place = False
+
+    async def body(self, request: Request) -> bytes:
+        """The body, once it is whole and the request may be worked on. Raises BadRequest."""
+        limits, uploads = self._door.limits, self._door.uploads
+        async with uploads.open() as upload:
+            body = await read_body(request, limits.max_body_bytes, limits.upload_timeout_s, uploads, upload)
+            self._has_body = True
+            await self._door.places.take()
+            self._has_place = True
+        return body
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded when the deadline comes, or BadRequest, 408, while the body is not whole."""
+        try:
+            async with self.deadline.kept():
+                yield
+        except DeadlineExceeded as late:
+            if self._has_body:
+                raise
+            raise too_slow(str(late)) from None
+
+    def leave(self) -> None:
+        if self._has_place:
+            self._has_place = False
+            self._door.places.give_back()
+
+
+class Door:
+    """ASGI middleware: what comes in gets a `Visit`, which handlers find as `request.state.visit`; probes get none.
+
+    A body that comes takes no place: who sends slowly, or nothing, keeps nobody else from being worked on. `ingresses`
+    share the places.
+    """
+
+    def __init__(self, limits: Limits, ingresses: int) -> None:
+        self.limits = limits
+        self.places = Places(
+            -(-limits.max_ongoing_requests // ingresses),
+            -(-limits.max_queued_requests // ingresses),
+        )
+        self.uploads = Uploads(limits.max_upload_bytes)
+
+    def before(self, app: ASGIApp) -> ASGIApp:
+        async def entered(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) in PROBES:
+                await app(scope, receive, send)
+            else:
+                await self._let_in(app, scope, receive, send)
+
+        return entered
+
+    async def _let_in(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            check_headers(headers)
+            visit = Visit(self, deadline_of(headers, self.limits.request_timeout_s))
+        except BadRequest as error:
+            await refusal(error.status, error.body())(scope, receive, send)
+            return
+        scope["state"] = {**(scope.get("state") or {}), "visit": visit}
+        try:
+            await app(scope, receive, send)
+        finally:
+            visit.leave()

@@ -1,0 +1,29 @@
+"""Which ingress gets an HTTP request; Serve runs it in its proxy, and so it counts there what clients do not read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+
+from omni_cluster.cluster.unread import CountedReplica, Unread
+
+
+class IngressRouter(FIFOMixin, RequestRouter):
+    """To the ingress that has least to do.
+
+    What a client may ask of Serve's own routers by headers, a session's or a model's replica, is not heard here.
+    """
+
+    def initialize_state(self, **limits: Any) -> None:
+        self._unread = Unread(limits["max_unread_bytes"], limits["max_unread_total_bytes"])
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        return CountedReplica(replica_info, self._unread)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        return [candidate_replicas]

@@ -1,0 +1,241 @@
+"""What comes in at the embedded default: deadlines, slow clients, probes, and the headers that Serve itself reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster.connections import Connections, head, read_all
+from tests.cluster.served import BASE_URL, ServedApp, until
+from tests.cluster.test_app import nothing_is_left
+
+CHAT = "/v1/chat/completions"
+MODEL = "preset:tiny"
+IDLE, SLOW, UNREAD = 1000, 200, 200
+WAVE = 100
+"""Of those that read nothing, as many as are asked at once: all get a place, or may wait for one."""
+TIMES = 9
+
+
+def body(**options: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Tell me."}], **options}
+
+
+def long_body(**options: Any) -> dict[str, Any]:
+    """More than a minute's work here."""
+    exact = [{"max_tokens": 16}, {"max_tokens": 2000, "min_tokens": 2000}, None]
+    audio = {"voice": "Ethan", "format": "wav"}
+    return body(modalities=["text", "audio"], audio=audio, sampling_params_list=exact, **options)
+
+
+# ------------------------------------------------------------ the deadline
+
+
+async def test_a_body_that_is_not_there_by_the_deadline_is_408(served: ServedApp) -> None:
+    with Connections() as connections:
+        slow = [
+            connections.ask(path, body(), missing_bytes=5, **{"x-request-timeout-seconds": "5"})
+            for path in (CHAT, "/v1/audio/speech")
+        ]
+        answers = await asyncio.gather(*[asyncio.to_thread(read_all, each) for each in slow])
+    for answer in answers:
+        head_of_answer, _, error = answer.partition(b"\r\n\r\n")
+        assert head_of_answer.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head_of_answer.lower()
+        assert json.loads(error)["error"]["code"] == "request_timeout"
+        assert "x-request-timeout-seconds = 5;" in json.loads(error)["error"]["message"]
+    await until(lambda: nothing_is_at_the_door(served), "the ingress let go of the bodies")
+
+
+async def test_work_beyond_a_request_s_own_deadline_ends_in_every_stage(served: ServedApp) -> None:
+    headers = {"x-request-timeout-seconds": "5"}
+    whole = await asyncio.to_thread(served.client.post, CHAT, json=long_body(), headers=headers)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert "x-request-timeout-seconds = 5;" in whole.json()["error"]["message"]
+    streamed = await asyncio.to_thread(served.client.post, CHAT, json=long_body(stream=True), headers=headers)
+    assert json.loads(streamed.text.split("data: ")[-1])["error"]["code"] == "deadline_exceeded"
+    await until(lambda: nothing_is_left(served), "all stages let go of the requests")
+
+
+@pytest.mark.parametrize("sent", ["0", "-1", "soon", "nan", "inf", "1e9", ""])
+def test_a_deadline_that_is_none_gets_its_sentence(served: ServedApp, sent: str) -> None:
+    answer = served.client.post(CHAT, json=body(), headers={"x-request-timeout-seconds": sent})
+    assert answer.status_code == 400
+    assert "at most 600" in answer.json()["error"]["message"]
+
+
+# ------------------------------------------- what Serve's own headers may do
+
+
+def test_no_client_can_have_its_request_go_on_without_it(served: ServedApp) -> None:
+    answer = served.client.post(CHAT, json=body(), headers={"x-request-disconnect-disabled": "?1"})
+    assert answer.status_code == 400
+    assert "x-request-disconnect-disabled" in answer.json()["error"]["message"]
+
+
+def test_no_client_can_fill_the_logs_with_its_id(served: ServedApp) -> None:
+    answer = served.client.post(CHAT, json=body(), headers={"x-request-id": "x" * 30_000})
+    assert answer.status_code == 400
+    assert "30000 characters" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("header", ["x-session-id", "x_session_id", "serve_multiplexed_model_id"])
+def test_headers_of_serve_s_routers_choose_nothing(served: ServedApp, header: str) -> None:
+    for value in ("@nobody", "x" * 4000):
+        assert served.client.post(CHAT, json=body(max_tokens=2), headers={header: value}).status_code == 200
+
+
+# ---------------------------------------------------------------- probes
+
+
+@contextlib.contextmanager
+def stopped_controller(served: ServedApp) -> Iterator[None]:
+    processes = psutil.Process(served.process.pid).children(recursive=True)
+    (controller,) = [p for p in processes if "".join(p.cmdline()[:1]).startswith("ray::ServeController")]
+    controller.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        controller.send_signal(signal.SIGCONT)
+
+
+async def test_ready_says_when_serve_s_controller_does_not_answer(served: ServedApp) -> None:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60) as client:
+
+        async def ready() -> int:
+            return (await client.get("/ready")).status_code
+
+        with stopped_controller(served):
+
+            async def is_unknown() -> bool:
+                return await ready() == 503
+
+            await until(is_unknown, "what was known of the replicas is too old")
+            at_once = await asyncio.gather(*[ready() for _ in range(50)])
+            assert set(at_once) == {503}
+            assert (await client.get("/health")).status_code == 200
+
+        async def is_ready() -> bool:
+            return await ready() == 200
+
+        await until(is_ready, "the controller answers again")
+
+
+# ----------------------------------------------------------- many connections
+
+
+async def samples_of(served: ServedApp, name: str) -> dict[tuple[str, ...], float]:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60) as client:
+        text = (await client.get("/metrics")).text
+    return {
+        tuple(value for label, value in sorted(sample.labels.items()) if label != "replica"): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"omni_cluster_ingress_{name}"
+    }
+
+
+async def nothing_is_at_the_door(served: ServedApp) -> bool:
+    places, uploads = await samples_of(served, "places"), await samples_of(served, "upload_bytes")
+    in_flight = await samples_of(served, "requests_in_flight")
+    return not any(places.values()) and not any(uploads.values()) and not in_flight.get((CHAT,), 0)
+
+
+async def first_text_s(client: httpx.AsyncClient) -> float:
+    began_s = time.perf_counter()
+    async with client.stream("POST", CHAT, json=body(stream=True, max_tokens=4)) as answer:
+        async for line in answer.aiter_lines():
+            if '"content"' in line and '"content":""' not in line:
+                return time.perf_counter() - began_s
+    raise AssertionError("no text came")
+
+
+async def health_s(client: httpx.AsyncClient) -> float:
+    began_s = time.perf_counter()
+    assert (await client.get("/health")).status_code == 200
+    return time.perf_counter() - began_s
+
+
+async def measured() -> tuple[list[float], list[float]]:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60) as client:
+        await first_text_s(client)
+        texts = [await first_text_s(client) for _ in range(TIMES)]
+        return texts, [await health_s(client) for _ in range(TIMES)]
+
+
+@contextlib.asynccontextmanager
+async def slow_senders(connections: Connections, count: int) -> AsyncIterator[None]:
+    """Half of them in their headers, half in their bodies, a byte each half second."""
+    sockets = [connections.open() for _ in range(count)]
+    start = head(CHAT, 100_000)
+    for i, each in enumerate(sockets):
+        each.sendall(start[:40] if i % 2 else start)
+        each.setblocking(False)
+
+    async def drip() -> None:
+        while True:
+            for i, each in enumerate(sockets):
+                with contextlib.suppress(OSError):  # ended by the server, after a minute
+                    each.send(b"a" if i % 2 else b" ")
+            await asyncio.sleep(0.5)
+
+    dripping = asyncio.create_task(drip())
+    try:
+        yield
+    finally:
+        dripping.cancel()
+        await asyncio.wait([dripping])
+
+
+async def leave_unread(served: ServedApp, connections: Connections, count: int) -> None:
+    """Answers of some 100 KB, more than the kernel keeps; returns once all are made."""
+    options = {"stream": True, "max_tokens": 40, "min_tokens": 40, "logprobs": True, "top_logprobs": 20}
+    wanted = await finished(served)
+
+    async def is_made() -> bool:
+        return await finished(served) == wanted
+
+    for start in range(0, count, WAVE):
+        wave = range(start, min(count, start + WAVE))
+        for _ in wave:
+            connections.ask(CHAT, body(**options))
+        wanted += len(wave)
+        await until(is_made, "the answers are made", 300)
+
+
+async def finished(served: ServedApp) -> float:
+    return (await samples_of(served, "requests_total")).get((CHAT, "200"), 0)
+
+
+async def test_clients_that_send_nothing_send_slowly_or_read_nothing_hurt_nobody(served: ServedApp) -> None:
+    quiet, _ = await measured()
+    with Connections() as connections:
+        for _ in range(IDLE):
+            connections.open()
+        await leave_unread(served, connections, UNREAD)
+        async with slow_senders(connections, SLOW):
+            await until(lambda: are_uploading(served, SLOW // 2), "the slow bodies have begun")
+            loaded, health = await measured()
+    print(f"first text: quiet {summary(quiet)}, loaded {summary(loaded)}; health: {summary(health)}")
+    assert min(health) < 0.1
+    assert min(loaded) <= 2 * min(quiet)
+    await until(lambda: nothing_is_at_the_door(served), "the ingress let go of all")
+    await until(lambda: nothing_is_left(served), "all stages let go of all")
+
+
+async def are_uploading(served: ServedApp, count: int) -> bool:
+    return (await samples_of(served, "requests_in_flight")).get((CHAT,), 0) >= count
+
+
+def summary(times_s: list[float]) -> str:
+    return f"{1000 * min(times_s):.0f} to {1000 * max(times_s):.0f} ms, median {1000 * statistics.median(times_s):.0f}"

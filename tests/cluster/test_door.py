@@ -1,0 +1,109 @@
+"""The door's parts: places, uploads, headers, and answers that many share."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.datastructures import Headers
+
+from omni_cluster.cluster.door import Door, deadline_of
+from omni_cluster.cluster.places import Places
+from omni_cluster.cluster.shared import Shared
+from omni_cluster.cluster.uploads import BASE_BYTES, Uploads
+from omni_cluster.config.schema import Limits
+from omni_cluster.openai_api.errors import BadRequest
+
+MIB = 1_048_576
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("ingresses", "each"), [(1, 10), (2, 5), (3, 4), (10, 1), (11, 1)])
+async def test_ingresses_share_the_requests_that_run_at_once(ingresses: int, each: int) -> None:
+    places = Door(Limits(max_ongoing_requests=10, max_queued_requests=0), ingresses).places
+    for _ in range(each):
+        await places.take()
+    with pytest.raises(BadRequest, match=f"{each} requests run and 0 wait") as refused:
+        await places.take()
+    assert refused.value.status == 429
+
+
+async def test_who_waits_gets_a_place_in_turn_and_who_left_gets_none() -> None:
+    places, order = Places(1, 3), list[str]()
+
+    async def worked(name: str) -> None:
+        await places.take()
+        order.append(name)
+
+    await places.take()
+    tasks = [asyncio.create_task(worked(name)) for name in "abc"]
+    await settled()
+    with pytest.raises(BadRequest):
+        await places.take()
+    tasks[0].cancel()
+    await settled()
+    assert (places.taken, places.waiting) == (1, 2)
+    places.give_back()
+    tasks[1].cancel()  # its place has come already, and goes to the next
+    await settled()
+    assert order == ["c"] and places.taken == 1
+    places.give_back()
+    assert (places.taken, places.waiting) == (0, 0)
+
+
+async def test_too_many_bytes_end_the_largest_upload_and_let_the_small_ones_in() -> None:
+    uploads, ready = Uploads(2 * MIB), asyncio.Event()
+
+    async def upload(size_bytes: int) -> None:
+        async with uploads.open() as mine:
+            uploads.grow(mine, size_bytes)
+            await ready.wait()
+
+    large, middle = (asyncio.create_task(upload(size)) for size in (MIB, MIB // 2))
+    await settled()
+    small = [asyncio.create_task(upload(0)) for _ in range(12)]
+    await settled()
+    assert large.done() and not middle.done() and not any(task.done() for task in small)
+    with pytest.raises(BadRequest, match="largest of them") as refused:
+        await large
+    assert refused.value.status == 429
+    assert uploads.size_bytes == MIB // 2 + 13 * BASE_BYTES
+    ready.set()
+    await asyncio.gather(middle, *small)
+    assert uploads.size_bytes == 0
+
+
+@pytest.mark.parametrize(("sent", "least_s", "most_s"), [("10", 8.9, 9.0), ("1", 0.7, 0.8), ("0.1", 0.01, 0.08)])
+def test_ours_comes_before_serve_s_own_deadline(sent: str, least_s: float, most_s: float) -> None:
+    left_s = deadline_of(Headers({"x-request-timeout-seconds": sent}), 600).left_s
+    assert least_s <= left_s <= most_s
+
+
+def test_two_deadlines_are_none() -> None:
+    raw = [(b"x-request-timeout-seconds", b"5"), (b"x-request-timeout-seconds", b"6")]
+    with pytest.raises(BadRequest, match="'5, 6'"):
+        deadline_of(Headers(raw=raw), 600)
+
+
+async def test_one_asks_for_all_who_wait_and_a_hung_answer_blocks_nobody() -> None:
+    asked, hangs = 0, asyncio.Event()
+
+    async def make() -> int:
+        nonlocal asked
+        asked += 1
+        await hangs.wait()
+        return asked
+
+    shared = Shared(make, fresh_s=60, wait_s=0.05)
+    for _ in range(2):
+        answers = await asyncio.gather(*[shared.get() for _ in range(20)], return_exceptions=True)
+        assert {type(answer) for answer in answers} == {TimeoutError}
+    hangs.set()
+    assert await asyncio.gather(*[shared.get() for _ in range(20)]) == [1] * 20
+    assert await shared.get() == 1 and asked == 1
+    stale = Shared(make, fresh_s=0, wait_s=5)
+    assert (await stale.get(), await stale.get()) == (2, 3)
