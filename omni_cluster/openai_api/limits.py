@@ -9,7 +9,7 @@ from omni_cluster.openai_api.video import VideoLimits
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """Bytes, seconds, pixels and `video` are those of one media part; parts, and fetched bytes, those of a request."""
+    """Bytes, seconds, pixels and `video` are of one media part; parts, fetched and decoded bytes of a request."""
 
     max_body_bytes: int
     max_audio_parts: int
@@ -18,5 +18,6 @@ class ApiLimits:
     max_media_bytes: int
     max_audio_s: float
     max_image_pixels: int
+    max_decoded_bytes: int
     max_output_tokens: int
     video: VideoLimits

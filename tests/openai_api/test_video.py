@@ -19,7 +19,9 @@ import pytest
 from PIL import Image
 
 from omni_cluster.inputs import Video
+from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.media import Picture, read_picture
 from omni_cluster.openai_api.video import MAX_KEPT_PIXELS, VideoLimits, decode_video, video_of_frames
 
 PARAM = "messages[0].content[0].video_url.url"
@@ -135,7 +137,15 @@ def decoded(
     with_audio: bool = False,
     max_audio_s: float = 60.0,
 ) -> Video:
-    return decode_video(data, limits=limits, fps=fps, with_audio=with_audio, max_audio_s=max_audio_s, param=PARAM)
+    return decode_video(
+        data,
+        limits=limits,
+        fps=fps,
+        with_audio=with_audio,
+        max_audio_s=max_audio_s,
+        budget=Budget(1 << 30),
+        param=PARAM,
+    )
 
 
 def limited(max_s: float = 60.0, max_frames: int = 768, max_frame_pixels: int = 1_000_000) -> VideoLimits:
@@ -594,7 +604,18 @@ class TestScaling:
 
 
 def framed(images: Sequence[Image.Image], fps: float = 2.0, limits: VideoLimits = LIMITS) -> Video:
-    return video_of_frames(images, fps=fps, limits=limits, param=PARAM)
+    return video_of_frames([picture(image) for image in images], fps=fps, limits=limits, param=PARAM)
+
+
+@functools.cache
+def picture_bytes(size: tuple[int, int], pixels: bytes) -> bytes:
+    file = io.BytesIO()
+    Image.frombytes("RGB", size, pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def picture(image: Image.Image) -> Picture:
+    return read_picture(picture_bytes(image.size, image.tobytes()), max_pixels=10**7, param=PARAM)
 
 
 class TestFrames:
