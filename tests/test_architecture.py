@@ -22,7 +22,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "models": LEAVES,
     "worker": LEAVES | {"models"},
     "engine": LEAVES | {"models", "worker"},
-    "openai_api": frozenset({"errors", "inputs", "outputs", "media"}),
+    "openai_api": frozenset({"errors", "outputs", "media"}),
     "cluster": LEAVES | {"models", "worker", "engine", "openai_api"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
     "bench": LEAVES | {"models", "engine"},

@@ -181,10 +181,11 @@ class DecodersConfig(_Strict):
 
     processes: int = Field(default=2, ge=1, le=64, description="Requests that are decoded at once.", examples=[2])
     memory_bytes: int = Field(
-        default=2_147_483_648,
+        # A WEBP of the largest size takes 2.7 GiB, a progressive JPEG 1.7, the other kinds of picture 1.2.
+        default=3_221_225_472,
         ge=67_108_864,
-        description="What one may take to decode a request: 2 GiB.",
-        examples=[2_147_483_648],
+        description="What one may take to decode a request: 3 GiB.",
+        examples=[3_221_225_472],
     )
     timeout_s: float = Field(default=300.0, gt=0, description="Decoding of one request's media.", examples=[300.0])
     max_held_bytes: int = Field(
