@@ -179,7 +179,7 @@ class Ingress:
 
     async def speech(self, http_request: Request) -> Response:
         try:
-            body = await read_body(http_request, self._limits.max_body_bytes)
+            body = await read_body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
             spoken = await self._checked(lambda: self._parse_speech(body))
             request = await self._checked(lambda: self._reading(spoken, http_request.state.request_id))
             if spoken.stream_format is None:

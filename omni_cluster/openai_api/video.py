@@ -212,7 +212,7 @@ def _frame_count(total: int, file_fps: float, fps: float, limits: VideoLimits) -
     return max(_floor_even(wanted), FRAME_FACTOR)
 
 
-def _indices(total: int, count: int) -> list[int]:
+def spread_indices(total: int, count: int) -> list[int]:
     """`torch.linspace(0, total - 1, count).round()`, in its own order of steps of float32."""
     step = np.float32(total - 1) / np.float32(count - 1)
     places = np.arange(count, dtype=np.float32)
@@ -228,7 +228,7 @@ def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.u
     for _ in range(2):
         file_fps = timing.file_fps(total) or fps
         _check_duration(total / file_fps, file)
-        chosen = _indices(total, _frame_count(total, file_fps, fps, file.limits))
+        chosen = spread_indices(total, _frame_count(total, file_fps, fps, file.limits))
         frames, decoded = _frames_at(chosen, file)
         if decoded == total:
             return frames, len(chosen) / total * file_fps

@@ -16,13 +16,20 @@ import av
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
 
 from omni_cluster.inputs import Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.media import Picture, read_picture
-from omni_cluster.openai_api.video import MAX_KEPT_PIXELS, VideoLimits, decode_video, video_of_frames
+from omni_cluster.openai_api.video import (
+    MAX_KEPT_PIXELS,
+    VideoLimits,
+    decode_video,
+    spread_indices,
+    video_of_frames,
+)
 
 PARAM = "messages[0].content[0].video_url.url"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<none>", "/tmp", "<_io")
@@ -601,6 +608,14 @@ class TestScaling:
     def test_long_frames_keep_a_side(self, size: tuple[int, int]) -> None:
         video = framed([Image.new("RGB", size)] * 42)
         assert min(video.frames.shape[1:3]) >= 28
+
+
+def test_frames_are_chosen_as_torch_would() -> None:
+    rng = np.random.default_rng(0)
+    for total in [*range(2, 200), *rng.integers(200, 36_001, 800).tolist()]:
+        for count in {2, min(4, total), min(128, total), int(rng.integers(2, min(128, total) + 1))}:
+            expected = torch.linspace(0, total - 1, count).round().long().tolist()
+            assert spread_indices(total, count) == expected, (total, count)
 
 
 def framed(images: Sequence[Image.Image], fps: float = 2.0, limits: VideoLimits = LIMITS) -> Video:
