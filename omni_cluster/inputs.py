@@ -7,38 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-import numpy as np
-from PIL.Image import Image
 from typing_extensions import NotRequired, TypedDict
 
+from omni_cluster.media import Media as Media
+from omni_cluster.media import Video as Video
 from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 
 EXTRA_KEY = "omni"
 """The key of vLLM's `SamplingParams.extra_args` under which a `StageExtra` travels to the workers."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Video:
-    """Frames of a video, uint8 RGB `[T, H, W, 3]`, T even, `fps` of them a second.
-
-    `audio`: what is heard with them, float32 mono at 16 kHz, `[samples]`; None where only the frames count.
-    """
-
-    frames: np.ndarray
-    fps: float
-    audio: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """Decoded media of one request, in the order of their places in the prompt.
-
-    `audios`: float32 mono at 16 kHz, each `[samples]`; `images`: RGB.
-    """
-
-    audios: tuple[np.ndarray, ...] = ()
-    images: tuple[Image, ...] = ()
-    videos: tuple[Video, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

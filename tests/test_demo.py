@@ -48,6 +48,7 @@ LIMITS = ApiLimits(
     max_media_bytes=100_000,
     max_audio_s=10.0,
     max_image_pixels=100_000,
+    max_decoded_bytes=10_000_000,
     max_output_tokens=64,
     video=VideoLimits(10.0, 16, 100_000),
 )

@@ -16,7 +16,8 @@ from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDie
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
-from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode
+from omni_cluster.openai_api.decoders import DecoderLimits
+from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest, error_body
 from omni_cluster.openai_api.fetch import FetchLimits
 from omni_cluster.openai_api.limits import ApiLimits
@@ -39,6 +40,7 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
         max_media_bytes=limits.max_media_bytes,
         max_audio_s=limits.max_audio_input_s,
         max_image_pixels=limits.max_image_pixels,
+        max_decoded_bytes=limits.max_decoded_bytes,
         max_output_tokens=limits.max_output_tokens,
         video=VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels),
         max_prompt_tokens=limits.max_prompt_tokens,
@@ -60,6 +62,16 @@ def fetch_limits(config: PipelineConfig) -> FetchLimits:
         retries=fetch.retries,
         allowed_hosts=tuple(fetch.allowed_hosts),
         allow_private=fetch.allow_private,
+    )
+
+
+def decoder_limits(config: PipelineConfig) -> DecoderLimits:
+    decoders = config.decoders
+    return DecoderLimits(
+        processes=decoders.processes,
+        memory_bytes=decoders.memory_bytes,
+        timeout_s=decoders.timeout_s,
+        max_held_bytes=decoders.max_held_bytes,
     )
 
 
@@ -146,8 +158,12 @@ class StreamedSound:
         self._pieces = Base64Pieces()
         self._encoder: SoundEncoder | None = None
 
+    def is_quick(self, pcm: Pcm) -> bool:
+        """Whether `push` takes a millisecond at most."""
+        return is_quick(self._format, pcm.samples.size)
+
     def push(self, pcm: Pcm) -> bytes:
-        """What may be sent of it now; takes milliseconds for a second of sound."""
+        """What may be sent of it now; codecs take up to a tenth of the time that the sound lasts."""
         if self._format is None:
             return wav_bytes(pcm.samples, pcm.sample_rate_hz)
         if self._encoder is None:

@@ -87,11 +87,11 @@ class Visit:
         self._has_body = False
         self._has_place = False
 
-    async def body(self, request: Request) -> bytes:
+    async def body(self, request: Request, max_bytes: int) -> bytes:
         """The body, once it is whole and the request may be worked on. Raises BadRequest."""
         limits, uploads = self._door.limits, self._door.uploads
         async with uploads.open() as upload:
-            body = await read_body(request, limits.max_body_bytes, limits.upload_timeout_s, uploads, upload)
+            body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload)
             self._has_body = True
             await self._door.places.take()
             self._has_place = True

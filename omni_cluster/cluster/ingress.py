@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from ray import serve
@@ -24,6 +25,7 @@ from omni_cluster.cluster.answers import (
     StreamedSound,
     api_keys,
     api_limits,
+    decoder_limits,
     error_answer,
     fetch_limits,
     finish_reason,
@@ -34,6 +36,7 @@ from omni_cluster.cluster.answers import (
 )
 from omni_cluster.cluster.door import Door, Visit, refusal
 from omni_cluster.cluster.metrics import HttpMeter, IngressMetrics, Metered, heard
+from omni_cluster.cluster.off_loop import OffLoop
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
 from omni_cluster.cluster.parcel import Posted, posted
 from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, Scrape
@@ -56,6 +59,7 @@ from omni_cluster.openai_api.chat import (
     open_chat_request,
 )
 from omni_cluster.openai_api.completion import ChatStream, Usage, completion
+from omni_cluster.openai_api.decoders import Decoders
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import BadRequest, blamed_on, route_refused
 from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
@@ -67,6 +71,12 @@ from omni_cluster.outputs import OmniRequestOutput
 READY_FRESH_S = 1.0
 CONTROLLER_WAIT_S = 2.0
 SCRAPE_WAIT_S = 10.0
+T = TypeVar("T")
+
+SMALL_BODY_BYTES = 65_536
+"""What is checked beside other requests, in some milliseconds; more is a decoder's work."""
+CHECKING_THREADS = 4
+CODING_THREADS = 4
 GREETING = [{"role": "user", "content": "Hello"}]
 
 
@@ -82,6 +92,10 @@ class Ingress:
         )
         self._limits = api_limits(config)
         self._fetcher = Fetcher(fetch_limits(config))
+        self._decoders = Decoders(decoder_limits(config), self._limits, [config.model], self._bound.family.voices)
+        # Of their own: what takes long in one of them keeps nothing in another waiting.
+        self._checking = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="checking")
+        self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
         self._keys = api_keys(config)
         self._door = Door(config.limits, config.ingress_replicas)
         self._metrics = IngressMetrics()
@@ -181,11 +195,12 @@ class Ingress:
         try:
             async with visit.in_time():
                 chat = await self._read(http_request)
-                request = await posted(await asyncio.to_thread(self._omni_request, chat, http_request.state.request_id))
-                chat = chat.without_media()  # they lie in the object store now, and nothing here looks at them again
-                if chat.stream:
-                    return await self._streamed(chat, request, visit.deadline, http_request.state.meter)
-                return await self._whole(chat, request, visit.deadline)
+                request_id = http_request.state.request_id
+                request = await posted(await self._checked(lambda: self._omni_request(chat, request_id)))
+                told = chat.without_media()  # they lie in the object store now, and nothing here looks at them again
+                if told.stream:
+                    return await self._streamed(told, request, visit.deadline, http_request.state.meter)
+                return await self._whole(told, request, visit.deadline)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error))
 
@@ -193,9 +208,10 @@ class Ingress:
         visit: Visit = http_request.state.visit
         try:
             async with visit.in_time():
-                body = await visit.body(http_request)
-                spoken = parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
-                request = await posted(await asyncio.to_thread(self._reading, spoken, http_request.state.request_id))
+                body = await visit.body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
+                spoken = await self._checked(lambda: self._parse_speech(body))
+                request_id = http_request.state.request_id
+                request = await posted(await self._checked(lambda: self._reading(spoken, request_id)))
                 if spoken.stream_format is None:
                     return await self._spoken_whole(spoken, request, visit.deadline)
                 return await self._spoken(spoken, request, visit.deadline, http_request.state.meter)
@@ -210,9 +226,13 @@ class Ingress:
     async def _spoken(self, spoken: SpeechRequest, request: Posted, deadline: Deadline, meter: HttpMeter) -> Response:
         """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
         events = heard(self._orchestrator.stream(request, deadline), meter)
-        sound = spoken_sound(spoken, self._answer(request), chain(await anext(events), events))
+        told = chain(await anext(events), events)
+        sound = spoken_sound(spoken, self._answer(request), told, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+    def _parse_speech(self, body: bytes) -> SpeechRequest:
+        return parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
 
     def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
         with blamed_on("input"):
@@ -246,10 +266,16 @@ class Ingress:
     async def _read(self, http_request: Request) -> ChatRequest:
         """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
         visit: Visit = http_request.state.visit
-        body = await visit.body(http_request)
-        checked = await asyncio.to_thread(self._check, body)
-        fetched = await self._fetched(checked.urls)
-        return await asyncio.to_thread(open_chat_request, checked, fetched, self._limits)
+        body = await visit.body(http_request, self._limits.max_body_bytes)
+        # A large one would keep the interpreter, and with it every other request, for its checks alone.
+        if len(body) <= SMALL_BODY_BYTES:
+            checked = await self._checked(lambda: self._check(body))
+            if not checked.has_media:
+                return await self._checked(lambda: open_chat_request(checked, {}, self._limits))
+        return await self._decoders.open(body, self._fetched)
+
+    async def _checked(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._checking, work)
 
     def _check(self, body: bytes) -> CheckedChat:
         voices = self._bound.family.voices
@@ -291,7 +317,11 @@ class Ingress:
 
     async def _whole(self, chat: ChatRequest, request: Posted, deadline: Deadline) -> Response:
         output = await self._answered(request, deadline)
-        sound = await asyncio.to_thread(whole_audio, chat, output.audio) if chat.wants_audio else None
+        return await asyncio.to_thread(self._completed, chat, output)
+
+    def _completed(self, chat: ChatRequest, output: OmniRequestOutput) -> Response:
+        """The sound of a minute takes seconds to code, and is megabytes of JSON."""
+        sound = whole_audio(chat, output.audio) if chat.wants_audio else None
         body = completion(
             chat,
             text=output.text,
@@ -314,6 +344,7 @@ class Ingress:
         self, chat: ChatRequest, answer: Answer, first: StageEvent, events: AsyncGenerator[StageEvent, None]
     ) -> AsyncIterator[bytes]:
         stream, sound = ChatStream(chat), StreamedSound(chat.audio_format)
+        off_loop = OffLoop(self._coding, sound.close)
         try:
             async with contextlib.aclosing(events):
                 yield sse.event(stream.start())
@@ -321,10 +352,12 @@ class Ingress:
                     answer.add(event.stage, event.chunk)
                     if event.chunk.text or event.chunk.choices:
                         yield sse.event(stream.text(event.chunk.text, event.chunk.choices))
-                    if event.chunk.pcm is not None and (piece := sound.push(event.chunk.pcm)):
-                        yield sse.event(stream.audio(piece))
-            if rest := sound.flush():
-                yield sse.event(stream.audio(rest))
+                    if (pcm := event.chunk.pcm) is not None:
+                        said = functools.partial(_sound_event, stream, functools.partial(sound.push, pcm))
+                        if piece := said() if sound.is_quick(pcm) else await off_loop.run(said):
+                            yield piece
+            if rest := await off_loop.run(functools.partial(_sound_event, stream, sound.flush)):
+                yield rest
             output = answer.finish()
             yield sse.event(stream.finish(finish_reason(output)) | {"omni": timings(output)})
             if (usage := stream.usage(self._usage(output))) is not None:
@@ -334,9 +367,10 @@ class Ingress:
             status, body = error_answer(error)
             yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
         finally:
-            sound.close()
+            off_loop.close()
 
     async def __del__(self) -> None:
+        self._decoders.close()
         await self._fetcher.close()
         self._controller.shutdown(wait=False)
 
@@ -345,3 +379,9 @@ class Ingress:
             len(output.stage_token_ids.get(s.model_stage, ())) for s in self._config.stages if s.engine_input_source
         )
         return Usage(len(output.prompt_token_ids), len(output.token_ids), spoken)
+
+
+def _sound_event(stream: ChatStream, made: Callable[[], bytes]) -> bytes:
+    """The event of a piece of sound; no bytes where none may be sent yet."""
+    piece = made()
+    return sse.event(stream.audio(piece)) if piece else b""

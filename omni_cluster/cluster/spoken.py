@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 from omni_cluster.cluster.answers import error_answer
+from omni_cluster.cluster.off_loop import OffLoop
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api import sse
-from omni_cluster.openai_api.encoding import SoundEncoder
+from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
-from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.outputs import OmniRequestOutput, Pcm
 
 
 async def spoken_sound(
-    spoken: SpeechRequest, answer: Answer, events: AsyncGenerator[StageEvent, None]
+    spoken: SpeechRequest, answer: Answer, events: AsyncGenerator[StageEvent, None], threads: ThreadPoolExecutor
 ) -> AsyncIterator[bytes]:
-    """The body of the answer: raw bytes of one file, or server-sent events with its pieces.
+    """The body of the answer: raw bytes of one file, or server-sent events with its pieces; coded in `threads`.
 
     What breaks after the first byte is an event; raw bytes just end, which cuts the connection off.
     """
     as_events = spoken.stream_format == "sse"
     try:
-        async with contextlib.aclosing(coded(spoken, answer, events)) as pieces:
+        async with contextlib.aclosing(coded(spoken, answer, events, threads)) as pieces:
             async for piece in pieces:
                 yield sse.event(delta_event(piece)) if as_events else piece
         if as_events:
@@ -36,22 +39,42 @@ async def spoken_sound(
 
 
 async def coded(
-    spoken: SpeechRequest, answer: Answer, events: AsyncGenerator[StageEvent, None]
+    spoken: SpeechRequest, answer: Answer, events: AsyncGenerator[StageEvent, None], threads: ThreadPoolExecutor
 ) -> AsyncGenerator[bytes, None]:
     """The sound in the format asked for, piece by piece; no bytes for no sound."""
-    encoder: SoundEncoder | None = None
+    file = _SoundFile(spoken.format)
     async with contextlib.aclosing(events):
-        with contextlib.ExitStack() as cleanup:
+        with contextlib.closing(OffLoop(threads, file.close)) as off_loop:
             async for event in events:
                 answer.add(event.stage, event.chunk)
                 pcm = event.chunk.pcm
                 if pcm is None:
                     continue
-                encoder = encoder or cleanup.enter_context(SoundEncoder(pcm.sample_rate_hz, spoken.format))
-                if piece := encoder.push(pcm.samples):
+                quick = is_quick(spoken.format, pcm.samples.size)
+                if piece := file.push(pcm) if quick else await off_loop.run(functools.partial(file.push, pcm)):
                     yield piece
-            if encoder is not None and (rest := encoder.finish()):
+            if rest := await off_loop.run(file.finish):
                 yield rest
+
+
+class _SoundFile:
+    """A file that begins with the first sound; no bytes where none came."""
+
+    def __init__(self, sound_format: SoundFormat) -> None:
+        self._format: SoundFormat = sound_format
+        self._encoder: SoundEncoder | None = None
+
+    def push(self, pcm: Pcm) -> bytes:
+        if self._encoder is None:
+            self._encoder = SoundEncoder(pcm.sample_rate_hz, self._format)
+        return self._encoder.push(pcm.samples)
+
+    def finish(self) -> bytes:
+        return b"" if self._encoder is None else self._encoder.finish()
+
+    def close(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
 
 
 def _tokens(output: OmniRequestOutput) -> tuple[int, int]:

@@ -88,6 +88,13 @@ class Limits(_Strict):
     max_image_pixels: int = Field(
         default=178_956_970, ge=1, description="Decoded pixels of one image.", examples=[178_956_970]
     )
+    # The largest image that is accepted, at three bytes a pixel.
+    max_decoded_bytes: int = Field(
+        default=536_870_912,
+        ge=1,
+        description="Bytes that all media of a request come to when decoded: 512 MiB.",
+        examples=[536_870_912],
+    )
     max_video_s: float = Field(default=300.0, gt=0, description="Seconds of one video part.", examples=[300.0])
     max_video_frames: int = Field(
         default=128, ge=2, description="Frames of one video that the model is shown.", examples=[128]
@@ -199,6 +206,26 @@ class FetchConfig(_Strict):
     )
     allow_private: bool = Field(
         default=False, description="Addresses that are not public too, as in a closed network.", examples=[False]
+    )
+
+
+class DecodersConfig(_Strict):
+    """The processes of an ingress that read media, and bodies that are large."""
+
+    processes: int = Field(default=2, ge=1, le=64, description="Requests that are decoded at once.", examples=[2])
+    memory_bytes: int = Field(
+        # A WEBP of the largest size takes 2.7 GiB, a progressive JPEG 1.7, the other kinds of picture 1.2.
+        default=3_221_225_472,
+        ge=67_108_864,
+        description="What one may take to decode a request: 3 GiB.",
+        examples=[3_221_225_472],
+    )
+    timeout_s: float = Field(default=300.0, gt=0, description="Decoding of one request's media.", examples=[300.0])
+    max_held_bytes: int = Field(
+        default=536_870_912,
+        ge=1,
+        description="Decoded media of running requests above which no further ones are decoded: 512 MiB.",
+        examples=[536_870_912],
     )
 
 
@@ -397,6 +424,9 @@ class PipelineConfig(_Strict):
     api: ApiConfig = Field(default=ApiConfig(), description="Keys and origins.", examples=[{"keys_file": "keys.txt"}])
     fetch: FetchConfig = Field(
         default=FetchConfig(), description="Media that are named by URL.", examples=[{"timeout_s": 10.0}]
+    )
+    decoders: DecodersConfig = Field(
+        default=DecodersConfig(), description="Processes that decode media.", examples=[{"processes": 4}]
     )
     ingress_replicas: int = Field(
         default=1,

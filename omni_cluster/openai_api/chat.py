@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from omni_cluster.inputs import Video
+from omni_cluster.media import Video
 from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
@@ -22,6 +21,7 @@ from omni_cluster.openai_api.messages import (
     MessageReader,
     TemplateMessage,
     check_messages,
+    has_media,
     media_urls,
 )
 from omni_cluster.openai_api.openapi import request_body
@@ -79,7 +79,8 @@ class ChatRequest:
 
     `messages` and `tools` are ready for a chat template, messages as {"role", "content": [{"type": "text", "text"} |
     {"type": "image"} | {"type": "audio"} | {"type": "video"}]}; the n-th audio part is `audios[n]` (float32
-    `[samples]`, mono, 16 kHz), the n-th image part `images[n]` (RGB), the n-th video part `videos[n]`.
+    `[samples]`, mono, 16 kHz), the n-th image part `images[n]` (uint8 RGB
+    `[H, W, 3]`), the n-th video part `videos[n]`.
     `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
     `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
     `named_sampling`: the same by the stage's name; a request has one of both at most.
@@ -88,7 +89,7 @@ class ChatRequest:
     model: str
     messages: tuple[TemplateMessage, ...]
     audios: tuple[npt.NDArray[np.float32], ...]
-    images: tuple[Image.Image, ...]
+    images: tuple[npt.NDArray[np.uint8], ...]
     videos: tuple[Video, ...]
     tools: tuple[dict[str, Any], ...]
     wants_audio: bool
@@ -201,6 +202,10 @@ class CheckedChat:
     modalities: Sequence[str]
     urls: tuple[MediaUrl, ...]
 
+    @property
+    def has_media(self) -> bool:
+        return has_media(self.wire.messages)
+
 
 def check_chat_request(
     body: bytes, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
@@ -228,12 +233,12 @@ def check_chat_request(
 
 
 def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits: ApiLimits) -> ChatRequest:
-    """Decodes the media, which takes as long as it takes: call it off the event loop.
+    """Decodes the media, which takes as long as it takes: call it in a process that may end of it.
 
     `fetched`: what each of `checked.urls` led to, by its param. Raises BadRequest.
     """
     wire = checked.wire
-    reader = MessageReader(limits, fetched, use_audio_in_video=_use_audio_in_video(wire))
+    reader = MessageReader(wire.messages, limits, fetched, use_audio_in_video=_use_audio_in_video(wire))
     messages = tuple(reader.read(index, message) for index, message in enumerate(wire.messages))
     return ChatRequest(
         model=wire.model,

@@ -32,6 +32,7 @@ MEDIA_TYPES: Final[Mapping[SoundFormat, str]] = {
     "opus": "audio/ogg",
 }
 
+_QUICK_SAMPLES: Final = 131_072
 _UNKNOWN_BYTES: Final = 0xFFFFFFFF
 
 
@@ -52,6 +53,11 @@ _CODECS: Final[Mapping[SoundFormat, _Codec]] = {
 # Ogg writes whole pages, of 1 s if nothing is said. A page of 20 ms is one packet, for 28 bytes more each. Muxers
 # without pages pass over the option.
 _STREAM_OPTIONS: Final = {"page_duration": "20000"}
+
+
+def is_quick(format: SoundFormat | None, samples: int) -> bool:
+    """Whether so many samples are encoded within a millisecond, as those of a streamed piece: without a codec."""
+    return format not in _CODECS and samples <= _QUICK_SAMPLES
 
 
 def encode(samples: npt.NDArray[np.float32], sample_rate_hz: int, format: SoundFormat) -> bytes:

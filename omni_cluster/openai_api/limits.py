@@ -10,7 +10,7 @@ from omni_cluster.openai_api.video import VideoLimits
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """Bytes, seconds, pixels and `video` are those of one media part; parts, and fetched bytes, those of a request."""
+    """Bytes, seconds, pixels and `video` are of one media part; parts, fetched and decoded bytes of a request."""
 
     max_body_bytes: int
     max_audio_parts: int
@@ -19,6 +19,7 @@ class ApiLimits:
     max_media_bytes: int
     max_audio_s: float
     max_image_pixels: int
+    max_decoded_bytes: int
     max_output_tokens: int
     video: VideoLimits
     max_prompt_tokens: int = 28_000

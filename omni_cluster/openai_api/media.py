@@ -11,6 +11,7 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import av
@@ -46,6 +47,8 @@ _CODECS: Final[dict[AudioFormat, tuple[str, ...]]] = {
     "mp3": ("mp3float", "mp3"),
     "flac": ("flac",),
 }
+_RGB_BYTES: Final = 3
+_STRIP_ROWS: Final = 256
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # What PIL raises for files that break its readers.
 _IMAGE_FAULTS: Final = (
@@ -225,22 +228,46 @@ def _unreadable_audio(format: AudioFormat, param: str) -> BadRequest:
     )
 
 
-def decode_image(data: bytes, *, max_pixels: int, param: str) -> Image.Image:
-    """The image as RGB, turned as its EXIF orientation says, transparent parts on white; a GIF's first frame.
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture whose header was read: `size` is width and height before it is turned as its EXIF data say."""
+
+    data: bytes
+    size: tuple[int, int]
+    param: str
+
+    @property
+    def decoded_bytes(self) -> int:
+        return self.size[0] * self.size[1] * _RGB_BYTES
+
+    def decode(self) -> npt.NDArray[np.uint8]:
+        """RGB `[H, W, 3]`, turned as its EXIF data say, transparent parts on white; a GIF's first frame.
+
+        Raises BadRequest (400) that names `param` when it cannot be decoded.
+        """
+        image = Image.open(io.BytesIO(self.data), formats=_IMAGE_FORMATS)
+        try:
+            ImageOps.exif_transpose(image, in_place=True)
+            return _on_white(image)
+        except _IMAGE_FAULTS:
+            raise BadRequest(
+                f"{self.param} is a damaged {image.format} image; send a whole file.",
+                param=self.param,
+                code="bad_image",
+            ) from None
+
+
+def read_picture(data: bytes, *, max_pixels: int, param: str) -> Picture:
+    """Reads the header, decodes nothing.
 
     Raises BadRequest that names `param`: 415 when it is none of PNG, JPEG, WEBP, GIF and BMP, 413 when its header says
-    more than `max_pixels` (found before decoding), 400 when it cannot be decoded.
+    more than `max_pixels`.
     """
-    image = _opened(data, max_pixels, param)
-    width, height = image.size
+    with _opened(data, max_pixels, param) as image:
+        width, height = image.size
     if width * height > max_pixels:
         raise _too_many_pixels(max_pixels, param)
-    try:
-        return _on_white(ImageOps.exif_transpose(image))
-    except _IMAGE_FAULTS:
-        raise BadRequest(
-            f"{param} is a damaged {image.format} image; send a whole file.", param=param, code="bad_image"
-        ) from None
+    return Picture(data, (width, height), param)
 
 
 def _opened(data: bytes, max_pixels: int, param: str) -> Image.Image:
@@ -257,9 +284,23 @@ def _opened(data: bytes, max_pixels: int, param: str) -> Image.Image:
         ) from None
 
 
-def _on_white(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image.convert("RGB")
+def _on_white(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """By strips: a copy of the whole in each of its forms would be three times what it comes to."""
+    image.load()
+    width, height = image.size
+    strip_on_white = _layer_on_white if image.has_transparency_data else _as_rgb
+    rgb = np.empty((height, width, _RGB_BYTES), np.uint8)
+    for top in range(0, height, _STRIP_ROWS):
+        bottom = min(top + _STRIP_ROWS, height)
+        rgb[top:bottom] = np.asarray(strip_on_white(image.crop((0, top, width, bottom))))
+    return rgb
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    return image.convert("RGB")
+
+
+def _layer_on_white(image: Image.Image) -> Image.Image:
     layer = image.convert("RGBA")
     ground = Image.new("RGB", layer.size, "white")
     ground.paste(layer, mask=layer.getchannel("A"))

@@ -8,15 +8,22 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
-from omni_cluster.inputs import Video
+from omni_cluster.media import Video
+from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.media import AudioFormat, audio_format_of, decode_audio, decode_base64, decode_image
+from omni_cluster.openai_api.media import (
+    AudioFormat,
+    Picture,
+    audio_format_of,
+    decode_audio,
+    decode_base64,
+    read_picture,
+)
 from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
-from omni_cluster.openai_api.video import decode_video, video_of_frames
+from omni_cluster.openai_api.video import decode_video, take_frames, video_of_frames
 from omni_cluster.openai_api.wire import SOME, Text, Unsupported, Wire, at_most, not_blank, shown, string_or_list
 
 TemplateMessage = dict[str, Any]
@@ -274,19 +281,51 @@ def _is_url(value: str) -> bool:
     return value[:8].lower().startswith(("http://", "https://"))
 
 
+def has_media(messages: Sequence[Message]) -> bool:
+    return any(True for _ in _media_parts(messages))
+
+
 class MessageReader:
     """Turns messages into template form and gathers their media.
+
+    The headers of all pictures are read before any media are decoded.
 
     `fetched`: what each of `media_urls` led to, by its param. Raises BadRequest for media that cannot be used.
     """
 
-    def __init__(self, limits: ApiLimits, fetched: Mapping[str, bytes], *, use_audio_in_video: bool = False) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        limits: ApiLimits,
+        fetched: Mapping[str, bytes],
+        *,
+        use_audio_in_video: bool = False,
+    ) -> None:
         self._limits = limits
         self._fetched = fetched
         self._use_audio_in_video = use_audio_in_video
         self.audios: list[npt.NDArray[np.float32]] = []
-        self.images: list[Image.Image] = []
+        self.images: list[npt.NDArray[np.uint8]] = []
         self.videos: list[Video] = []
+        self._budget = Budget(limits.max_decoded_bytes)
+        self._pictures: dict[str, Picture] = {}
+        for param, _, part in _media_parts(messages):
+            self._read_headers(param, part)
+
+    def _read_headers(self, param: str, part: _MediaPart) -> None:
+        if not isinstance(part, _ImagePart | _FramesPart):
+            return
+        read = {name: self._picture(name, value) for name, value in _sources(param, part)}
+        self._pictures |= read
+        if isinstance(part, _FramesPart):
+            take_frames(list(read.values()), self._limits.video, self._budget, f"{param}.video")
+            return
+        for name, picture in read.items():
+            self._budget.take(picture.decoded_bytes, name)
+
+    def _picture(self, param: str, value: str) -> Picture:
+        data = self._data(param, value, must_be_url=True)
+        return read_picture(data, max_pixels=self._limits.max_image_pixels, param=param)
 
     def read(self, index: int, message: Message) -> TemplateMessage:
         param = f"messages[{index}]"
@@ -306,7 +345,7 @@ class MessageReader:
         if isinstance(part, TextPart):
             return {"type": "text", "text": part.text}
         if isinstance(part, _ImagePart):
-            self.images.append(self._image(*_sources(param, part)[0]))
+            self.images.append(self._pictures[_sources(param, part)[0][0]].decode())
             return {"type": "image"}
         if isinstance(part, _VideoUrlPart | _FramesPart):
             self.videos.append(self._frames(param, part) if isinstance(part, _FramesPart) else self._video(param, part))
@@ -314,15 +353,13 @@ class MessageReader:
         self.audios.append(self._audio(param, part))
         return {"type": "audio"}
 
-    def _image(self, param: str, value: str) -> Image.Image:
-        data = self._data(param, value, must_be_url=True)
-        return decode_image(data, max_pixels=self._limits.max_image_pixels, param=param)
-
     def _audio(self, param: str, part: _AudioPart | _AudioUrlPart) -> npt.NDArray[np.float32]:
         ((name, value),) = _sources(param, part)
         data = self._data(name, value, must_be_url=isinstance(part, _AudioUrlPart))
         kind = part.input_audio.format if isinstance(part, _AudioPart) else audio_format_of(data, name)
-        return decode_audio(data, format=kind, max_s=self._limits.max_audio_s, param=name)
+        samples = decode_audio(data, format=kind, max_s=self._limits.max_audio_s, param=name)
+        self._budget.take(samples.nbytes, name)
+        return samples
 
     def _video(self, param: str, part: _VideoUrlPart) -> Video:
         ((name, value),) = _sources(param, part)
@@ -332,11 +369,12 @@ class MessageReader:
             fps=part.fps or DEFAULT_FPS,
             with_audio=self._use_audio_in_video,
             max_audio_s=self._limits.max_audio_s,
+            budget=self._budget,
             param=name,
         )
 
     def _frames(self, param: str, part: _FramesPart) -> Video:
-        frames = [self._image(name, value) for name, value in _sources(param, part)]
+        frames = [self._pictures[name] for name, _ in _sources(param, part)]
         fps = part.fps or DEFAULT_FPS
         return video_of_frames(frames, fps=fps, limits=self._limits.video, param=f"{param}.video")
 

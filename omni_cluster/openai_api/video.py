@@ -22,11 +22,12 @@ from av.container import InputContainer
 from av.stream import Discard, Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
-from PIL import Image
 
-from omni_cluster.inputs import Video
+from omni_cluster.media import Video
+from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.media import Block, mono_blocks, resampled
+from omni_cluster.openai_api.media import Block, Picture, mono_blocks, resampled
+from omni_cluster.openai_api.memory_bound import not_counted
 
 Demuxer = Literal["mov", "matroska"]
 
@@ -68,7 +69,7 @@ _AUDIO_CODECS: Final = (
     "pcm_mulaw",
     "pcm_alaw",
 )
-_FAULTS: Final = (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError, MemoryError)
+_FAULTS: Final = (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError)
 
 # A rate that a file states is taken where its stamps agree so far: a frame that was dropped does not change it.
 _RATE_TOLERANCE: Final = Fraction(1, 20)
@@ -107,11 +108,19 @@ class _File:
     data: bytes
     demuxer: Demuxer
     limits: VideoLimits
+    budget: Budget
     param: str
 
 
 def decode_video(
-    data: bytes, *, limits: VideoLimits, fps: float, with_audio: bool, max_audio_s: float, param: str
+    data: bytes,
+    *,
+    limits: VideoLimits,
+    fps: float,
+    with_audio: bool,
+    max_audio_s: float,
+    budget: Budget,
+    param: str,
 ) -> Video:
     """Frames of an mp4, mov, webm or matroska file, `fps` of them a second, and its sound when `with_audio`.
 
@@ -127,38 +136,66 @@ def decode_video(
 
     Raises BadRequest that names `param`: 415 for another container or codec; 413 for more than `limits.max_s` seconds,
     more than 120 frames for each of them, frames above `limits.max_frame_pixels`, or more than `max_audio_s` of sound;
-    400 for a file that is damaged, has no video, changes its size, or has no sound track when `with_audio`.
+    400 for a file that is damaged, has no video, changes its size, or has no sound track when `with_audio`. What the
+    video decodes to is taken from `budget`, its frames before there is memory for them.
     """
-    file = _File(data, _demuxer_of(data, param), limits, param)
+    file = _File(data, _demuxer_of(data, param), limits, budget, param)
     _check_fps(fps, param)
     try:
         _check_claims(file)
         timing = _timing(file)
         audio = _sound(file, max_audio_s) if with_audio else None
         frames, sampled_fps = _sampled(file, timing, fps)
+    except MemoryError:
+        raise
     except _FAULTS:
         raise _unreadable(param) from None
+    budget.take(frames.nbytes, param)
     return Video(frames, sampled_fps, audio)
 
 
-def video_of_frames(images: Sequence[Image.Image], *, fps: float, limits: VideoLimits, param: str) -> Video:
-    """The video of pictures that are its frames in order, RGB, `fps` of them a second; the last is repeated if odd.
+def take_frames(pictures: Sequence[Picture], limits: VideoLimits, budget: Budget, param: str) -> None:
+    """Takes from `budget` what pictures come to as a video. Raises BadRequest for what their headers tell."""
+    _check_pictures(pictures, limits, param)
+    width, height = pictures[0].size
+    count = len(pictures) + len(pictures) % FRAME_FACTOR
+    budget.take(count * math.prod(_kept_size(count, height, width)) * 3, param)
 
-    As `fetch_video` of Qwen's package does with a list; what `decode_video` says of scaling holds here too.
+
+def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLimits, param: str) -> Video:
+    """The video of pictures that are its frames in order, `fps` of them a second; the last is repeated if odd.
+
+    As `fetch_video` of Qwen's package does with a list; what `decode_video` says of scaling holds here too. They are
+    decoded one after the other, and kept as they are scaled.
     Raises BadRequest that names `param`: no frames, sizes that differ, an `fps` that is not above 0; 413 for more than
     `limits.max_frames`, more than `limits.max_s` seconds, or frames above `limits.max_frame_pixels`.
     """
     _check_fps(fps, param)
-    _check_images(images, limits, param)
-    if len(images) / fps > limits.max_s:
+    _check_pictures(pictures, limits, param)
+    if len(pictures) / fps > limits.max_s:
         raise _too_long(limits, param)
-    count = len(images) + len(images) % FRAME_FACTOR
-    width, height = images[0].size
-    frames = np.empty((count, *_kept_size(count, height, width), 3), np.uint8)
-    for place, image in enumerate(images):
-        frames[place] = _scaled(np.array(image), frames.shape[1:3])
-    frames[len(images) :] = frames[len(images) - 1]
+    count = len(pictures) + len(pictures) % FRAME_FACTOR
+    first = pictures[0].decode()
+    frames = np.empty((count, *_kept_size(count, *first.shape[:2]), 3), np.uint8)
+    for place, picture in enumerate(_of_one_size(first, pictures, param)):
+        frames[place] = _scaled(picture, frames.shape[1:3])
+    frames[len(pictures) :] = frames[len(pictures) - 1]
     return Video(frames, fps)
+
+
+def _of_one_size(
+    first: npt.NDArray[np.uint8], pictures: Sequence[Picture], param: str
+) -> Iterator[npt.NDArray[np.uint8]]:
+    yield first
+    for each in pictures[1:]:
+        picture = each.decode()
+        if picture.shape != first.shape:
+            raise _changing_size(_size(first), _size(picture), param)
+        yield picture
+
+
+def _size(picture: npt.NDArray[np.uint8]) -> tuple[int, int]:
+    return picture.shape[1], picture.shape[0]
 
 
 # -------------------------------------------------------------------- sampling
@@ -175,10 +212,13 @@ def _frame_count(total: int, file_fps: float, fps: float, limits: VideoLimits) -
     return max(_floor_even(wanted), FRAME_FACTOR)
 
 
-def _indices(total: int, count: int) -> list[int]:
-    import torch  # not needed to start
-
-    chosen: list[int] = torch.linspace(0, total - 1, count).round().long().tolist()
+def spread_indices(total: int, count: int) -> list[int]:
+    """`torch.linspace(0, total - 1, count).round()`, in its own order of steps of float32."""
+    step = np.float32(total - 1) / np.float32(count - 1)
+    places = np.arange(count, dtype=np.float32)
+    from_end = np.float32(total - 1) - step * np.float32(count - 1 - places)
+    spread = np.where(places < count // 2, step * places, from_end)
+    chosen: list[int] = np.rint(spread).astype(int).tolist()
     return chosen
 
 
@@ -188,7 +228,7 @@ def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.u
     for _ in range(2):
         file_fps = timing.file_fps(total) or fps
         _check_duration(total / file_fps, file)
-        chosen = _indices(total, _frame_count(total, file_fps, fps, file.limits))
+        chosen = spread_indices(total, _frame_count(total, file_fps, fps, file.limits))
         frames, decoded = _frames_at(chosen, file)
         if decoded == total:
             return frames, len(chosen) / total * file_fps
@@ -383,13 +423,19 @@ def _frames_at(chosen: Sequence[int], file: _File) -> tuple[npt.NDArray[np.uint8
             continue
         picture = _picture(frame)
         if not place:
-            frames = np.empty((len(chosen), *_kept_size(len(chosen), *picture.shape[:2]), 3), np.uint8)
+            frames = _room_for(len(chosen), picture, file)
         end = place + copies[decoded - 1]
         frames[place:end] = _scaled(picture, frames.shape[1:3])
         place = end
     if not decoded:
         raise ValueError("no frames")
     return frames, decoded
+
+
+def _room_for(count: int, picture: npt.NDArray[np.uint8], file: _File) -> npt.NDArray[np.uint8]:
+    shape = count, *_kept_size(count, *picture.shape[:2]), 3
+    file.budget.check(math.prod(shape), file.param)
+    return np.empty(shape, np.uint8)
 
 
 def _decoded(file: _File) -> Iterator[VideoFrame]:
@@ -440,8 +486,8 @@ def _scaled(picture: npt.NDArray[np.uint8], size: tuple[int, ...]) -> npt.NDArra
     """As transformers' video processor scales: bicubic on bytes, with antialiasing."""
     if picture.shape[:2] == size:
         return picture
-    import torch
-
+    with not_counted():
+        import torch
     planes = torch.from_numpy(picture).permute(2, 0, 1)[None]
     scaled = torch.nn.functional.interpolate(planes, size=size, mode="bicubic", antialias=True)
     return np.asarray(scaled[0].permute(1, 2, 0).numpy(), np.uint8)
@@ -456,6 +502,7 @@ def _sound(file: _File, max_audio_s: float) -> npt.NDArray[np.float32]:
         raise _no_sound(file.param)
     if not np.isfinite(samples).all():
         raise ValueError("samples that are no numbers")
+    file.budget.take(samples.nbytes, file.param)
     return samples
 
 
@@ -478,20 +525,21 @@ def _check_fps(fps: float, param: str) -> None:
         )
 
 
-def _check_images(images: Sequence[Image.Image], limits: VideoLimits, param: str) -> None:
-    if not images:
+def _check_pictures(pictures: Sequence[Picture], limits: VideoLimits, param: str) -> None:
+    if not pictures:
         raise BadRequest(f"{param} has no frames; send at least one picture.", param=param, code="bad_video")
-    if len(images) > limits.most_frames:
+    if len(pictures) > limits.most_frames:
         raise BadRequest(
-            f"{param} has {len(images)} frames, but at most {limits.most_frames} are accepted.",
+            f"{param} has {len(pictures)} frames, but at most {limits.most_frames} are accepted.",
             param=param,
             code="too_many_frames",
             status=413,
         )
-    for image in images:
-        _check_pixels(*image.size, limits, param)
-        if image.size != images[0].size:
-            raise _changing_size(images[0].size, image.size, param)
+    for picture in pictures:
+        _check_pixels(*picture.size, limits, param)
+        # One that is turned when it is decoded has its sides the other way round here.
+        if sorted(picture.size) != sorted(pictures[0].size):
+            raise _changing_size(pictures[0].size, picture.size, param)
 
 
 def _check_pixels(width: int, height: int, limits: VideoLimits, param: str) -> None:

@@ -143,7 +143,7 @@ BODIES = (
     refused("speech, broken JSON", b"{", None, "not valid JSON", code="invalid_json", path=SPEECH),
     too_much("body above its limit", lambda: b" " * (67_108_864 + 1), None, "more than 67108864 bytes",
              "request_too_large"),
-    too_much("speech, body above its limit", lambda: b" " * (67_108_864 + 1), None, "more than 67108864 bytes",
+    too_much("speech, body above its limit", lambda: b" " * (65_536 + 1), None, "more than 65536 bytes",
              "request_too_large", path=SPEECH),
     missing("no model", {"messages": [{"role": "user", "content": "Hi"}]}, "model"),
     missing("no messages", {"model": MODEL}, "messages"),

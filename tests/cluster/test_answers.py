@@ -26,7 +26,7 @@ from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import Pcm
 
-LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 512, VideoLimits(10.0, 16, 1 << 20))
+LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20))
 CONFIG = load_config(known_families=known_families())
 
 

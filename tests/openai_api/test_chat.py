@@ -33,6 +33,7 @@ LIMITS = ApiLimits(
     max_media_bytes=50_000,
     max_audio_s=1.0,
     max_image_pixels=400,
+    max_decoded_bytes=1_000_000,
     max_output_tokens=256,
     video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400),
 )
@@ -428,7 +429,7 @@ def test_media_come_decoded_and_in_order() -> None:
         {"role": "user", "content": [{"type": "image"}, {"type": "audio"}]},
     )
     assert [audio.tolist() for audio in request.audios] == [[0.5] * 5, [-0.25] * 3]
-    assert [image.getpixel((0, 0)) for image in request.images] == [(255, 0, 0), (0, 0, 255)]
+    assert [image[0, 0].tolist() for image in request.images] == [[255, 0, 0], [0, 0, 255]]
 
 
 @pytest.mark.parametrize(
@@ -554,7 +555,7 @@ def test_media_by_url_are_named_to_be_fetched_and_then_decoded_in_their_places()
     wav, silence = (base64.b64decode(wav_of(samples)) for samples in (sound, np.zeros(160)))
     fetched = dict(zip((each.param for each in found.urls), (png, wav, silence), strict=True))
     request = open_chat_request(found, fetched, LIMITS)
-    assert [image.getpixel((0, 0)) for image in request.images] == [(255, 0, 0), (0, 0, 255)]
+    assert [image[0, 0].tolist() for image in request.images] == [[255, 0, 0], [0, 0, 255]]
     assert [len(audio) for audio in request.audios] == [800, 160]
     assert [part["type"] for part in request.messages[0]["content"]] == ["image", "image", "audio", "audio"]
 

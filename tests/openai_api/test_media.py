@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.media import decode_audio, decode_base64, decode_image
+from omni_cluster.openai_api.media import decode_audio, decode_base64, read_picture
 
 PARAM = "messages[0].content[0].input_audio.data"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<_io", "<PIL")
@@ -271,7 +271,7 @@ WHOLE_FILES = {
 
 
 def picture(data: bytes, max_pixels: int = 10_000) -> Image.Image:
-    return decode_image(data, max_pixels=max_pixels, param=PARAM)
+    return Image.fromarray(read_picture(data, max_pixels=max_pixels, param=PARAM).decode())
 
 
 class TestImage:

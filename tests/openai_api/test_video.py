@@ -16,11 +16,20 @@ import av
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
 
 from omni_cluster.inputs import Video
+from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.video import MAX_KEPT_PIXELS, VideoLimits, decode_video, video_of_frames
+from omni_cluster.openai_api.media import Picture, read_picture
+from omni_cluster.openai_api.video import (
+    MAX_KEPT_PIXELS,
+    VideoLimits,
+    decode_video,
+    spread_indices,
+    video_of_frames,
+)
 
 PARAM = "messages[0].content[0].video_url.url"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<none>", "/tmp", "<_io")
@@ -135,7 +144,15 @@ def decoded(
     with_audio: bool = False,
     max_audio_s: float = 60.0,
 ) -> Video:
-    return decode_video(data, limits=limits, fps=fps, with_audio=with_audio, max_audio_s=max_audio_s, param=PARAM)
+    return decode_video(
+        data,
+        limits=limits,
+        fps=fps,
+        with_audio=with_audio,
+        max_audio_s=max_audio_s,
+        budget=Budget(1 << 30),
+        param=PARAM,
+    )
 
 
 def limited(max_s: float = 60.0, max_frames: int = 768, max_frame_pixels: int = 1_000_000) -> VideoLimits:
@@ -593,8 +610,27 @@ class TestScaling:
         assert min(video.frames.shape[1:3]) >= 28
 
 
+def test_frames_are_chosen_as_torch_would() -> None:
+    rng = np.random.default_rng(0)
+    for total in [*range(2, 200), *rng.integers(200, 36_001, 800).tolist()]:
+        for count in {2, min(4, total), min(128, total), int(rng.integers(2, min(128, total) + 1))}:
+            expected = torch.linspace(0, total - 1, count).round().long().tolist()
+            assert spread_indices(total, count) == expected, (total, count)
+
+
 def framed(images: Sequence[Image.Image], fps: float = 2.0, limits: VideoLimits = LIMITS) -> Video:
-    return video_of_frames(images, fps=fps, limits=limits, param=PARAM)
+    return video_of_frames([picture(image) for image in images], fps=fps, limits=limits, param=PARAM)
+
+
+@functools.cache
+def picture_bytes(size: tuple[int, int], pixels: bytes) -> bytes:
+    file = io.BytesIO()
+    Image.frombytes("RGB", size, pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def picture(image: Image.Image) -> Picture:
+    return read_picture(picture_bytes(image.size, image.tobytes()), max_pixels=10**7, param=PARAM)
 
 
 class TestFrames:

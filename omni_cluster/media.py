@@ -1,0 +1,32 @@
+"""Decoded media of a request, as they go from whoever decoded them to the stage that hears and sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """Frames of a video, uint8 RGB `[T, H, W, 3]`, T even, `fps` of them a second.
+
+    `audio`: what is heard with them, float32 mono at 16 kHz, `[samples]`; None where only the frames count.
+    """
+
+    frames: np.ndarray
+    fps: float
+    audio: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """Decoded media of one request, in the order of their places in the prompt.
+
+    `audios`: float32 mono at 16 kHz, each `[samples]`; `images`: RGB, as pictures or as uint8 `[H, W, 3]`.
+    """
+
+    audios: tuple[np.ndarray, ...] = ()
+    images: tuple[Image | np.ndarray, ...] = ()
+    videos: tuple[Video, ...] = ()

@@ -1,0 +1,28 @@
+"""What the media of one request may come to when they are decoded, all of them together."""
+
+from __future__ import annotations
+
+from omni_cluster.openai_api.errors import BadRequest
+
+
+class Budget:
+    """Bytes that are left of a request's `max_bytes`. Both methods raise BadRequest (413) that names `param`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._taken_bytes = 0
+
+    def check(self, size_bytes: int, param: str) -> None:
+        """That so many could be taken."""
+        if self._taken_bytes + size_bytes > self._max_bytes:
+            raise BadRequest(
+                f"The request's media come to {self._taken_bytes + size_bytes} bytes and more when decoded, but at "
+                f"most {self._max_bytes} are accepted.",
+                param=param,
+                code="media_too_large",
+                status=413,
+            )
+
+    def take(self, size_bytes: int, param: str) -> None:
+        self.check(size_bytes, param)
+        self._taken_bytes += size_bytes

@@ -1,0 +1,159 @@
+"""A process that reads requests whose media or whose length could hurt who reads them; `decoders.py` starts it.
+
+It has its memory bounded, so that what a file makes a library ask for ends this process at most. It knows none of the
+server's secrets and is sent nothing but jobs; it ends with whoever started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import socket
+import sys
+import threading
+import warnings
+from typing import Final
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from omni_cluster.errors import RequestError
+from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.memory_bound import bound_memory, room_bytes
+from omni_cluster.openai_api.messages import MediaUrl
+from omni_cluster.openai_api.parcel import Parcel, packed, unpacked
+
+READY: Final = b"ready"
+JOB: Final = b"job"
+DONE: Final = b"done"
+LAST: Final = b"last"
+"""As `DONE`, and the process ends: so much memory stayed with it that the next job would have less."""
+
+MAX_WORD_BYTES: Final = 16
+_HEAD_BYTES: Final = 1 << 20
+_KEPT_PART: Final = 8
+"""Of its memory, the part that may stay taken from one job to the next."""
+_NICE: Final = 5
+
+
+class Job(msgspec.Struct, frozen=True):
+    """The body of a chat request, and what was fetched for it, by param."""
+
+    body: np.ndarray
+    fetched: dict[str, np.ndarray]
+    models: list[str]
+    voices: list[str]
+    limits: ApiLimits
+
+    @property
+    def max_bytes(self) -> int:
+        """A job's own size at most."""
+        return 2 * self.limits.max_body_bytes + _HEAD_BYTES
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """A request that is accepted, its media decoded."""
+
+    chat: ChatRequest
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """What must be fetched first."""
+
+    urls: tuple[MediaUrl, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A `BadRequest` by its parts."""
+
+    message: str
+    param: str | None
+    code: str | None
+    status: int
+
+
+Answer = Opened | Wanted | Refused
+
+
+def max_answer_bytes(limits: ApiLimits) -> int:
+    """An answer at most: the media, and a body as it was checked, whose texts may be longer than they were escaped."""
+    return limits.max_decoded_bytes + 4 * limits.max_body_bytes + _HEAD_BYTES
+
+
+def answered(job: Job, memory_bytes: int) -> Answer:
+    try:
+        return _read(job)
+    except BadRequest as error:
+        return Refused(error.message, error.param, error.code, error.status)
+    except RequestError as error:
+        return Refused(str(error), None, None, 400)
+    except MemoryError:
+        return Refused(
+            f"The request needs more than {memory_bytes} bytes of memory to decode, which is the most it may take.",
+            None,
+            "media_too_large",
+            413,
+        )
+
+
+def _read(job: Job) -> Answer:
+    checked = check_chat_request(job.body.tobytes(), models=job.models, voices=job.voices, limits=job.limits)
+    if any(each.param not in job.fetched for each in checked.urls):
+        return Wanted(checked.urls)
+    fetched = {param: data.tobytes() for param, data in job.fetched.items()}
+    return Opened(open_chat_request(checked, fetched, job.limits))
+
+
+def _serve(link: socket.socket, memory_bytes: int, max_parcel_bytes: int) -> None:
+    """Answers one job after the other until the other side is gone."""
+    bound_memory(memory_bytes)
+    link.send(READY)
+    while parcel := _received(link):
+        job = unpacked(parcel, Job, max_parcel_bytes)
+        answer = answered(job, memory_bytes)
+        sent = packed(answer, max_answer_bytes(job.limits))
+        del parcel, job, answer
+        _trim()
+        is_last = room_bytes() < memory_bytes - memory_bytes // _KEPT_PART
+        socket.send_fds(link, [LAST if is_last else DONE], [sent.descriptor])
+        sent.close()
+        if is_last:
+            return
+
+
+def _received(link: socket.socket) -> Parcel | None:
+    word, descriptors, _, _ = socket.recv_fds(link, MAX_WORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    return Parcel(descriptors[0]) if word == JOB and descriptors else None
+
+
+def _trim() -> None:
+    """Gives free memory back, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _end_with(link: socket.socket) -> None:
+    """Ends this process, whatever it does, once the other side is gone: also by kill -9."""
+    watch = select.poll()
+    watch.register(link.fileno(), select.POLLHUP)
+    watch.poll()
+    os._exit(0)
+
+
+def main(descriptor: str, memory_bytes: str, max_parcel_bytes: str) -> None:
+    os.nice(_NICE)  # engines go first
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limits say what is too large
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    link = socket.socket(fileno=int(descriptor))
+    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    _serve(link, int(memory_bytes), int(max_parcel_bytes))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,255 @@
+"""The processes that read requests with media: a few that live long, each with one request at a time.
+
+What ends one of them, or outlasts its time, is the fault of the request that it had: it is refused, and the process is
+replaced. So is one whose client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from omni_cluster.errors import OmniError
+from omni_cluster.openai_api import decoder
+from omni_cluster.openai_api.chat import ChatRequest
+from omni_cluster.openai_api.decoder import Answer, Job, Opened, Refused, Wanted, max_answer_bytes
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.messages import MediaUrl
+from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
+
+T = TypeVar("T")
+Fetch = Callable[[Sequence[MediaUrl]], Awaitable[Mapping[str, bytes]]]
+
+_START_S: Final = 120.0
+_PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+"""Of the environment; the rest has secrets in it, and what media are cannot depend on it."""
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+logger = logging.getLogger(__name__)
+
+
+class DecoderFailed(OmniError):
+    """A decoder that does not start."""
+
+
+@dataclass(frozen=True)
+class DecoderLimits:
+    """`memory_bytes` and `timeout_s`: of one request; `max_held_bytes`: see `Decoders`."""
+
+    processes: int
+    memory_bytes: int
+    timeout_s: float
+    max_held_bytes: int
+
+
+class Decoders:
+    """Up to `processes` decoders, each started when it is first needed.
+
+    As long as the media of requests that were decoded hold `max_held_bytes` or more, further ones wait. They are let go
+    with the last array of a request.
+    """
+
+    def __init__(
+        self, bounds: DecoderLimits, limits: ApiLimits, models: Sequence[str], voices: Collection[str]
+    ) -> None:
+        self._bounds = bounds
+        self._limits = limits
+        self._models = list(models)
+        self._voices = list(voices)
+        self._idle: list[_Decoder] = []
+        self._room = asyncio.Semaphore(bounds.processes)
+        self._held = _Held(bounds.max_held_bytes)
+        # One for each process, to write its job and read its answer, and one that waits for those that end.
+        self._threads = ThreadPoolExecutor(bounds.processes + 1, thread_name_prefix="decoders")
+        self._is_closed = False
+
+    async def open(self, body: bytes, fetch: Fetch) -> ChatRequest:
+        """The request, its media fetched by `fetch` and decoded. Raises BadRequest."""
+        answer = await self._answer(body, {})
+        if isinstance(answer, Wanted):
+            answer = await self._answer(body, await fetch(answer.urls))
+        if isinstance(answer, Opened):
+            return answer.chat
+        raise _unreadable()
+
+    def close(self) -> None:
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().end(self._threads)
+        self._threads.shutdown(wait=False)
+
+    async def _answer(self, body: bytes, fetched: Mapping[str, bytes]) -> Opened | Wanted:
+        job = Job(_array(body), {param: _array(data) for param, data in fetched.items()}, self._models, self._voices,
+                  self._limits)  # fmt: skip
+        async with self._room:
+            await self._held.room()
+            answer = await self._asked(job)
+        if isinstance(answer, Refused):
+            raise BadRequest(answer.message, param=answer.param, code=answer.code, status=answer.status)
+        return answer
+
+    async def _asked(self, job: Job) -> Answer:
+        """What a decoder says to a job; one that does not come to say it is ended."""
+        one = self._idle.pop() if self._idle else await self._started()
+        try:
+            async with asyncio.timeout(self._bounds.timeout_s):
+                answer, is_last = await self._exchange(one, job)
+        except TimeoutError:
+            one.end(self._threads)
+            raise self._too_slow() from None
+        except (ParcelError, EOFError, ConnectionError) as error:
+            logger.warning("a decoder ended with the request that it had: %s", error)
+            one.end(self._threads)
+            raise _unreadable() from None
+        except BaseException:  # the client has left
+            one.end(self._threads)
+            raise
+        if is_last or self._is_closed:
+            one.end(self._threads)
+        else:
+            self._idle.append(one)
+        return answer
+
+    async def _exchange(self, one: _Decoder, job: Job) -> tuple[Answer, bool]:
+        parcel = await self._in_thread(lambda: packed(job, job.max_bytes))
+        one.send(parcel)
+        word, answer = await one.receive()
+        if answer is None:
+            raise ParcelError(f"the word {word!r} without an answer")
+        max_bytes = max_answer_bytes(self._limits)
+        counts = self._held.counter()
+        opened = await self._in_thread(lambda: unpacked(answer, Answer, max_bytes, counts))
+        return opened, word == decoder.LAST
+
+    async def _started(self) -> _Decoder:
+        max_parcel_bytes = Job(_array(b""), {}, [], [], self._limits).max_bytes
+        one = await self._in_thread(lambda: _Decoder(self._bounds.memory_bytes, max_parcel_bytes))
+        try:
+            async with asyncio.timeout(_START_S):
+                await one.receive()
+        except (TimeoutError, EOFError, ConnectionError):
+            one.end(self._threads)
+            raise DecoderFailed(
+                "a process that decodes media does not start; the server's log has the cause."
+            ) from None
+        except BaseException:
+            one.end(self._threads)
+            raise
+        return one
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _too_slow(self) -> BadRequest:
+        return BadRequest(
+            f"The request's media take longer than {self._bounds.timeout_s:g} s to decode, which is the most they may.",
+            code="media_too_slow",
+            status=413,
+        )
+
+
+class _Held:
+    """Bytes of decoded media that are in use."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def room(self) -> None:
+        await self._has_room.wait()
+
+    def counter(self) -> Callable[[int], None]:
+        """`_add` for other threads."""
+        loop = asyncio.get_running_loop()
+
+        def count(more_bytes: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(self._add, more_bytes)
+
+        return count
+
+    def _add(self, more_bytes: int) -> None:
+        self._bytes += more_bytes
+        if self._bytes < self._max_bytes:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+
+class _Decoder:
+    """One process, and the link to it; made in a thread, since a process takes milliseconds to begin."""
+
+    def __init__(self, memory_bytes: int, max_parcel_bytes: int) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                _command(theirs.fileno(), memory_bytes, max_parcel_bytes),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+            )
+
+    def send(self, parcel: Parcel) -> None:
+        socket.send_fds(self._link, [decoder.JOB], [parcel.descriptor])
+        parcel.close()
+
+    async def receive(self) -> tuple[bytes, Parcel | None]:
+        """Its next word, and what came with it. Raises EOFError when it has ended."""
+        loop = asyncio.get_running_loop()
+        spoke: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._link.fileno(), _settle, spoke)
+        try:
+            await spoke
+        finally:
+            loop.remove_reader(self._link.fileno())
+        word, descriptors, _, _ = socket.recv_fds(self._link, decoder.MAX_WORD_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        if not word:
+            raise EOFError("it ended without an answer")
+        return word, Parcel(descriptors[0]) if descriptors else None
+
+    def end(self, threads: ThreadPoolExecutor) -> None:
+        self._process.kill()
+        self._link.close()
+        threads.submit(self._process.wait)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _command(descriptor: int, memory_bytes: int, max_parcel_bytes: int) -> list[str]:
+    # -P: modules come from where this process has them, and not from the folder that it happens to be in.
+    figures = [str(descriptor), str(memory_bytes), str(max_parcel_bytes)]
+    return [sys.executable, "-P", "-m", decoder.__name__, *figures]
+
+
+def _environment() -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return passed_on | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+
+
+def _unreadable() -> BadRequest:
+    return BadRequest(
+        "The request's media ended the process that decodes them; send other files.", code="media_unreadable"
+    )
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,182 @@
+"""Files and bodies that could hurt whoever reads them, through HTTP: ingress and other clients do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
+from tests.cluster.test_app import MODEL, nothing_is_left
+from tests.openai_api.test_decoders import frames, image, long_video, png_bomb, png_claiming, video
+from tests.openai_api.test_video import box_place, patched, video_file
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"type": "text", "text": "Hello."}]
+ROOM_BYTES = 256 << 20
+"""For what an ingress may take more while it is sent bombs, each of which would take more in it."""
+
+
+def asking(*parts: Any, **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": [*parts, *HELLO]}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 2, **options}
+
+
+def decoders() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter() if is_decoder(each)]
+
+
+def is_decoder(process: psutil.Process) -> bool:
+    try:
+        return "omni_cluster.openai_api.decoder" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def cpu_s(process: psutil.Process) -> float:
+    try:
+        return process.cpu_times().user
+    except psutil.Error:
+        return 0.0
+
+
+@pytest.fixture(scope="module")
+def ingress(served: ServedApp) -> psutil.Process:
+    """Known once it has a decoder."""
+    assert served.client.post(CHAT, json=asking(image(png_bomb(8, 8)))).status_code == 200
+    (parent,) = {each.ppid() for each in decoders()}
+    return psutil.Process(parent)
+
+
+@contextmanager
+def most_rss_bytes(process: psutil.Process) -> Iterator[Callable[[], int]]:
+    """What it held at most, asked for again and again."""
+    seen = [process.memory_info().rss]
+    ends = threading.Event()
+
+    def look() -> None:
+        while not ends.wait(0.02):
+            seen.append(process.memory_info().rss)
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        yield lambda: max(seen)
+    finally:
+        ends.set()
+        watch.join()
+
+
+def hostile_mp4() -> dict[str, Any]:
+    """FFmpeg would take gigabytes for the samples that its table claims."""
+    data = video_file()
+    place, chunk = box_place(data, b"stsz") + 4, box_place(data, b"stsc") + 12
+    claims = (80_000_000).to_bytes(4, "big")
+    return video(patched(patched(data, place, (1).to_bytes(4, "big") + claims), chunk, claims))
+
+
+BOMBS: dict[str, tuple[list[dict[str, Any]], int, str]] = {
+    "a picture": ([image(png_claiming(20_000, 20_000))], 413, "image_too_large"),
+    "pictures together": ([image(png_bomb(8_000, 8_000))] * 4, 413, "media_too_large"),
+    "a list of pictures": ([frames(*[png_bomb(3_000, 3_000)] * 16)], 413, "video_frame_too_large"),
+    "a table of samples": ([hostile_mp4()], 400, "bad_video"),
+}
+
+
+async def test_bombs_are_refused_in_one_sentence_and_the_ingress_stays_small(
+    served: ServedApp, ingress: psutil.Process
+) -> None:
+    before_bytes = ingress.memory_info().rss
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=PATIENCE_S) as client:
+        with most_rss_bytes(ingress) as most:
+            sent = [client.post(CHAT, json=asking(*parts)) for parts, _, _ in BOMBS.values()]
+            answers = await asyncio.gather(*sent)
+    for answer, (_, status, code) in zip(answers, BOMBS.values(), strict=True):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, code)
+        assert error["message"].endswith(".") and "\n" not in error["message"]
+    assert most() - before_bytes < ROOM_BYTES
+    assert await nothing_is_left(served)
+
+
+def test_a_large_body_is_checked_beside_the_ingress(served: ServedApp, ingress: psutil.Process) -> None:
+    before_s = sum(map(cpu_s, decoders()))
+    body = json.dumps(asking(junk=[{"a": 1}] * 3_000_000)).encode()
+    answer = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    assert sum(map(cpu_s, decoders())) > before_s + 0.1
+
+
+async def test_long_videos_keep_no_small_request_waiting_and_are_dropped_with_their_clients(
+    served: ServedApp, ingress: psutil.Process
+) -> None:
+    body = json.dumps(asking(long_video())).encode()
+    headers = {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=4 * PATIENCE_S) as client:
+        before = {each.pid: cpu_s(each) for each in decoders()}
+        watching = [asyncio.create_task(client.post(CHAT, content=body, headers=headers)) for _ in range(5)]
+
+        async def two_work() -> bool:
+            return sum(cpu_s(each) > before.get(each.pid, 0.0) + 0.5 for each in decoders()) == 2
+
+        await until(two_work, "two decoders work")
+        busy = decoders()
+        for _ in range(3):
+            answer = await client.post(CHAT, json={"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]})
+            assert answer.status_code == 200
+        assert not any(each.done() for each in watching)  # a video is seconds of work, and there are five
+        for each in watching:
+            each.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+
+    async def all_ended() -> bool:
+        return not any(each.is_running() and is_decoder(each) for each in busy)
+
+    await until(all_ended, "no decoder works for a client that has left")
+    assert served.client.post(CHAT, json=asking(image(png_bomb(8, 8)))).status_code == 200
+    assert await nothing_is_left(served)
+
+
+async def test_a_decoder_that_is_killed_is_its_request_s_fault_alone(
+    served: ServedApp, ingress: psutil.Process
+) -> None:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=4 * PATIENCE_S) as client:
+        before = {each.pid: cpu_s(each) for each in decoders()}
+        asked = asyncio.create_task(client.post(CHAT, json=asking(long_video())))
+
+        async def one_works() -> bool:
+            return any(cpu_s(each) > before.get(each.pid, 0.0) + 0.5 for each in decoders())
+
+        await until(one_works, "a decoder works")
+        for each in decoders():
+            if cpu_s(each) > before.get(each.pid, 0.0) + 0.5:
+                each.kill()
+        answer = await asked
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "media_unreadable")
+        assert (await client.post(CHAT, json=asking(image(png_bomb(8, 8))))).status_code == 200
+
+
+@pytest.mark.parametrize("audio_format", ["mp3", "opus"])
+async def test_a_client_that_leaves_while_its_sound_is_coded_hurts_nobody(served: ServedApp, audio_format: str) -> None:
+    spoken = asking(
+        modalities=["text", "audio"], audio={"voice": "Ethan", "format": audio_format}, stream=True, seed=3,
+        stage_sampling_params={"talker": {"max_tokens": 96, "min_tokens": 96}},
+    )  # fmt: skip
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=PATIENCE_S) as client:
+        async with client.stream("POST", CHAT, json=spoken) as answer:
+            async for line in answer.aiter_lines():
+                if '"data":"' in line:
+                    break
+        await until(lambda: nothing_is_left(served), "the stages let go of the request")
+        whole = await client.post(CHAT, json=spoken)
+    pieces = [json.loads(line[6:]) for line in whole.text.splitlines() if line.startswith("data: {")]
+    sound = [each["choices"][0]["delta"].get("audio", {}).get("data", "") for each in pieces if each["choices"]]
+    assert base64.b64decode("".join(sound))

@@ -1,0 +1,92 @@
+"""Work off the event loop: the loop goes on meanwhile, and what the work uses is not closed under it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from omni_cluster.cluster.off_loop import OffLoop
+from omni_cluster.cluster.spoken import coded
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.openai_api.encoding import SoundFormat, encode
+from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
+from omni_cluster.outputs import Pcm, StageChunk
+
+RATE_HZ = 24_000
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+async def test_what_a_call_uses_is_closed_when_it_returns_and_not_before(threads: ThreadPoolExecutor) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def work() -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+        told.append("worked")
+
+    closed = threading.Event()
+    off_loop = OffLoop(threads, lambda: (told.append("closed"), closed.set())[0])
+    running = asyncio.create_task(off_loop.run(work))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    running.cancel()  # the client has left
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    off_loop.close()
+    assert told == []
+    may_end.set()
+    assert await asyncio.to_thread(closed.wait, PATIENCE_S)
+    assert told == ["worked", "closed"]
+
+
+async def test_what_was_never_begun_is_closed_at_once(threads: ThreadPoolExecutor) -> None:
+    told: list[str] = []
+    OffLoop(threads, lambda: told.append("closed")).close()
+    assert told == ["closed"]
+
+
+def spoken(sound_format: str) -> SpeechRequest:
+    body = (
+        f'{{"model": "m", "input": "Hi.", "voice": "a", "response_format": "{sound_format}", "stream_format": "audio"}}'
+    )
+    return parse_speech_request(body.encode(), models=["m"], voices=["a"])
+
+
+async def said(samples: np.ndarray, pieces: int) -> AsyncGenerator[StageEvent, None]:
+    start = 0
+    for piece in np.array_split(samples, pieces):
+        yield StageEvent("speaks", StageChunk(pcm=Pcm(start, piece, RATE_HZ)))
+        start += piece.size
+
+
+@pytest.mark.parametrize("sound_format", ["mp3", "opus", "flac"])
+async def test_the_loop_goes_on_while_sound_is_coded(threads: ThreadPoolExecutor, sound_format: SoundFormat) -> None:
+    samples = np.random.default_rng(0).normal(0, 0.1, 60 * RATE_HZ).astype(np.float32)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    sound = b"".join(
+        [p async for p in coded(spoken(sound_format), Answer("r", {"speaks": "audio"}), said(samples, 3), threads)]
+    )
+    turning.cancel()
+    assert turns > 100  # three pieces would be a handful of turns, were they coded on the loop
+    if sound_format == "mp3":
+        assert abs(len(sound) - len(encode(samples, RATE_HZ, "mp3"))) < 2_000

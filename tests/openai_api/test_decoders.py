@@ -1,0 +1,377 @@
+"""The processes that decode: what hostile files, slow ones and clients that leave do to them, and to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import fcntl
+import functools
+import gc
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import av
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
+from omni_cluster.openai_api.decoders import DecoderLimits, Decoders
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.messages import MediaUrl
+from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
+from omni_cluster.openai_api.video import VideoLimits
+from tests.openai_api.test_chat import audio_part, png_of, wav_of
+from tests.openai_api.test_video import video_file
+
+PATIENCE_S = 120
+LIMITS = ApiLimits(
+    max_body_bytes=64 << 20,
+    max_audio_parts=4,
+    max_image_parts=4,
+    max_video_parts=2,
+    max_media_bytes=25 << 20,
+    max_audio_s=600.0,
+    max_image_pixels=178_956_970,
+    max_decoded_bytes=512 << 20,
+    max_output_tokens=256,
+    video=VideoLimits(max_s=300.0, max_frames=128, max_frame_pixels=8_847_360),
+)
+BOUNDS = DecoderLimits(processes=1, memory_bytes=1 << 30, timeout_s=PATIENCE_S, max_held_bytes=512 << 20)
+
+
+def body_of(*parts: Mapping[str, Any], **fields: Any) -> bytes:
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+    return json.dumps({"model": "omni", "messages": messages, **fields}).encode()
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def frames(*urls: str) -> dict[str, Any]:
+    return {"type": "video", "video": list(urls)}
+
+
+def video(data: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{base64.b64encode(data).decode()}"}}
+
+
+def png_claiming(width: int, height: int) -> str:
+    """A header alone: what it says is all that anyone can know before decoding."""
+    head = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x01\0\0\0\0"
+    data = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4, "big") + head + zlib.crc32(head).to_bytes(4, "big")
+    return "data:image/png;base64," + base64.b64encode(data + b"\0\0\0\4IDAT" + bytes(8)).decode()
+
+
+def png_bomb(width: int, height: int) -> str:
+    """Some kilobytes that are a whole picture."""
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@functools.cache
+def long_video(repeats: int = 60) -> dict[str, Any]:
+    """The same second again and again: many seconds of work in a few hundred kilobytes."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        written: Any = None
+        data = video_file(frames=100, rate=100, size=(640, 480))
+        for number in range(repeats):
+            with av.open(io.BytesIO(data)) as second:
+                stream = second.streams.video[0]
+                written = written or output.add_stream_from_template(stream)
+                for packet in filter(lambda packet: packet.size, second.demux(stream)):
+                    later = int(number / packet.time_base)
+                    packet.pts, packet.dts, packet.stream = packet.pts + later, packet.dts + later, written
+                    output.mux(packet)
+    return video(file.getvalue())
+
+
+@asynccontextmanager
+async def decoders(limits: ApiLimits = LIMITS, **bounds: Any) -> AsyncIterator[Decoders]:
+    pool = Decoders(replace(BOUNDS, **bounds), limits, ["omni"], ["Ethan"])
+    try:
+        yield pool
+    finally:
+        pool.close()
+        await until(lambda: not children(), "the decoders end with their pool")
+
+
+def children() -> list[psutil.Process]:
+    found = psutil.Process().children()
+    return [each for each in found if "omni_cluster.openai_api.decoder" in " ".join(_command(each))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def none_fetched(urls: Sequence[MediaUrl]) -> Mapping[str, bytes]:
+    raise AssertionError(f"nothing is to be fetched: {urls}")
+
+
+async def refused(pool: Decoders, body: bytes) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        await pool.open(body, none_fetched)
+    assert caught.value.message.endswith(".") and "\n" not in caught.value.message
+    return caught.value
+
+
+def test_the_room_loads_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys, omni_cluster.openai_api.decoder\n"
+        "print(sorted({'vllm', 'ray', 'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def test_a_request_comes_back_as_it_would_have_been_read_here() -> None:
+    parts = [
+        image(png_of("red", (17, 5))),
+        audio_part(wav_of(range(0, 3_000, 7))),
+        video(video_file(frames=40, sound="aac")),
+        image(png_of("blue")),
+    ]
+    named = {"stage_sampling_params": {"talker": {"temperature": 0.5, "stop_token_ids": [7]}}}
+    body = body_of(*parts, use_audio_in_video=True, seed=3, stop=["a", "b"], audio={"voice": "Ethan"}, **named)
+    checked = check_chat_request(body, models=["omni"], voices=["Ethan"], limits=LIMITS)
+    expected = open_chat_request(checked, {}, LIMITS)
+    async with decoders() as pool:
+        found = await pool.open(body, none_fetched)
+    bare = {"audios": (), "images": (), "videos": ()}
+    assert repr(replace(found, **bare)) == repr(replace(expected, **bare))
+    for mine, theirs in zip([*found.audios, *found.images], [*expected.audios, *expected.images], strict=True):
+        assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
+    for one, other in zip(found.videos, expected.videos, strict=True):
+        assert one.fps == other.fps and np.array_equal(one.frames, other.frames)
+        assert one.audio is not None and other.audio is not None and np.array_equal(one.audio, other.audio)
+
+
+async def test_frames_that_are_scaled_are_scaled_to_the_bit() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (72, 128, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise.repeat(10, 0).repeat(10, 1)).save(file, "PNG")
+    picture = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    body = body_of(frames(*[picture] * 44))
+    checked = check_chat_request(body, models=["omni"], voices=["Ethan"], limits=LIMITS)
+    (expected,) = open_chat_request(checked, {}, LIMITS).videos
+    async with decoders() as pool:
+        (found,) = (await pool.open(body, none_fetched)).videos
+        assert found.frames.shape[1:3] != (720, 1_280) and np.array_equal(found.frames, expected.frames)
+
+
+async def test_what_is_named_by_url_is_fetched_between() -> None:
+    asked = []
+
+    async def fetch(urls: Sequence[MediaUrl]) -> Mapping[str, bytes]:
+        asked.extend(urls)
+        return {each.param: base64.b64decode(png_of("red").split(",")[1]) for each in urls}
+
+    async with decoders() as pool:
+        found = await pool.open(body_of(image("https://example.com/a.png")), fetch)
+    assert [each.url for each in asked] == ["https://example.com/a.png"]
+    assert found.images[0][0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "words"),
+    [
+        ([image(png_claiming(20_000, 20_000))], "image_too_large", "more pixels than the 178956970"),
+        ([image(png_claiming(9_000, 9_000))] * 4, "media_too_large", "at most 536870912 are accepted"),
+        ([frames(*[png_claiming(3_000, 3_000)] * 16)], "video_frame_too_large", "3000 x 3000 pixels"),
+        ([frames(*[png_claiming(2_000, 2_000)] * 60, *[png_claiming(900, 800)])], "bad_video", "900 x 800"),
+    ],
+    ids=["a picture", "pictures together", "a list of pictures", "pictures of two sizes"],
+)
+async def test_headers_are_enough_to_refuse(parts: list[dict[str, Any]], code: str, words: str) -> None:
+    async with decoders() as pool:
+        error = await refused(pool, body_of(*parts))
+        assert error.code == code and words in error.message
+        assert max(each.memory_info().rss for each in children()) < 300 << 20
+
+
+async def test_all_kinds_of_media_count_together() -> None:
+    limits = replace(LIMITS, max_decoded_bytes=1_000_000)
+    sound, picture = audio_part(wav_of([1] * 100_000)), image(png_of("red", (450, 450)))
+    seen = video(video_file(frames=60, size=(400, 240)))
+    async with decoders(limits) as pool:
+        for parts in ([sound], [picture]):
+            await pool.open(body_of(*parts), none_fetched)
+        for parts in ([sound, picture], [picture, sound], [sound] * 3, [seen], [picture, seen], [seen, picture]):
+            error = await refused(pool, body_of(*parts))
+            assert (error.status, error.code) == (413, "media_too_large")
+            assert "at most 1000000 are accepted" in error.message
+
+
+async def test_more_memory_than_its_bound_is_refused_and_the_next_request_is_fine() -> None:
+    async with decoders(memory_bytes=128 << 20) as pool:
+        error = await refused(pool, body_of(image(png_bomb(13_000, 13_000))))
+        assert (error.status, error.code) == (413, "media_too_large")
+        assert f"more than {128 << 20} bytes of memory" in error.message
+        assert (await pool.open(body_of(image(png_of("red"))), none_fetched)).images[0].shape == (3, 4, 3)
+
+
+async def test_a_process_that_ends_in_the_middle_is_its_requests_fault() -> None:
+    async with decoders() as pool:
+        await pool.open(body_of(image(png_of("red"))), none_fetched)
+        (process,) = children()
+        asked = asyncio.create_task(refused(pool, body_of(long_video())))
+        await working(process)
+        process.kill()
+        assert (await asked).code == "media_unreadable"
+        assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
+        assert process not in children()
+
+
+async def working(process: psutil.Process) -> None:
+    """Until it is seen to compute."""
+    before_s = process.cpu_times().user
+    await until(lambda: process.cpu_times().user > before_s + 0.1, "the decoder works")
+
+
+async def test_a_request_that_outlasts_its_time_is_refused_and_its_process_replaced() -> None:
+    async with decoders(timeout_s=30.0) as pool:
+        await pool.open(body_of(image(png_of("red"))), none_fetched)
+        (process,) = children()
+        process.suspend()  # as one that computes for ever
+        pool._bounds = replace(pool._bounds, timeout_s=0.2)
+        error = await refused(pool, body_of(image(png_of("red"))))
+        assert (error.status, error.code) == (413, "media_too_slow")
+        await until(lambda: not process.is_running(), "the process ends")
+        pool._bounds = replace(pool._bounds, timeout_s=PATIENCE_S)
+        assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
+
+
+async def test_a_client_that_leaves_frees_its_process() -> None:
+    async with decoders() as pool:
+        await pool.open(body_of(image(png_of("red"))), none_fetched)
+        (process,) = children()
+        asked = asyncio.create_task(pool.open(body_of(long_video()), none_fetched))
+        await working(process)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await until(lambda: not process.is_running(), "its process ends")
+        assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
+
+
+async def test_requests_wait_while_decoded_media_are_held() -> None:
+    async with decoders(max_held_bytes=1_000_000) as pool:
+        held = await pool.open(body_of(image(png_bomb(1_000, 1_000))), none_fetched)
+        waiting = asyncio.create_task(pool.open(body_of(image(png_of("red"))), none_fetched))
+        (process,) = children()
+        before_s = process.cpu_times()
+        done, _ = await asyncio.wait([waiting], timeout=0.5)
+        assert not done and process.cpu_times() == before_s
+        del held
+        gc.collect()
+        assert (await waiting).images[0].shape == (3, 4, 3)
+
+
+def test_a_decoder_ends_with_its_ingress_even_in_the_middle_of_a_request() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from tests.openai_api.test_decoders import *\n"
+        "async def main():\n"
+        "    pool = Decoders(BOUNDS, LIMITS, ['omni'], ['Ethan'])\n"
+        "    await pool.open(body_of(image(png_of('red'))), none_fetched)\n"
+        "    (process,) = children()\n"
+        "    asked = asyncio.create_task(pool.open(body_of(long_video()), none_fetched))\n"
+        "    await working(process)\n"
+        "    print(process.pid, flush=True)\n"
+        "    await asked\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    process = psutil.Process(int(parent.stdout.readline()))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    process.wait(timeout=PATIENCE_S)
+    assert not process.is_running()
+
+
+async def test_a_decoder_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_API_KEYS", "a-secret")
+    async with decoders() as pool:
+        await pool.open(body_of(image(png_of("red"))), none_fetched)
+        (process,) = children()
+        assert "OMNI_API_KEYS" not in process.environ()
+
+
+class TestParcel:
+    def test_arrays_come_in_place_and_read_only(self) -> None:
+        array = np.arange(12, dtype=np.float32).reshape(3, 4)
+        found = unpacked(packed({"a": array, "b": 1}, 1 << 20), dict[str, Any], 1 << 20)
+        assert found["b"] == 1 and found["a"]["shape"] == [3, 4]  # Any: nobody said that it is an array
+        typed = unpacked(packed({"a": array}, 1 << 20), dict[str, np.ndarray], 1 << 20)
+        assert np.array_equal(typed["a"], array) and not typed["a"].flags.writeable
+
+    def test_what_is_too_large_is_neither_written_nor_read(self) -> None:
+        message = {"a": np.zeros(1_000, np.uint8)}
+        with pytest.raises(ParcelError, match="at most 999"):
+            packed(message, 999)
+        with pytest.raises(ParcelError, match="999 are accepted"):
+            unpacked(packed(message, 2_000), dict[str, np.ndarray], 999)
+
+    def test_what_may_still_change_is_not_read(self) -> None:
+        descriptor = os.memfd_create("parcel", os.MFD_ALLOW_SEALING)
+        os.write(descriptor, bytes(100))
+        with pytest.raises(ParcelError, match="not sealed"):
+            unpacked(Parcel(descriptor), dict[str, Any], 1 << 20)
+
+    @pytest.mark.parametrize(
+        "place",
+        [
+            {"dtype": "uint8", "shape": [1 << 40], "start_bytes": 0},
+            {"dtype": "uint8", "shape": [8], "start_bytes": -8},
+            {"dtype": "uint8", "shape": [-1], "start_bytes": 0},
+            {"dtype": "object", "shape": [1], "start_bytes": 0},
+            {"dtype": "float32", "shape": [1, 1, 1, 1, 1], "start_bytes": 0},
+            {"dtype": "float32", "shape": ["1"], "start_bytes": 0},
+            "no place",
+        ],
+    )
+    def test_a_place_outside_of_it_is_refused(self, place: Any) -> None:
+        with pytest.raises(ParcelError):
+            unpacked(packed({"a": place}, 1 << 20), dict[str, np.ndarray], 1 << 20)
+
+    @pytest.mark.parametrize("seed", range(200))
+    def test_bytes_that_changed_are_refused_or_read_within_bounds(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        whole = packed({"a": np.arange(64, dtype=np.uint8)}, 1 << 20)
+        data = bytearray(os.pread(whole.descriptor, 1 << 20, 0))
+        for place in rng.integers(0, 80, 3):
+            data[place] = rng.integers(0, 256)
+        descriptor = os.memfd_create("parcel", os.MFD_ALLOW_SEALING)
+        os.write(descriptor, data)
+        changed = Parcel(descriptor)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.fcntl(whole.descriptor, fcntl.F_GET_SEALS))
+        try:
+            found = unpacked(changed, dict[str, np.ndarray], 1 << 20)
+        except ParcelError:
+            return
+        assert all(array.nbytes <= len(data) for array in found.values())
