@@ -21,5 +21,9 @@ class PromptTooLong(RequestError):
     """A prompt of more tokens than fit: names both figures."""
 
 
+class TokenError(OmniError):
+    """Tokens that one stage made and the next one has no meaning for: names the token and what would have been one."""
+
+
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.inputs import Video
@@ -26,7 +26,6 @@ from omni_cluster.openai_api.messages import (
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import (
-    SEED_MAX,
     SOME,
     NamedVoice,
     StageSampling,
@@ -38,12 +37,12 @@ from omni_cluster.openai_api.wire import (
     not_blank,
     refusal,
     voice_name,
+    within,
 )
+from omni_cluster.sampling import BOUNDS
 
 AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
 FinishReason = Literal["stop", "length"]
-MAX_TOP_LOGPROBS = 20
-"""OpenAI's, and vLLM's unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +142,15 @@ class _Body(Wire):
     audio: _AnswerAudio | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-SEED_MAX - 1, le=SEED_MAX)
+    temperature: float | None = within(BOUNDS["temperature"])
+    top_p: float | None = within(BOUNDS["top_p"])
+    max_tokens: int | None = within(BOUNDS["max_tokens"])
+    max_completion_tokens: int | None = within(BOUNDS["max_tokens"])
+    frequency_penalty: float | None = within(BOUNDS["frequency_penalty"])
+    presence_penalty: float | None = within(BOUNDS["presence_penalty"])
+    seed: int | None = within(BOUNDS["seed"])
     stop: Stop | None = None
-    min_tokens: int | None = Field(default=None, ge=0)
+    min_tokens: int | None = within(BOUNDS["min_tokens"])
     ignore_eos: bool | None = None
     sampling_params_list: Annotated[list[StageSampling | None], AfterValidator(not_blank), SOME] | None = None
     stage_sampling_params: dict[str, StageSampling] | None = None
@@ -164,7 +163,7 @@ class _Body(Wire):
     functions: Unsupported = None
     function_call: Unsupported = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = within(BOUNDS["logprobs"])
     logit_bias: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None
