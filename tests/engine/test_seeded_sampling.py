@@ -105,15 +105,11 @@ async def test_a_prompt_in_chunks_changes_nothing(thinker: Stage, thought: dict[
     assert len(set(thought.values())) == len(thought)  # else they would not be drawn
 
 
-@pytest.mark.parametrize("turn", range(2))
-async def test_neighbours_and_preemption_change_nothing(
-    thinker: Stage, thought: dict[str, tuple[int, ...]], turn: int
-) -> None:
+async def test_neighbours_and_preemption_change_nothing(thinker: Stage, thought: dict[str, tuple[int, ...]]) -> None:
     before = (await thinker.counts())["preemptions"]
-    beside = [(f"beside-{turn}-{i}", sampling) for i, sampling in enumerate(NEIGHBOURS)]
+    beside = [(f"beside-{i}", sampling) for i, sampling in enumerate(NEIGHBOURS)]
     asked = [pair for pairs in zip(SEEDED.items(), [*beside, *beside[:1]], strict=True) for pair in pairs]
-    asked = asked[turn:] + asked[:turn]
-    made = await asyncio.gather(*(think(thinker, f"{turn}-{i}-{name}", s) for i, (name, s) in enumerate(asked)))
+    made = await asyncio.gather(*(think(thinker, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)))
     for (name, _), chunk in zip(asked, made, strict=True):
         assert chunk.token_ids == thought.get(name, chunk.token_ids), name
     assert (await thinker.counts())["preemptions"] > before
@@ -156,15 +152,13 @@ async def test_a_prompt_of_rows_in_chunks_changes_nothing(
     assert len(set(spoken.values())) == len(spoken)
 
 
-@pytest.mark.parametrize("turn", range(2))
 async def test_neighbours_and_preemption_change_no_code(
-    talker: Stage, fed: list[StageChunk], spoken: dict[str, tuple[int, ...]], turn: int
+    talker: Stage, fed: list[StageChunk], spoken: dict[str, tuple[int, ...]]
 ) -> None:
     before = (await talker.counts())["preemptions"]
-    beside = [(f"beside-{turn}-{i}", sampling) for i, sampling in enumerate(NEIGHBOURS)]
+    beside = [(f"beside-{i}", sampling) for i, sampling in enumerate(NEIGHBOURS)]
     asked = [pair for pairs in zip(SEEDED.items(), [*beside, *beside[:1]], strict=True) for pair in pairs]
-    asked = asked[turn:] + asked[:turn]
-    made = await asyncio.gather(*(talk(talker, fed, f"{turn}-{i}-{name}", s) for i, (name, s) in enumerate(asked)))
+    made = await asyncio.gather(*(talk(talker, fed, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)))
     for (name, sampling), chunk in zip(asked, made, strict=True):
         assert chunk.token_ids == spoken.get(name, chunk.token_ids), name
         assert len(chunk.choices) == (MOST if "logprobs" in sampling else 0)
