@@ -33,5 +33,9 @@ class JobFailed(OmniError):
     """A diffusion job that could not be made, alone as in its batch; the jobs beside it could."""
 
 
+class TokenError(OmniError):
+    """Tokens that one stage made and the next one has no meaning for: names the token and what would have been one."""
+
+
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""

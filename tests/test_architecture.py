@@ -15,14 +15,15 @@ PACKAGE = "omni_cluster"
 MAX_FUNCTION_LINES = 80
 
 # Imports point one way: cluster -> engine -> worker -> models -> leaves; a room may always import itself.
-LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media"})
+LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     **{leaf: LEAVES for leaf in LEAVES - {"errors"}},
+    "sampling": frozenset({"errors"}),
     "models": LEAVES,
     "worker": LEAVES | {"models"},
     "engine": LEAVES | {"models", "worker"},
-    "openai_api": frozenset({"errors", "outputs", "media"}),
+    "openai_api": frozenset({"errors", "outputs", "media", "sampling"}),
     "cluster": LEAVES | {"models", "worker", "engine", "openai_api"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
     "bench": LEAVES | {"models", "engine"},

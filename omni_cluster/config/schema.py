@@ -12,6 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from omni_cluster.sampling import sampling_faults
+
 PROBLEM_TYPE = "stage_config"
 PRESET_PREFIX = "preset:"
 PRESETS = ("preset:tiny",)
@@ -400,6 +402,7 @@ class StageConfig(_Strict):
     @model_validator(mode="after")
     def _parts_fit(self) -> StageConfig:
         refuse([*_device_problems(self), *_replica_problems(self), *_engine_arg_problems(self), *_part_problems(self)])
+        refuse(_sampling_problems(self.default_sampling_params))
         return self
 
 
@@ -528,6 +531,13 @@ def _part_problems(stage: StageConfig) -> list[Problem]:
         Problem("memory_gib", stage.memory_gib, f"engine_args.{name} is set too, keep one of the two")
         for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")
         if stage.engine_args.get(name) is not None
+    ]
+
+
+def _sampling_problems(params: dict[str, Any]) -> list[Problem]:
+    return [
+        Problem(f"default_sampling_params.{name}", params[name], f"it should be {wish}")
+        for name, wish in sampling_faults(params)
     ]
 
 

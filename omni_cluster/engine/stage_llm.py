@@ -30,6 +30,7 @@ from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, Said
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import PromptEmbedsPayload
+from omni_cluster.sampling import LEAST_TOP_P, check_sampling
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
@@ -176,19 +177,29 @@ class StageLLM:
         """What the checkpoint says, then the configuration, then the client, then what the family insists on."""
         asked = request.sampling.get(self._stage.model_stage, {})
         chosen = {**self._checkpoint_sampling, **self._stage.default_sampling_params, **asked, **forced}
-        unknown = sorted(set(chosen) - set(SamplingParams.__struct_fields__))
-        if unknown:
-            raise RequestError(
-                f"sampling parameter {unknown[0]!r} of stage {self._stage.model_stage} is unknown; "
-                f"use vLLM's, for example temperature."
-            )
-        chosen.setdefault("max_tokens", None)
+        check_sampling(chosen, self._stage.model_stage)
+        chosen["max_tokens"] = min(chosen.get("max_tokens") or self._max_new_tokens, self._max_new_tokens)
+        if chosen.get("seed") is not None:
+            chosen["seed"] %= 2**64  # vLLM takes -1 for none
+        if chosen.get("top_p") is not None:
+            chosen["top_p"] = max(chosen["top_p"], LEAST_TOP_P)
         try:
             params = SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
         except (ValueError, TypeError, VLLMClientError) as error:
             raise RequestError(f"sampling parameters of stage {self._stage.model_stage}: {error}") from error
-        params.max_tokens = min(params.max_tokens or self._max_new_tokens, self._max_new_tokens)
+        self._check_token_ids(params)
         return params
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        """Raises RequestError for ids that the stage's model has not: vLLM would refuse them when others have begun."""
+        vocab_size = self.llm.model_config.get_vocab_size()
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            beyond = [i for i in getattr(params, name) or () if not 0 <= i < vocab_size]
+            if beyond:
+                raise RequestError(
+                    f"{name} of stage {self._stage.model_stage} has {beyond[0]}, "
+                    f"but the model's tokens are 0 to {vocab_size - 1}."
+                )
 
     @property
     def _max_new_tokens(self) -> int:

@@ -15,6 +15,8 @@ def check_vllm() -> None:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.output_processor import OutputProcessor
     from vllm.v1.request import Request
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
     relied_on = {
@@ -26,6 +28,8 @@ def check_vllm() -> None:
         "GPUModelRunner._init_mrope_positions": hasattr(GPUModelRunner, "_init_mrope_positions"),
         "GPUModelRunner._gather_mm_embeddings": hasattr(GPUModelRunner, "_gather_mm_embeddings"),
         "GPUModelRunner._sample": hasattr(GPUModelRunner, "_sample"),
+        "Sampler.apply_penalties": "self.apply_penalties(" in inspect.getsource(Sampler.apply_logits_processors),
+        "InputBatch.generators": "self.generators" in inspect.getsource(InputBatch.__init__),
         "GPUModelRunner.discard_request_mask": "discard_request_mask" in inspect.getsource(GPUModelRunner.__init__),
         "EngineCore utility calls": hasattr(EngineCore, "add_request"),
         "OutputProcessor.process_outputs": hasattr(OutputProcessor, "process_outputs"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.media import Video
@@ -28,7 +28,6 @@ from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import (
-    SEED_MAX,
     SOME,
     FewKeys,
     KnownKeys,
@@ -42,7 +41,9 @@ from omni_cluster.openai_api.wire import (
     check_voice,
     not_blank,
     voice_name,
+    within,
 )
+from omni_cluster.sampling import BOUNDS
 
 AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
 FinishReason = Literal["stop", "length"]
@@ -51,8 +52,6 @@ MAX_TOOLS = 128
 MAX_MODALITIES = 8
 MAX_STAGES = 64
 """Entries of sampling parameters; a configuration has few stages."""
-MAX_TOP_LOGPROBS = 20
-"""OpenAI's, and vLLM's unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -157,15 +156,15 @@ class _Body(Wire):
     audio: _AnswerAudio | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-SEED_MAX - 1, le=SEED_MAX)
+    temperature: float | None = within(BOUNDS["temperature"])
+    top_p: float | None = within(BOUNDS["top_p"])
+    max_tokens: int | None = within(BOUNDS["max_tokens"])
+    max_completion_tokens: int | None = within(BOUNDS["max_tokens"])
+    frequency_penalty: float | None = within(BOUNDS["frequency_penalty"])
+    presence_penalty: float | None = within(BOUNDS["presence_penalty"])
+    seed: int | None = within(BOUNDS["seed"])
     stop: Stop | None = None
-    min_tokens: int | None = Field(default=None, ge=0)
+    min_tokens: int | None = within(BOUNDS["min_tokens"])
     ignore_eos: bool | None = None
     sampling_params_list: (
         Annotated[list[StageSampling | None], AfterValidator(not_blank), SOME, at_most(MAX_STAGES)] | None
@@ -180,7 +179,7 @@ class _Body(Wire):
     functions: Unsupported = None
     function_call: Unsupported = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = within(BOUNDS["logprobs"])
     logit_bias: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None

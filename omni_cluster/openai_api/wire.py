@@ -21,8 +21,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.sampling import BOUNDS, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, TOKEN_ID, Bounds
 
-_MAX_STOPS = 4
 _SHOWN_CHARS = 60
 
 
@@ -102,8 +102,8 @@ def not_blank(value: Any) -> Any:
 
 
 def _few(stops: list[str]) -> list[str]:
-    if len(stops) > _MAX_STOPS:
-        raise PydanticCustomError("few", f"should have at most {_MAX_STOPS} strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("few", f"should have at most {MAX_STOPS} strings")
     return stops
 
 
@@ -111,7 +111,14 @@ Unsupported = Annotated[Any, AfterValidator(unsupported), WithJsonSchema({"enum"
 Text = Annotated[str, AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})]
 # For OpenAPI alone: the validators' sentences are ours.
 SOME = Field(json_schema_extra={"minItems": 1})
-_FEW = Field(json_schema_extra={"maxItems": _MAX_STOPS})
+_FEW = Field(json_schema_extra={"maxItems": MAX_STOPS})
+
+
+def within(bounds: Bounds) -> Any:
+    """A field that may be left out, within its bounds."""
+    if bounds.above:
+        return Field(default=None, gt=bounds.least, le=bounds.most)
+    return Field(default=None, ge=bounds.least, le=bounds.most)
 
 
 def string_or_list(value: object) -> str | None:
@@ -120,8 +127,11 @@ def string_or_list(value: object) -> str | None:
     return "#list" if isinstance(value, list) else None
 
 
+_StopText = Annotated[
+    str, Field(max_length=MAX_STOP_CHARS), AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})
+]
 Stop = Annotated[
-    Annotated[Text, Tag("#string")] | Annotated[list[Text], AfterValidator(_few), _FEW, Tag("#list")],
+    Annotated[_StopText, Tag("#string")] | Annotated[list[_StopText], AfterValidator(_few), _FEW, Tag("#list")],
     Discriminator(
         string_or_list,
         custom_error_type="string_or_list",
@@ -152,27 +162,25 @@ def voice_name(voice: NamedVoice | None) -> str | None:
     return voice.id if isinstance(voice, _VoiceId) else voice
 
 
-_INT32_MAX = 2**31 - 1
-_TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
-SEED_MAX = 2**63 - 1
+_TokenId = Annotated[int, Field(ge=TOKEN_ID.least, le=TOKEN_ID.most)]
 
 
 class StageSampling(KnownKeys):
     """How one stage is to sample, in vLLM's names; None leaves a value to the stage configuration."""
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=_INT32_MAX)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    max_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = within(BOUNDS["temperature"])
+    top_p: float | None = within(BOUNDS["top_p"])
+    top_k: int | None = within(BOUNDS["top_k"])
+    min_p: float | None = within(BOUNDS["min_p"])
+    repetition_penalty: float | None = within(BOUNDS["repetition_penalty"])
+    presence_penalty: float | None = within(BOUNDS["presence_penalty"])
+    frequency_penalty: float | None = within(BOUNDS["frequency_penalty"])
+    max_tokens: int | None = within(BOUNDS["max_tokens"])
+    min_tokens: int | None = within(BOUNDS["min_tokens"])
     ignore_eos: bool | None = None
-    seed: int | None = Field(default=None, ge=-SEED_MAX - 1, le=SEED_MAX)
+    seed: int | None = within(BOUNDS["seed"])
     stop: Stop | None = None
-    stop_token_ids: list[_TokenId] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
 
     def given(self) -> dict[str, Any]:
         """The values that the client sent, as vLLM's sampling parameters."""

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
-from vllm.v1.outputs import SamplerOutput
 
 NO_TOKEN = -1
 """As vLLM marks a place of the sampled tokens that holds none."""
@@ -79,7 +78,7 @@ class FurtherSteps:
                 active = counts > step
                 runner.fill_rows(request_ids, np.where(active, next_positions + step, -1))
                 logits = self._logits(columns[-1], inputs, step, shape)
-                columns.append(self._sampled(logits, inputs.active[step], active))
+                columns.append(runner.sample_step(logits, ~inputs.active[step], ahead=step + 1).sampled_token_ids)
         further_tokens = torch.cat(columns[1:], dim=1).masked_fill_(~inputs.active.t(), NO_TOKEN)
         return torch.cat([sampled, further_tokens], dim=1)
 
@@ -168,9 +167,3 @@ class FurtherSteps:
                 positions=self._positions[..., :padded],
                 **runner._init_model_kwargs(),
             )
-
-    def _sampled(self, logits: torch.Tensor, active: torch.Tensor, active_on_host: np.ndarray) -> torch.Tensor:
-        generators = self._runner.input_batch.sampling_metadata.generators
-        drawing = {row: generator for row, generator in generators.items() if active_on_host[row]}
-        output: SamplerOutput = self._runner.sample_step(logits, ~active, drawing)
-        return output.sampled_token_ids

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.v1.outputs import SamplerOutput
+from vllm.sampling_params import SamplingType
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
 
 from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.inputs import StageExtra
 from omni_cluster.worker.further_steps import FurtherSteps
 from omni_cluster.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
+from omni_cluster.worker.penalties import Penalties
 from omni_cluster.worker.rows_out import RowsOfStep
-from omni_cluster.worker.seen_tokens import SeenTokens, plain_repetition
-from omni_cluster.worker.top_k_sampler import TopKSampler
+from omni_cluster.worker.seeded_noise import SeededNoise, token_seed
+from omni_cluster.worker.top_k_sampler import SampledRows, TopKSampler
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -45,8 +48,13 @@ class OmniGPUModelRunner(_Runner):
         self._inputs: OmniModelInputBuilder | None = None
         self._further_steps: FurtherSteps | None = None
         self._further: dict[str, int] = {}
-        self.sampler.topk_topp_sampler = TopKSampler(self.sampler.topk_topp_sampler, self._top_k_of_batch)
-        self._seen = SeenTokens(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
+        self._penalties = Penalties(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
+        self._seeds: dict[str, int] = {}
+        self._next_indices: np.ndarray = np.zeros(0, dtype=np.int64)
+        self._ahead = 0
+        stock = self.sampler.topk_topp_sampler
+        self.sampler.topk_topp_sampler = TopKSampler(stock, self._rows_to_sample, SeededNoise(self.device))
+        self.sampler.apply_penalties = self._penalised
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -61,25 +69,27 @@ class OmniGPUModelRunner(_Runner):
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._forget(request_id)
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._penalties.remove(request_id)  # there is room for those that run, not for all that wait
         for new in scheduler_output.scheduled_new_reqs:
             params = new.sampling_params
             extra = StageExtra.of(params.extra_args if params else None)
             if extra is not None:
                 self._admit(new.req_id, extra)
-            if plain_repetition(params):
-                self._seen.admit(new.req_id, new.prompt_token_ids or ())
+            self._penalties.admit(new.req_id, params, new.prompt_token_ids or (), ())
+            if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
+                self._seeds[new.req_id] = params.seed
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
             if self._inputs is not None:
                 self._inputs.push(request_id, rows)
-        for request_id in scheduler_output.preempted_req_ids or ():
-            self._seen.remove(request_id)  # there is room for those that run, not for all that wait
         self._further = getattr(scheduler_output, "omni_further", {})
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             state = self.requests[request_id]
-            if plain_repetition(state.sampling_params):
-                known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
-                self._seen.admit(request_id, [*state.prompt_token_ids, *known])
+            known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
+            self._penalties.admit(request_id, state.sampling_params, state.prompt_token_ids or (), known)
+        # Noise is made of seeds. vLLM would set these back where a token is not kept, which those of a CPU cannot be.
+        self.input_batch.generators.clear()
         return updated
 
     def _admit(self, request_id: str, extra: StageExtra) -> None:
@@ -90,7 +100,8 @@ class OmniGPUModelRunner(_Runner):
 
     def _forget(self, request_id: str) -> None:
         self._emitting.discard(request_id)
-        self._seen.remove(request_id)
+        self._penalties.remove(request_id)
+        self._seeds.pop(request_id, None)
         if self._inputs is not None:
             self._inputs.remove(request_id)
 
@@ -131,42 +142,54 @@ class OmniGPUModelRunner(_Runner):
         if logits is None:
             return super()._sample(logits, spec_decode_metadata)
         batch = self.input_batch
-        discarded = self.discard_request_mask.gpu[: len(batch.req_ids)]
-        output = self.sample_step(logits, discarded, batch.sampling_metadata.generators)
-        if self._further_steps is None or not self._further or not self._goes_on():
+        n = len(batch.req_ids)
+        self._next_indices = self.optimistic_seq_lens_cpu[:n].numpy() - batch.num_prompt_tokens[:n]
+        output = self.sample_step(logits, self.discard_request_mask.gpu[:n])
+        if self._further_steps is None or not (further := self._going_on()):
             return output
-        tokens = self._further_steps.run(output.sampled_token_ids, self._further)
-        return replace(output, sampled_token_ids=tokens)
+        tokens = self._further_steps.run(output.sampled_token_ids, further)
+        logprobs = _for_each(tokens.shape[1], output.logprobs_tensors)
+        return replace(output, sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
-    def _goes_on(self) -> bool:
-        """Whether the batch's next logits need nothing that only the host knows after a step."""
-        metadata = self.input_batch.sampling_metadata
-        return self._penalties_are_plain() and metadata.max_num_logprobs is None and not metadata.bad_words_token_ids
+    def _going_on(self) -> dict[str, int]:
+        """How many tokens more each request gets in this step: none whose next one needs what the host makes of it."""
+        batch = self.input_batch
+        waiting = {
+            *batch.num_logprobs,
+            *batch.logprob_token_ids,
+            *(batch.req_ids[i] for i in batch.bad_words_token_ids),
+        }
+        return {r: number for r, number in self._further.items() if r not in waiting} if waiting else self._further
 
-    def sample_step(
-        self, logits: torch.Tensor, discarded: torch.Tensor, generators: dict[int, torch.Generator]
-    ) -> SamplerOutput:
-        """Samples one token a request as vLLM does, the repetition penalty on the device where it is all there is.
+    def sample_step(self, logits: torch.Tensor, discarded: torch.Tensor, ahead: int = 0) -> SamplerOutput:
+        """Samples one token a request as vLLM does, penalties and the noise of seeded requests on the device.
 
-        `logits` `[n, vocab_size]`; `discarded` bool `[n]`: requests whose token is not theirs to keep; `generators`: by
-        row, for requests that have a seed.
+        `logits` `[n, vocab_size]`; `discarded` bool `[n]`: requests whose token is not theirs to keep; `ahead`: tokens
+        that this step has made of each request before.
         """
         request_ids = self.input_batch.req_ids
         stock = self.input_batch.sampling_metadata
-        if self.input_batch.repetition_penalties_reqs and self._penalties_are_plain():
-            logits = logits.float()
-            self._seen.penalise(logits, request_ids, stock.repetition_penalties)
-            plain = replace(stock, no_penalties=True, output_token_ids=[], generators=generators)
-        else:
-            plain = replace(stock, generators=generators)
-        self.input_batch.sampling_metadata = plain
+        self.input_batch.sampling_metadata = self._without_waiting(stock, ahead)
+        self._ahead = ahead
         try:
             output = super()._sample(logits, None)
         finally:
             self.input_batch.sampling_metadata = stock
-        if len(self._seen):
-            self._seen.note(request_ids, output.sampled_token_ids[:, 0], discarded)
+        self._penalties.note(request_ids, output.sampled_token_ids[:, 0], discarded)
         return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _without_waiting(stock: SamplingMetadata, ahead: int) -> SamplingMetadata:
+        """Without the tokens of the step before, which vLLM would wait for, and what only a step's first token has."""
+        output_ids = stock.output_token_ids if stock.bad_words_token_ids else []
+        if ahead:
+            return replace(stock, output_token_ids=output_ids, max_num_logprobs=None, logprob_token_ids=None)
+        return replace(stock, output_token_ids=output_ids)
+
+    def _penalised(self, logits: torch.Tensor, metadata: SamplingMetadata, output_ids: list[list[int]]) -> torch.Tensor:
+        """In place of the function by which vLLM's sampler applies penalties from lists on the host, `output_ids`."""
+        self._penalties.apply(logits, self.input_batch.req_ids, metadata)
+        return logits
 
     def fill_rows(self, request_ids: Sequence[str], positions: np.ndarray) -> None:
         """Feeds each request's row at `positions` int `[n]`, -1 for one that the step computes to no effect."""
@@ -178,14 +201,14 @@ class OmniGPUModelRunner(_Runner):
         if step.changed:
             self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
 
-    def _top_k_of_batch(self) -> np.ndarray:
-        return self.input_batch.top_k_cpu[: self.input_batch.num_reqs]
-
-    def _penalties_are_plain(self) -> bool:
-        """Whether every penalty of the batch is one that `SeenTokens` knows."""
-        batch = self.input_batch
-        others = batch.frequency_penalties_reqs or batch.presence_penalties_reqs or batch.bad_words_token_ids
-        return not others and all(map(self._seen.tracks, batch.repetition_penalties_reqs))
+    def _rows_to_sample(self) -> SampledRows:
+        batch, n = self.input_batch, self.input_batch.num_reqs
+        seeds = {
+            row: token_seed(self._seeds[r], int(self._next_indices[row]) + self._ahead)
+            for row, r in enumerate(batch.req_ids)
+            if r in self._seeds
+        }
+        return SampledRows(batch.top_k_cpu[:n], batch.top_p_cpu[:n], batch.temperature_cpu[:n] == 0, seeds)
 
     def take_rows(self) -> RowsOfStep | None:
         """The rows of the step that was just executed, on the device; None when no request of it wants rows."""
@@ -211,3 +234,11 @@ class OmniGPUModelRunner(_Runner):
         request = self.requests[request_id]
         positions = request.mrope_positions
         return None if positions is None else positions[:, : request.num_prompt_tokens].long()
+
+
+def _for_each(tokens: int, logprobs: LogprobsTensors | None) -> LogprobsTensors | None:
+    """A row for each of a request's `tokens`, as vLLM reads a step of several; only requests of one token are told."""
+    if logprobs is None:
+        return None
+    rows = (each.repeat_interleave(tokens, dim=0) for each in logprobs[:3])
+    return LogprobsTensors(*rows)

@@ -1,8 +1,5 @@
-"""The repetition penalty on the device.
-
-vLLM's V1 runner applies penalties from lists of token ids on the host: every step waits for the tokens of the step
-before it, and copies all tokens of all requests to the device. Here each request has a row on the device that says
-which tokens it has seen, and a step adds its sampled tokens where they are made.
+"""The repetition penalty on the device: a row for each request says which tokens it has seen, and a step adds its
+sampled tokens where they are made.
 """
 
 from __future__ import annotations
@@ -10,16 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from vllm import SamplingParams
 from vllm._custom_ops import apply_repetition_penalties
 
 
 class SeenTokens:
-    """One row of `vocab_size` flags for each of up to `max_requests` requests.
-
-    Only requests whose one penalty is the repetition penalty are tracked: what else changes logits before it
-    (`plain_repetition` says) stays with vLLM.
-    """
+    """One row of `vocab_size` flags for each of up to `max_requests` requests; the others have none."""
 
     def __init__(self, max_requests: int, vocab_size: int, device: torch.device) -> None:
         # The last row is for requests that are not tracked, the last column for tokens that do not count.
@@ -43,9 +35,6 @@ class SeenTokens:
         if row is not None:
             self._free.append(row)
             self._batch = []
-
-    def tracks(self, request_id: str) -> bool:
-        return request_id in self._rows
 
     def penalise(self, logits: torch.Tensor, request_ids: list[str], penalties: torch.Tensor) -> None:
         """Divides positive logits of seen tokens by the request's penalty, and multiplies negative ones, in place.
@@ -73,16 +62,3 @@ class SeenTokens:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-
-def plain_repetition(params: SamplingParams | None) -> bool:
-    """Whether the request's logits are changed by the repetition penalty, and by nothing whose order matters."""
-    return (
-        params is not None
-        and params.repetition_penalty != 1.0
-        and params.frequency_penalty == 0.0
-        and params.presence_penalty == 0.0
-        and not params.logit_bias
-        and not params.bad_words
-        and params.logprobs is None
-    )

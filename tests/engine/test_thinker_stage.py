@@ -135,11 +135,19 @@ async def test_closing_midway_frees_everything(thinker: Stage) -> None:
     ("sampling", "said"),
     [
         ({"temprature": 0.5}, "sampling parameter 'temprature' of stage thinker is unknown"),
-        ({"temperature": -1}, "sampling parameters of stage thinker: .*temperature.*-1"),
+        ({"temperature": -1}, "temperature of stage thinker is -1, but it should be a number from 0 to 2"),
         ({"temperature": "hot"}, "stage thinker"),
         ({"max_tokens": "many"}, "stage thinker"),
         ({"max_tokens": -1}, "stage thinker"),
-        ({"extra_args": 5, "nonsense": 1}, "'nonsense'"),
+        ({"extra_args": 5}, "'extra_args'"),
+        (
+            {"repetition_penalty": 1e-300},
+            "repetition_penalty of stage thinker is 1e-300, but it should be a number from",
+        ),
+        ({"min_tokens": 40, "max_tokens": 4}, "stage thinker: min_tokens"),
+        ({"min_tokens": 5000}, "stage thinker: min_tokens"),
+        ({"stop_token_ids": [2**31 - 1]}, "stop_token_ids of stage thinker has 2147483647, but the model's tokens are"),
+        ({"logit_bias": {10**6: 1.0}}, "logit_bias of stage thinker has 1000000, but the model's tokens are"),
     ],
 )
 async def test_sampling_that_vllm_does_not_know_is_refused(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm import SamplingParams
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from omni_cluster.worker.seen_tokens import SeenTokens, plain_repetition
+from omni_cluster.worker.seen_tokens import SeenTokens
 
 VOCAB = 11
 NONE_DISCARDED = torch.zeros(3, dtype=torch.bool)
@@ -86,19 +84,3 @@ def test_a_request_that_starts_over_has_the_tokens_it_is_given() -> None:
     seen.note(["a"], torch.tensor([3]), NONE_DISCARDED[:1])
     seen.admit("a", [1, 4])
     assert seen_by(seen, "a") == {1, 4} and len(seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("params", "plain"),
-    [
-        (None, False),
-        (SamplingParams(), False),
-        (SamplingParams(repetition_penalty=1.05), True),
-        (SamplingParams(repetition_penalty=1.05, frequency_penalty=0.1), False),
-        (SamplingParams(repetition_penalty=1.05, presence_penalty=0.1), False),
-        (SamplingParams(repetition_penalty=1.05, logit_bias={1: 2.0}), False),
-        (SamplingParams(repetition_penalty=1.05, logprobs=2), False),
-    ],
-)
-def test_only_the_repetition_penalty_alone_is_ours(params: SamplingParams | None, plain: bool) -> None:
-    assert plain_repetition(params) is plain

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omni_cluster.errors import TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
@@ -56,7 +57,7 @@ class Code2WavSession:
     ) -> None:
         """`max_piece_blocks` >= 2: else a remainder of more than one block could not be split into whole blocks."""
         self._request = request
-        self._codes = CodeReader(upstream, ids.codec_stops)
+        self._codes = CodeReader(upstream, ids.codec_stops, ids.num_codes)
         self._blocks = blocks
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
@@ -109,11 +110,15 @@ def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:
 
 
 class CodeReader:
-    """A request's codes, read in the background while its jobs run; as many as the talker may make."""
+    """A request's codes, read in the background while its jobs run; as many as the talker may make.
 
-    def __init__(self, upstream: AsyncIterator[StageChunk], stops: Collection[int]) -> None:
+    What is no code ends its request here: in a batch it would be an index out of range, which ends all of them.
+    """
+
+    def __init__(self, upstream: AsyncIterator[StageChunk], stops: Collection[int], num_codes: int) -> None:
         self._upstream = upstream
         self._stops = stops
+        self._num_codes = num_codes
         self._codes: list[int] = []
         self._position = 0
         self._changed = asyncio.Event()
@@ -134,8 +139,13 @@ class CodeReader:
         async for chunk in self._upstream:
             new = chunk.token_ids[max(0, self._position - chunk.token_start) :]  # a chunk that comes twice is dropped
             self._position += len(new)
-            self._codes.extend(code for code in new if code not in self._stops)
+            self._codes.extend(self._checked(code) for code in new if code not in self._stops)
             self._changed.set()
+
+    def _checked(self, code: int) -> int:
+        if not 0 <= code < self._num_codes:
+            raise TokenError(f"token {code} is no code of sound; codes are 0 to {self._num_codes - 1}.")
+        return code
 
     @property
     def complete(self) -> bool:

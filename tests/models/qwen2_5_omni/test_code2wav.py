@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_cluster.errors import TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import DiffusionJob
@@ -48,6 +49,17 @@ def sizes(jobs: Sequence[DiffusionJob]) -> list[int]:
 
 async def pieces(upstream: AsyncIterator[StageChunk], **settings: Any) -> list[DiffusionJob]:
     return [job async for job in session_of(upstream, **settings).jobs()]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("bad", [80, 93, 96, -1, 8293])
+async def test_what_is_no_code_ends_its_request_before_it_is_in_a_job(bad: int, streams: bool) -> None:
+    chunks = [codes(0, 30), StageChunk(30, (5, bad, 6)), codes(33, 100), StageChunk(100, finish_reason="length")]
+    session, made = session_of(at_once(chunks), streams=streams), []
+    with pytest.raises(TokenError, match=f"^token {bad} is no code of sound; codes are 0 to 79.$"):
+        async for job in session.jobs():
+            made.append(job)
+    assert all(bad not in job.codes for job in made)
 
 
 # ----------------------------------------------------------------- whole mode

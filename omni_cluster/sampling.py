@@ -1,0 +1,119 @@
+"""What sampling parameters may be: the same for the HTTP API, the configuration and the stages.
+
+Logits are float32. A value that float32 does not tell from zero or infinity makes tokens of nothing, so each bound is
+far from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cluster.errors import RequestError
+
+INT32_MAX = 2**31 - 1
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 64
+LEAST_TOP_P = 1e-6
+"""Below this share only the likeliest token stays, whatever the vocabulary; smaller ones are raised to it."""
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Numbers from `least` to `most`; `whole`: integers only; `above`: `least` itself is not among them."""
+
+    least: float
+    most: float
+    whole: bool = False
+    above: bool = False
+
+    def hold(self, value: object) -> bool:
+        """False for what is no number, NaN included."""
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
+            return False
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        return f"{kind} {'above' if self.above else 'from'} {self.least} to {self.most}"
+
+
+BOUNDS: Mapping[str, Bounds] = {
+    "temperature": Bounds(0, 2),
+    "top_p": Bounds(0, 1, above=True),
+    "top_k": Bounds(-1, INT32_MAX, whole=True),
+    "min_p": Bounds(0, 1),
+    # Logits are divided and multiplied by it: a hundred times what they are is still far from float32's ends.
+    "repetition_penalty": Bounds(0.01, 100),
+    "presence_penalty": Bounds(-2, 2),
+    "frequency_penalty": Bounds(-2, 2),
+    "max_tokens": Bounds(1, INT32_MAX, whole=True),
+    "min_tokens": Bounds(0, INT32_MAX, whole=True),
+    "seed": Bounds(-(2**63), 2**63 - 1, whole=True),
+    "logprobs": Bounds(0, 20, whole=True),
+}
+TOKEN_ID = Bounds(0, INT32_MAX, whole=True)
+BIAS = Bounds(-1e6, 1e6)
+_OTHERS = frozenset(
+    {
+        *("ignore_eos", "stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "detokenize"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+        "skip_reading_prefix_cache",
+    }
+)
+NAMES = frozenset(BOUNDS) | _OTHERS
+"""vLLM's parameters that a stage takes; of the others some are the stage's own, and some change what a request is."""
+
+
+def check_sampling(params: Mapping[str, Any], stage: str) -> None:
+    """Raises RequestError with one sentence for the first parameter of `stage` that is none, or out of its bounds."""
+    for name, wish in sampling_faults(params):
+        if name not in NAMES:
+            raise RequestError(f"sampling parameter {name!r} of stage {stage} is unknown; use {wish}.")
+        raise RequestError(f"{name} of stage {stage} is {_shown(params[name])}, but it should be {wish}.")
+
+
+def sampling_faults(params: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names of `params` that are none, or whose value is out of bounds, each with what it should be."""
+    unknown = [(name, "vLLM's, for example temperature") for name in sorted(set(params) - NAMES)]
+    known = ((name, _wish(name, value)) for name, value in params.items() if name in NAMES and value is not None)
+    return unknown + [(name, wish) for name, wish in known if wish is not None]
+
+
+def _wish(name: str, value: object) -> str | None:
+    """What a parameter should be; None for one that is."""
+    if name in BOUNDS:
+        return None if BOUNDS[name].hold(value) else str(BOUNDS[name])
+    if name == "stop":
+        return None if _are_stops([value] if isinstance(value, str) else value) else _STOPS
+    if name == "stop_token_ids":
+        return None if _are_stop_tokens(value) else _STOP_TOKENS
+    if name == "logit_bias":
+        return None if _are_biases(value) else f"token ids, each with {BIAS}"
+    return None
+
+
+_STOPS = f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters"
+_STOP_TOKENS = f"at most {MAX_STOP_TOKENS} token ids"
+
+
+def _are_stops(value: object) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_STOPS:
+        return False
+    return all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARS for stop in value)
+
+
+def _are_stop_tokens(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) <= MAX_STOP_TOKENS and all(map(TOKEN_ID.hold, value))
+
+
+def _are_biases(value: object) -> bool:
+    return isinstance(value, Mapping) and all(TOKEN_ID.hold(i) and BIAS.hold(bias) for i, bias in value.items())
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
