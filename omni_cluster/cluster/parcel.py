@@ -17,7 +17,8 @@ from PIL import Image
 
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.transport import RemoteStage, Ticket
-from omni_cluster.inputs import Media, OmniRequest, Video
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.media import Media, Video
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Parcel:
         return Media(self.audios, tuple(map(_as_image, self.images)), self.videos)
 
 
-def _as_array(image: Image.Image) -> np.ndarray | Image.Image:
-    return np.asarray(image) if image.mode == "RGB" else image
+def _as_array(image: Image.Image | np.ndarray) -> np.ndarray | Image.Image:
+    return np.asarray(image) if isinstance(image, Image.Image) and image.mode == "RGB" else image
 
 
 def _as_image(image: np.ndarray | Image.Image) -> Image.Image:
