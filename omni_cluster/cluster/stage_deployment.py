@@ -52,7 +52,8 @@ class StageReplica:
         with starting.step("reads the checkpoint"):
             self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage_id))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
-        self._engine = make_stage(self._stage, self._bound)
+        with starting.step("imports the model"):
+            self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
         self._requests = 0
         self._metrics = StageMetrics()
