@@ -46,7 +46,7 @@ class StageReplica:
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
         stage = next(s for s in config.stages if s.stage_id == stage_id)
-        starting = Starting(stage.model_stage, own_replica_id())
+        starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"):
             await asyncio.to_thread(_import_engine, stage, config)
         with starting.step("reads the checkpoint"):
@@ -62,6 +62,7 @@ class StageReplica:
         self._source = self._links_to(source) if source is not None else None
         with starting.step("starts the engine"):
             await self._engine.start()
+        starting.ended()
 
     def _links_to(self, source: DeploymentHandle) -> Links:
         config = self._bound.config
