@@ -51,13 +51,14 @@ class StageReplica:
         """Serve awaits this: a replica takes requests once its engine is up."""
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
-        starting = Starting(stage.model_stage, own_replica_id())
+        starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"):
             await asyncio.to_thread(_import_engine, stage, config)
         with starting.step("reads the checkpoint"):
             self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage_id))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
-        self._engine = make_stage(self._stage, self._bound)
+        with starting.step("imports the model"):
+            self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
         self._parcels = Parcels()
         self._requests = 0
@@ -68,6 +69,7 @@ class StageReplica:
         with starting.step("starts the engine"):
             await self._engine.start()
         self._beating = asyncio.create_task(beat_while_healthy(self._watchdog, self._engine.check_health))
+        starting.ended()
 
     def _links_to(self, source: DeploymentHandle) -> Links:
         config = self._bound.config

@@ -19,14 +19,15 @@ logger = logging.getLogger("ray.serve")
 
 NAMESPACE = b"omni_cluster"
 """Of Ray's own store of keys and values, which is there before any replica."""
+PREFIX = b"starting/"
 
 
 class Starting:
-    """The steps of one replica's start, in a row, each told as it begins."""
+    """The steps of one replica's start, in a row, each told as it begins; of several replicas who waits sees one's."""
 
-    def __init__(self, stage: str, replica_id: str) -> None:
+    def __init__(self, stage: str) -> None:
         self._stage = stage
-        self._key = f"starting/{stage}/{replica_id}".encode()
+        self._key = PREFIX + stage.encode()
         self._times = StepTimes(cache_folder() / "starts" / f"{stage}.json")
 
     @contextlib.contextmanager
@@ -37,22 +38,23 @@ class Starting:
         logger.info("%s: %s", self._stage, said)
         _internal_kv_put(self._key, said.encode(), namespace=NAMESPACE)
         began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            _internal_kv_del(self._key, namespace=NAMESPACE)
+        yield
         took_s = time.monotonic() - began_s
         self._times.remember(what, took_s)
         logger.info("%s: %s took %.1f s", self._stage, what, took_s)
 
+    def ended(self) -> None:
+        """There is no further step."""
+        _internal_kv_del(self._key, namespace=NAMESPACE)
+
 
 def steps_now() -> dict[str, str]:
-    """The step of each stage that starts in this cluster; of several replicas, that of one."""
+    """The step of each stage of this cluster that starts, or broke off while it did."""
     steps = {}
-    for key in _internal_kv_list(b"starting/", namespace=NAMESPACE):
+    for key in _internal_kv_list(PREFIX, namespace=NAMESPACE):
         said = _internal_kv_get(key, namespace=NAMESPACE)
         if said is not None:  # else it has ended meanwhile
-            steps[key.decode().split("/")[1]] = said.decode()
+            steps[key.removeprefix(PREFIX).decode()] = said.decode()
     return steps
 
 
