@@ -18,7 +18,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX, next_replica
-from omni_cluster.errors import OmniError
+from omni_cluster.errors import OmniError, PayloadError
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
 from omni_cluster.payloads import RowsChunk
 
@@ -82,6 +82,8 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     def open(self, max_elements: int) -> StageChunk:
         """Raises PayloadError for rows that are not whole, or of more than `max_elements` elements."""
+        if self.packed_rows is not None and self.packed_rows.dtype != np.uint8:
+            raise PayloadError(f"Packed rows came as {self.packed_rows.dtype}, but they are bytes, uint8.")
         packed = None if self.packed_rows is None else torch.from_numpy(self.packed_rows)
         return StageChunk(
             self.token_start,
