@@ -18,7 +18,7 @@ from omni_cluster.cluster.outlet import StageFailed
 from omni_cluster.cluster.socket_line import Address, SocketLine, SocketServer, packed, unpacked
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outboxes
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import PayloadError, RequestError
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -191,3 +191,22 @@ async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer
     await messages.aclose()
     while len(server):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no MessagePack"])
+def test_a_message_that_replicas_do_not_send_is_refused_as_one(broken: str) -> None:
+    head, *arrays = (bytes(part) for part in packed([LinkItem(3, WireChunk.of(with_rows(2)))]))
+    parts = {
+        "no parts": [],
+        "no head": [head],
+        "no text": [head.replace(b"WireChunk", b"Wire\xff\xffunk"), *arrays],
+        "no MessagePack": [b"\xc1", *arrays],
+    }[broken]
+    with pytest.raises(PayloadError, match=f"A message of {len(parts)} parts is not what replicas send"):
+        unpacked(parts)
+
+
+def test_rows_that_came_as_something_else_are_refused() -> None:
+    chunk = msgspec.structs.replace(WireChunk.of(with_rows(2)), packed_rows=np.array(["a"]))
+    with pytest.raises(PayloadError, match="Packed rows came as <U1"):
+        chunk.open(1 << 20)
