@@ -442,3 +442,9 @@ class TestRowsChunk:
     def test_chunks_that_do_not_follow_are_refused(self, chunks: list[RowsChunk], words: str) -> None:
         with pytest.raises(PayloadError, match=words):
             RowsChunk.joined(chunks)
+
+
+def test_text_that_is_no_utf_8_is_refused() -> None:
+    encoded = PromptEmbedsPayload.from_tensor(torch.ones(2)).encode().replace(b"float32", b"float\xff2")
+    with pytest.raises(PayloadError, match="The bytes are not a PromptEmbedsPayload"):
+        PromptEmbedsPayload.decode(encoded, max_bytes=1000)

@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX, known_replicas
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.errors import StageDied
+from omni_cluster.errors import PayloadError, StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
 from omni_cluster.payloads import RowsChunk
 
@@ -90,6 +90,8 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     def open(self, max_elements: int) -> StageChunk:
         """Raises PayloadError for rows that are not whole, or of more than `max_elements` elements."""
+        if self.packed_rows is not None and self.packed_rows.dtype != np.uint8:
+            raise PayloadError(f"Packed rows came as {self.packed_rows.dtype}, but they are bytes, uint8.")
         return StageChunk(
             self.token_start,
             self.token_ids,

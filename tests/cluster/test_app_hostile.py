@@ -94,7 +94,7 @@ async def test_bodies_that_are_made_to_cost_are_refused_beside_streams_that_stay
     async with asking_all_the_while(client) as seen:
         for name, make in HOSTILE.items():
             answer = await client.post(CHAT, content=await asyncio.to_thread(make, SIZE), headers=JSON)
-            assert answer.status_code in (400, 413), name
+            assert 400 <= answer.status_code < 500, name
             message = answer.json()["error"]["message"]
             assert message.endswith(".") and "\n" not in message and len(message) < 400, name
     assert alone and set(seen["texts"]) == {alone}

@@ -21,7 +21,7 @@ from omni_cluster.cluster.socket_line import SocketLine
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, SocketServer
 from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outboxes
-from omni_cluster.errors import RequestError, StageDied
+from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -217,3 +217,22 @@ async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
     await waiting
     await messages.aclose()
     assert stage.loads._estimate("replica") is None  # what nobody tells any more is not known
+
+
+@pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no MessagePack"])
+def test_a_message_that_replicas_do_not_send_is_refused_as_one(broken: str) -> None:
+    head, *arrays = (bytes(part) for part in packed([LinkItem(3, WireChunk.of(with_rows(2)))]))
+    parts = {
+        "no parts": [],
+        "no head": [head],
+        "no text": [head.replace(b"WireChunk", b"Wire\xff\xffunk"), *arrays],
+        "no MessagePack": [b"\xc1", *arrays],
+    }[broken]
+    with pytest.raises(PayloadError, match=f"A message of {len(parts)} parts is not what replicas send"):
+        unpacked(parts)
+
+
+def test_rows_that_came_as_something_else_are_refused() -> None:
+    chunk = msgspec.structs.replace(WireChunk.of(with_rows(2)), packed_rows=np.array(["a"]))
+    with pytest.raises(PayloadError, match="Packed rows came as <U1"):
+        chunk.open(1 << 20)

@@ -19,6 +19,16 @@ _MOST_TOLD = 20
 
 
 @dataclass(frozen=True)
+class Kind:
+    """`weight`: how many of all inputs are of this kind; what costs more is rarer."""
+
+    make: Callable[[Random], bytes]
+    take: Callable[[bytes], None]
+    refusals: tuple[type[Exception], ...]
+    weight: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Which inputs: those of a seed and some kinds, and the module that has them."""
 
@@ -26,7 +36,7 @@ class Plan:
     kinds: Sequence[str]
     table: str = "tests.fuzz.kinds"
 
-    def drawn(self, index: int) -> tuple[str, Any, Random]:
+    def drawn(self, index: int) -> tuple[str, Kind, Random]:
         """An input's kind, and the random source that makes it."""
         table = import_module(self.table).KINDS
         rng = Random(f"{self.seed}/{index}")
@@ -35,8 +45,7 @@ class Plan:
 
     def input(self, index: int) -> bytes:
         _, kind, rng = self.drawn(index)
-        data: bytes = kind.make(rng)
-        return data
+        return kind.make(rng)
 
     def named(self, index: int) -> str:
         return f"input {index} of seed {self.seed} ({self.drawn(index)[0]})"

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Mapping
 
 from omni_cluster.errors import PayloadError, RequestError
 from tests.fuzz import bodies, links, media, payloads
-
-
-@dataclass(frozen=True)
-class Kind:
-    """`weight`: how many of all inputs are of this kind; what costs more is rarer."""
-
-    make: Callable[[Random], bytes]
-    take: Callable[[bytes], None]
-    refusals: tuple[type[Exception], ...]
-    weight: int
-
+from tests.fuzz.driver import Kind
 
 KINDS: Mapping[str, Kind] = {
     "chat": Kind(bodies.chat_body, bodies.take_chat, (RequestError,), 300),
