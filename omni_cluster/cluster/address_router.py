@@ -8,15 +8,9 @@ from ray.serve._private.common import ReplicaID
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
+from omni_cluster.cluster.running import tell_running
+
 ADDRESS_PREFIX = "@"
-
-_running: dict[tuple[str, str], list[str]] = {}
-"""Replicas that run, by application and deployment, as the routers of this process know them."""
-
-
-def known_replicas(app_name: str, deployment_name: str) -> list[str]:
-    """The ids of the replicas that run; none as long as this process has called none of them."""
-    return _running.get((app_name, deployment_name), [])
 
 
 class AddressRouter(LocalityMixin, RequestRouter):
@@ -45,7 +39,7 @@ class AddressRouter(LocalityMixin, RequestRouter):
 
     def _tell_running(self) -> None:
         deployment = self._deployment_id
-        _running[deployment.app_name, deployment.name] = sorted(str(r.unique_id) for r in self.curr_replicas)
+        tell_running(deployment.app_name, deployment.name, [str(r.unique_id) for r in self.curr_replicas])
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -17,9 +17,10 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.address_router import ADDRESS_PREFIX, known_replicas
+from omni_cluster.cluster.address_router import ADDRESS_PREFIX
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.running import known_replicas
 from omni_cluster.errors import PayloadError, StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
 from omni_cluster.payloads import RowsChunk
