@@ -59,7 +59,7 @@ async def _in_time(request: Request, slice_timeout_s: float) -> AsyncGenerator[b
 
 
 def too_slow(fault: str) -> BadRequest:
-    return BadRequest(f"The request body comes too slowly: {fault}.", code="request_timeout", status=408)
+    return BadRequest(f"The request body comes too slowly: {fault.rstrip('.')}.", code="request_timeout", status=408)
 
 
 def _check_size(size_bytes: int, max_bytes: int) -> None:

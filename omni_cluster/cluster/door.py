@@ -26,7 +26,7 @@ TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
 DETACH_HEADER: Final = "x-request-disconnect-disabled"
 MOST_ID_CHARS: Final = 1024
 RETRY_AFTER_S: Final = 2
-MOST_AHEAD_S: Final = 1.0
+MOST_AHEAD_S: Final = 2.0
 """Serve's proxy reads `TIMEOUT_HEADER` too, and answers in a form of its own: ours has to be there before."""
 
 _HEADERS: Final[Mapping[int, Mapping[str, str]]] = {

@@ -69,6 +69,7 @@ from omni_cluster.openai_api.wire import check_model
 from omni_cluster.outputs import OmniRequestOutput
 
 READY_FRESH_S = 1.0
+READY_STALE_S = 5.0
 CONTROLLER_WAIT_S = 2.0
 SCRAPE_WAIT_S = 10.0
 T = TypeVar("T")
@@ -101,10 +102,12 @@ class Ingress:
         self._metrics = IngressMetrics()
         self._metrics.watch(self._door)
         self._scrape = Scrape(handles, config.ingress_replicas)
-        self._scraped = Shared(self._scrape_text, fresh_s=0, wait_s=SCRAPE_WAIT_S)
+        self._scraped = Shared(self._scrape_text, wait_s=SCRAPE_WAIT_S)
         # A thread of its own: those of the requests may all be busy, and Serve's controller may hang.
         self._controller = ThreadPoolExecutor(1, "controller")
-        self._running = Shared(self._ask_controller, fresh_s=READY_FRESH_S, wait_s=CONTROLLER_WAIT_S)
+        self._running = Shared(
+            self._ask_controller, fresh_s=READY_FRESH_S, stale_s=READY_STALE_S, wait_s=CONTROLLER_WAIT_S
+        )
         self._created = int(time.time())
         self._bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
@@ -152,7 +155,7 @@ class Ingress:
         try:
             running = await self._running.get()
         except (TimeoutError, RayError):
-            reason = f"Ray Serve's controller did not answer within {CONTROLLER_WAIT_S:g} s."
+            reason = f"Ray Serve's controller has not answered for {READY_STALE_S:g} s."
             return JSONResponse({"ready": False, "reason": reason}, 503)
         stages = {stage.model_stage: running.get(stage.model_stage, 0) for stage in self._config.stages}
         is_ready = all(stages.values())

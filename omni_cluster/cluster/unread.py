@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,22 +21,26 @@ logger = logging.getLogger("ray.serve")
 PIECE_BYTES: Final = 65_536
 """What the proxy is handed at once: it counts no bytes, and writes all that it has."""
 
+PATIENCE_S: Final = 5.0
+"""A client that has read something since then only lags: what is made may come faster than any client reads."""
+
 
 class Unread:
     """The answers of this process that are under way: what each and all of them together leave unread is bounded."""
 
-    def __init__(self, most_bytes: int, most_total_bytes: int) -> None:
+    def __init__(self, most_bytes: int, most_total_bytes: int, patience_s: float = PATIENCE_S) -> None:
         self._most_bytes = most_bytes
+        self._patience_s = patience_s
         self._most_total_bytes = most_total_bytes
         self._answers: weakref.WeakSet[Answer] = weakref.WeakSet()
         self.size_bytes = 0
 
     def grow(self, answer: Answer, size_bytes: int) -> None:
-        """So much more of it came. Ends it when as much as may was unread before, or the largest when all are too much.
+        """So much more of it came. Ends it when as much as may is unread and nothing was read of late.
 
-        What comes at once, a whole answer above all, may be larger: its client could not have read any of it.
+        Ends the largest, whether it is read or not, when all together are too much.
         """
-        if answer.size_bytes > self._most_bytes:
+        if answer.size_bytes > self._most_bytes and time.monotonic() - answer.read_at_s > self._patience_s:
             self._end(answer, "limits.max_unread_bytes", self._most_bytes)
             return
         self._answers.add(answer)
@@ -78,6 +83,7 @@ class Answer(ReplicaResult):
         self._unread = unread
         self.request_id = request_id
         self.size_bytes = 0
+        self.read_at_s = time.monotonic()
         self._handed_bytes = 0
         self._pieces: deque[bytes] = deque()
         self._news = asyncio.Event()
@@ -91,6 +97,7 @@ class Answer(ReplicaResult):
             self._taker = self._loop.create_task(self._take())
         self._unread.shrink(self, self._handed_bytes)
         self._handed_bytes = 0
+        self.read_at_s = time.monotonic()
         while not self._pieces:
             if self._end is not None:
                 self._unread.forget(self)

@@ -79,7 +79,7 @@ async def test_a_client_that_reads_gets_all_and_nothing_stays_counted() -> None:
 
 
 async def test_a_client_that_does_not_read_is_ended_at_its_bound() -> None:
-    unread, made = Unread(64 * 1024, MIB), Made(10_000)
+    unread, made = Unread(64 * 1024, MIB, patience_s=0), Made(10_000)
     answer = Answer(made, unread, "one")
     await answer.__anext__()
     await taken(lambda: made.is_cancelled)
@@ -88,8 +88,20 @@ async def test_a_client_that_does_not_read_is_ended_at_its_bound() -> None:
         await answer.__anext__()
 
 
+async def test_a_client_that_lags_but_reads_is_not_ended() -> None:
+    unread, made = Unread(64 * 1024, MIB, patience_s=60), Made(300)
+    answer = Answer(made, unread, "one")
+    await answer.__anext__()
+    await taken(lambda: answer.size_bytes > 300 * 1024)
+    assert not made.is_cancelled
+    with pytest.raises(StopAsyncIteration):
+        while await answer.__anext__():
+            pass
+    assert unread.size_bytes == 0
+
+
 async def test_what_comes_at_once_may_be_larger_than_the_bound() -> None:
-    unread, made = Unread(64 * 1024, MIB), Made(3, item_bytes=200 * 1024)
+    unread, made = Unread(64 * 1024, MIB, patience_s=0), Made(3, item_bytes=200 * 1024)
     answer = Answer(made, unread, "one")
     first = await answer.__anext__()
     assert len(first) < 2 * PIECE_BYTES
@@ -97,7 +109,7 @@ async def test_what_comes_at_once_may_be_larger_than_the_bound() -> None:
 
 
 async def test_a_whole_answer_above_the_bound_is_read() -> None:
-    unread, made = Unread(64 * 1024, MIB), Made(1, item_bytes=300 * 1024)
+    unread, made = Unread(64 * 1024, MIB, patience_s=0), Made(1, item_bytes=300 * 1024)
     answer = Answer(made, unread, "one")
     read_bytes = 0
     with pytest.raises(StopAsyncIteration):
