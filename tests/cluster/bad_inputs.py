@@ -395,7 +395,7 @@ STAGES = (
     refused("a repetition penalty beyond all use", by_name(talker={"repetition_penalty": 1e308}),
             "stage_sampling_params.talker.repetition_penalty", "is 1e+308, but it should be less than or equal to 100"),
     refused("too many ids that stop", by_place({"stop_token_ids": [1] * 65}, None, None),
-            "sampling_params_list[0].stop_token_ids", "but it should have at most 64 items"),
+            "sampling_params_list[0].stop_token_ids", "but it should have at most 64 entries"),
     refused("more tokens at least than are counted", by_place(None, {"min_tokens": 2**31}, None),
             "sampling_params_list[1].min_tokens", "but it should be less than or equal to 2147483647"),
     refused("a token id below", by_name(talker={"stop_token_ids": [-1]}),

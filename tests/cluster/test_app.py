@@ -128,7 +128,6 @@ def test_a_text_is_spoken_whole_and_in_pieces_of_the_same_length(served: ServedA
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ({"input": "<|AUDIO|>"}, 400, "<|AUDIO|>"),
         ({"input": "word " * 819}, 400, "at most 1536"),
         ({"model": "nobody"}, 404, "preset:tiny"),
         ({"speed": 1.5}, 400, "speed"),

@@ -272,7 +272,7 @@ BAD = [
             ("min_p", 1.1, "should be less than or equal to 1"),
             ("repetition_penalty", 0, "should be greater than or equal to 0.01"),
             ("repetition_penalty", 1e-300, "should be greater than or equal to 0.01"),
-            ("stop_token_ids", [1] * 65, "but it should have at most 64 items."),
+            ("stop_token_ids", [1] * 65, "but it should have at most 64 entries."),
             ("stop", "x" * 257, "should have at most 256 characters"),
             ("presence_penalty", 3, "should be less than or equal to 2"),
             ("frequency_penalty", "x", "should be a valid number"),
