@@ -59,8 +59,9 @@ def run_demo(config: Path | None, port: int, out: Path) -> None:
     from omni_cluster.cluster.terminal import end_on_sigterm
 
     end_on_sigterm()
+    local = LocalCluster(config=config, port=port)  # refuses what it cannot start
     console.print("starting Ray")
-    with LocalCluster(config=config, port=port) as cluster:
+    with local as cluster:
         console.print(dashboard_line(cluster.dashboard_url), markup=False, soft_wrap=True)
         wait_until_ready(cluster, console)
         console.print(f"serving at {cluster.base_url}", soft_wrap=True)

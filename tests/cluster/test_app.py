@@ -281,7 +281,6 @@ async def test_a_text_request_costs_the_audio_stages_nothing(served: ServedApp) 
             "has 1824 tokens, media included; at most 1536",
         ),
         ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "8024 tokens; at most 1536"),
-        ({"messages": [{"role": "user", "content": "<|AUDIO|>"}]}, 400, "<|AUDIO|>"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DASHBOARD_URL}}]}]},
             400,
