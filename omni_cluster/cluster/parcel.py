@@ -7,8 +7,8 @@ of a call, whose end says that the stage has what it needs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,14 +88,20 @@ class Parcels:
     def __init__(self) -> None:
         self._expected: dict[str, asyncio.Future[Parcel]] = {}
 
-    @asynccontextmanager
-    async def expecting(self, request_id: str) -> AsyncGenerator[asyncio.Future[Parcel], None]:
-        """What comes for the request, as long as the context is open."""
-        coming = self._expected[request_id] = asyncio.get_running_loop().create_future()
+    @contextmanager
+    def expecting(self, request_id: str) -> Iterator[None]:
+        """What comes for the request is kept until it is taken, as long as the context is open."""
+        self._expected[request_id] = asyncio.get_running_loop().create_future()
         try:
-            yield coming
+            yield
         finally:
-            del self._expected[request_id]
+            self._expected.pop(request_id, None)
+
+    async def take(self, request_id: str) -> Parcel:
+        """Waits for the media of a request that is expected; they lie in the store as long as the caller has them."""
+        parcel = await self._expected[request_id]
+        self._expected.pop(request_id, None)
+        return parcel
 
     def bring(self, request_id: str, parcel: Parcel) -> None:
         """For a request that is not here any more, nothing is kept."""

@@ -83,10 +83,9 @@ class StageReplica:
         meter = self._metrics.begin()
         outbox = self._outboxes.open(request.request_id)
         try:
-            async with self._parcels.expecting(request.request_id) as parcel:
+            with self._parcels.expecting(request.request_id):
                 yield Ticket(request.request_id, own_replica_id())
-                filling = self._fill(outbox, request, ticket, meter, parcel if has_media else None)
-                await self._until_let_go(outbox, filling)
+                await self._until_let_go(outbox, self._fill(outbox, request, ticket, meter, has_media))
         finally:
             self._outboxes.remove(request.request_id)
             self._end(request, meter, "cancelled")
@@ -105,6 +104,7 @@ class StageReplica:
         finally:
             filler.cancel()
             await asyncio.gather(filler, return_exceptions=True)
+            del filler  # how it ended holds its frames, and they the request's media
 
     async def _fill(
         self,
@@ -112,12 +112,12 @@ class StageReplica:
         request: OmniRequest,
         ticket: Ticket | None,
         meter: RequestMeter,
-        parcel: asyncio.Future[Parcel] | None,
+        has_media: bool,
     ) -> None:
         """What breaks is told to those who read the outbox, now or later."""
         try:
-            if parcel is not None:
-                request = replace(request, media=await asyncio.to_thread((await parcel).open))
+            if has_media:
+                request = await self._with_media(request)
             handover = Handover(meter.handed_over)
             upstream = self._upstream(ticket)
             source = handover.watched(upstream) if upstream is not None else None
@@ -133,7 +133,11 @@ class StageReplica:
                 logger.exception("request %s failed in stage %s", request.request_id, self._stage.model_stage)
             # The source lets go of a request only when its client does, and may hear of it earlier than this stage.
             self._end(request, meter, "cancelled" if isinstance(error, OutboxUnknown) else "failed")
-            outbox.fail(error)
+            outbox.fail(_without_frames(error))
+
+    async def _with_media(self, request: OmniRequest) -> OmniRequest:
+        parcel = await self._parcels.take(request.request_id)
+        return replace(request, media=await asyncio.to_thread(parcel.open))
 
     def _end(self, request: OmniRequest, meter: RequestMeter, outcome: Outcome) -> None:
         """Counts and logs how the request ended, unless it has ended before."""
@@ -202,6 +206,12 @@ class StageReplica:
         await self._sockets.close()
         await self._engine.shutdown()
         self._watchdog.close()
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The error alone: the frames that it came through hold the request's media for as long as somebody keeps it."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _import_engine(stage: StageConfig, config: PipelineConfig) -> None:

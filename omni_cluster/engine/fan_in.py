@@ -86,6 +86,7 @@ class FanIn:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()  # how they ended holds their frames, and those what they worked on and this object
 
 
 async def chain(first: StageEvent, rest: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageEvent, None]:
