@@ -107,7 +107,7 @@ def test_marks_in_tools_are_text(with_tools: Qwen2_5Omni, place: str) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": hidden}}}}]
     prompt = with_tools.render([HELLO], tools)
     assert "<|AUDIO|>" in prompt.text and prompt.token_ids is not None
-    assert with_tools._processor.tokenizer.convert_tokens_to_ids("<|AUDIO|>") not in prompt.token_ids
+    assert with_tools._prompts._ids["<|AUDIO|>"] not in prompt.token_ids
 
 
 def test_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
