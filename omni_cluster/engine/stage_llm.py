@@ -34,6 +34,7 @@ from omni_cluster.sampling import LEAST_TOP_P, check_sampling
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
+MAX_FAULT_CHARS = 200
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -146,7 +147,7 @@ class StageLLM:
                 raise self._too_long(await asyncio.to_thread(self._least_tokens, prompt)) from error
             raise RequestError(f"prompt of stage {self._stage.model_stage}: {error}") from error
         except (ValueError, VLLMClientError) as error:
-            raise RequestError(f"prompt of stage {self._stage.model_stage}: {error}") from error
+            raise RequestError(f"prompt of stage {self._stage.model_stage}: {fault_of(error)}") from error
         length = len(rendered["prompt_token_ids"])
         if length > self._max_prompt_tokens:
             raise self._too_long(f"{length} tokens, media included")
@@ -256,6 +257,12 @@ def _check_rows(extra: StageExtra, max_elements: int) -> None:
         extra.prompt_embeds.count(max_elements=max_elements)
         if len(extra.prompt_embeds.shape) != 2:
             raise PayloadError(f"A prompt's rows have shape {list(extra.prompt_embeds.shape)}, but must be [n, H].")
+
+
+def fault_of(error: Exception) -> str:
+    """One short line. Around what a processor raises vLLM tells the media too, with where they lie in memory."""
+    said = str(error.__cause__ or error).partition("\n")[0]
+    return said if len(said) <= MAX_FAULT_CHARS else said[:MAX_FAULT_CHARS] + "..."
 
 
 class ChunkMaker:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import torch
+from PIL import Image
 
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
@@ -178,6 +179,15 @@ async def test_media_more_than_the_configuration_allows_are_refused(thinker: Sta
     )
     with pytest.raises(RequestError, match="image"):
         await think(thinker, three)
+    await until_free(thinker)
+
+
+async def test_what_the_processor_cannot_take_is_told_without_where_it_lies(thinker: Stage) -> None:
+    one = request("narrow", "image")
+    narrow = OmniRequest("narrow", one.prompt, type(one.media)(images=(Image.new("RGB", (1, 300)),)))
+    with pytest.raises(RequestError, match=r"^prompt of stage thinker: .*aspect ratio") as refused:
+        await think(thinker, narrow)
+    assert "0x" not in str(refused.value) and "data=" not in str(refused.value)
     await until_free(thinker)
 
 
