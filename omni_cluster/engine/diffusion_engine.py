@@ -1,4 +1,4 @@
-"""One diffusion stage: jobs are ordered by when their sound is due, and a batch runs at a time."""
+"""One diffusion stage: its executor, and the loop that advances its jobs step by step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from vllm.config import set_current_vllm_config
 from vllm.v1.executor import Executor
 
 from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
-from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
+from omni_cluster.engine.step_loop import LoopJob, StepLoop
+from omni_cluster.engine.step_scheduler import StepCost, StepScheduler
 from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import ConfigError, OmniError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionJob, DiffusionSession, Family
+from omni_cluster.models.family import DiffusionSession, Family
 from omni_cluster.outputs import Pcm, StageChunk
 
 
@@ -27,52 +27,8 @@ class DiffusionEngineStopped(OmniError):
     """The stage was shut down, or broke, while a request waited for it."""
 
 
-class Streams:
-    """The streams whose state the model may hold: those that run, and those that ended until it has forgotten them."""
-
-    def __init__(self, max_streams: int, on_end: Callable[[], None]) -> None:
-        self._free = asyncio.Semaphore(max_streams)
-        self._on_end = on_end
-        self._running = 0
-        self._ended: list[str] = []
-        self.waiting = 0
-
-    @contextlib.asynccontextmanager
-    async def one_more(self, stream: str) -> AsyncIterator[None]:
-        """Waits for a place, which is free again when the context is left.
-
-        The stream may still be in the model then; it is forgotten before the next batch, which may begin another.
-        """
-        await self._wait_for_place()
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._ended.append(stream)
-            self._free.release()
-            self._on_end()
-
-    async def _wait_for_place(self) -> None:
-        self.waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self.waiting -= 1
-
-    def ended(self) -> list[str]:
-        return list(self._ended)
-
-    def forgotten(self, count: int) -> None:
-        """The model has forgotten the `count` streams that ended first."""
-        del self._ended[:count]
-
-    def __len__(self) -> int:
-        return self._running + len(self._ended)
-
-
 class DiffusionEngine:
-    """A diffusion `Stage`: vLLM's executor with a `GPUDiffusionWorker`, and our own batching loop."""
+    """A diffusion `Stage`: vLLM's executor with a `GPUDiffusionWorker`, and our own loop over the steps of jobs."""
 
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
         check_vllm()
@@ -80,20 +36,21 @@ class DiffusionEngine:
         self._family = family
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
         self._config = stage.diffusion or DiffusionConfig()
-        self._queue = JobQueue(self._config)
-        self._work = asyncio.Event()
-        self._streams = Streams(self._config.max_streams, self._work.set)
-        self._batch: list[PendingJob] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._executor: Executor | None = None
+        self._loop: StepLoop | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._sample_rate_hz = 0
-        self._frame_s = 0.0  # what a frame sounds for; known once a job was made
 
     async def start(self) -> None:
         self._executor = await self._in_thread(self._make_executor)
-        (self._sample_rate_hz,) = await self._call("sample_rate_hz")
-        self._loop_task = asyncio.create_task(self._run_batches())
+        self._sample_rate_hz = await self._call("sample_rate_hz")
+        steps = await self._call("steps_of_a_job")
+        scheduler: StepScheduler[LoopJob] = StepScheduler(
+            self._config.max_batch_frames, self._config.max_batch_size, StepCost(), time.monotonic
+        )
+        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, self._config, scheduler, self._stopped)
+        self._loop_task = asyncio.create_task(self._loop.run())
 
     def _make_executor(self) -> Executor:
         vllm_config = self._args.create_engine_config()
@@ -109,16 +66,9 @@ class DiffusionEngine:
         """See `Stage.generate`: chunks of sound, one a job, and a last one without."""
         if upstream is None:
             raise ConfigError(f"stage {self._stage.model_stage} has no source; set its engine_input_source, e.g. [1].")
-        position, playback = 0, Playback()
-        async with contextlib.AsyncExitStack() as cleanup:
-            session = self._session(request, upstream)
-            jobs = await cleanup.enter_async_context(_closing(session.jobs()))
-            async for job in jobs:
-                due_s = self._due_s(job, playback)
-                if job.stream is not None and job.start == 0:
-                    await cleanup.enter_async_context(self._streams.one_more(job.stream))
-                samples = await self._submit(job, due_s, session.latest)
-                playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
+        loop, position = self._running_loop(), 0
+        async with contextlib.aclosing(loop.waveforms(self._session(request, upstream))) as waveforms:
+            async for samples in waveforms:
                 yield StageChunk(pcm=Pcm(position, samples, self._sample_rate_hz))
                 position += len(samples)
         yield StageChunk(finish_reason="stop")
@@ -126,75 +76,21 @@ class DiffusionEngine:
     def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> DiffusionSession:
         return self._family.diffusion_session(self._stage.model_stage, request, upstream, self._config)
 
-    def _due_s(self, job: DiffusionJob, playback: Playback) -> float:
-        """A whole answer may take as long as it sounds: its client waits anyway, and others hear theirs already."""
-        now_s = time.monotonic()
-        return now_s + job.frames * self._frame_s if job.stream is None else playback.due_s(now_s)
-
-    async def _submit(self, job: DiffusionJob, due_s: float, latest: Callable[[], DiffusionJob]) -> np.ndarray:
-        pending = PendingJob(job, due_s, asyncio.get_running_loop().create_future(), latest)
-        if not self._runs:
+    def _running_loop(self) -> StepLoop:
+        if self._loop is None or not self._runs:
             raise self._stopped()
-        self._queue.put(pending)
-        self._work.set()
-        samples = await pending.done  # a caller that is cancelled cancels this, and the queue drops the job
-        made = pending.job
-        heard = 1 - made.look_ahead / len(made.codes)
-        self._frame_s = len(samples) / self._sample_rate_hz / (made.frames * heard)
-        return samples
-
-    async def _run_batches(self) -> None:
-        try:
-            while True:
-                await self._work.wait()
-                await self._let_others_join()
-                self._work.clear()
-                await self._forget_ended()
-                while batch := self._queue.take_batch():
-                    await self._run(batch)
-                    await self._forget_ended()
-        finally:
-            self._refuse_pending()
-
-    async def _let_others_join(self) -> None:
-        """An idle engine waits a moment: jobs that come together run together."""
-        if len(self._queue) < self._config.max_batch_size:
-            await asyncio.sleep(self._config.max_wait_ms / 1000)
-
-    async def _forget_ended(self) -> None:
-        """Between two batches: an ended stream's last job may have been in the one that just ran."""
-        while ended := self._streams.ended():
-            await self._call("forget", ended)
-            self._streams.forgotten(len(ended))
-
-    async def _run(self, batch: list[PendingJob]) -> None:
-        self._batch = batch
-        try:
-            (waves,) = await self._call("generate", [p.job for p in batch])
-        except Exception as error:  # a boundary: the batch's requests get the error, the stage goes on
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_exception(error)
-        else:
-            for pending, wave in zip(batch, waves, strict=True):
-                if not pending.done.done():
-                    pending.done.set_result(wave)
-        self._batch = []
-
-    def _refuse_pending(self) -> None:
-        for pending in [*self._batch, *self._queue.drain()]:
-            if not pending.done.done():
-                pending.done.set_exception(self._stopped())
-        self._batch = []
+        return self._loop
 
     def _stopped(self) -> DiffusionEngineStopped:
         return DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run any more; send the request again.")
 
-    async def _call(self, method: str, *args: Any) -> list[Any]:
+    async def _call(self, method: str | Callable[..., Any], *args: Any) -> Any:
+        """What the worker's method gives."""
         if self._executor is None:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
         executor = self._executor
-        return await self._in_thread(lambda: executor.collective_rpc(method, args=args))
+        (given,) = await self._in_thread(lambda: executor.collective_rpc(method, args=args))
+        return given
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -210,8 +106,7 @@ class DiffusionEngine:
 
     async def counts(self) -> dict[str, int]:
         """See `Stage.counts`. `streams`: those whose state the model may hold."""
-        waiting = len(self._queue) + self._streams.waiting
-        return {"running": len(self._batch), "waiting": waiting, "streams": len(self._streams)}
+        return self._loop.counts() if self._loop is not None else {"running": 0, "waiting": 0, "streams": 0}
 
     async def shutdown(self) -> None:
         task, self._loop_task = self._loop_task, None
@@ -223,12 +118,3 @@ class DiffusionEngine:
         if executor is not None:
             await self._in_thread(executor.shutdown)
         self._thread.shutdown()
-
-
-@contextlib.asynccontextmanager
-async def _closing(jobs: AsyncIterator[DiffusionJob]) -> AsyncIterator[AsyncIterator[DiffusionJob]]:
-    try:
-        yield jobs
-    finally:
-        if isinstance(jobs, AsyncGenerator):
-            await jobs.aclose()

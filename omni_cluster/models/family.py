@@ -118,16 +118,35 @@ class DiffusionSession(Protocol):
         """The job that `jobs` gave last, with what has come since: asked when its batch begins, and it is what runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step of so many frames, all its jobs together, took so long on the device."""
+
+    frames: int
+    seconds: float
+
+
 class DiffusionModel(Protocol):
-    """A loaded diffusion model: many jobs in one pass."""
+    """A loaded diffusion model: jobs advance by steps, and those of one step may each be at another of theirs.
+
+    Who calls names each job by a number of its own. At most one job of a stream is begun at a time.
+    """
 
     sample_rate_hz: int
+    steps: int
+    """Of every job, from its beginning until it can be finished."""
 
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead.
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        """Takes a job in. Raises ValueError for one that cannot be made."""
 
-        At most one job of a stream; a stream's state is kept until `forget`.
-        """
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        """Advances jobs by one step. May return before the device has made it; gives the time of one that it has."""
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead; the jobs are gone then."""
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Frees jobs at whatever step; the stream of one goes no further and is to be forgotten."""
 
     def forget(self, streams: Sequence[str]) -> None:
         """Frees the state of streams that have ended, at whatever point; unknown ones are none of its business."""

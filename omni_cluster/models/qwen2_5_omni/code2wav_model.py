@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +11,15 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
-from omni_cluster.models.qwen2_5_omni.dit import FIRST_SLOT, NO_BLOCK, BlockDiT, PackedBlocks
-from omni_cluster.models.qwen2_5_omni.flow import Flow, evaluation_times, graph_sizes
+from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
+from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluation_times, graph_sizes
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
+from omni_cluster.models.step_clock import StepClock
 
 SAMPLE_RATE_HZ = 24_000
 VOCODER_OVERLAP_FRAMES = 24
@@ -41,30 +42,17 @@ class StreamState:
 
 @dataclass(slots=True)
 class Piece:
-    """A job while it is computed: its noise `[frames, 80]` on the host, and where its blocks are in the batch."""
+    """A job while it is computed: its mel as far as the flow is, how many frames it has, and how many will be heard."""
 
     job: DiffusionJob
     stream: StreamState | None
-    noise: torch.Tensor
+    flow: FlowJob
+    frames: int
     kept_frames: int
-    first_block: int = 0
-    blocks: int = 0
 
-
-@dataclass(slots=True)
-class BlockTable:
-    """The indices of `PackedBlocks`, block by block, as they are laid out."""
-
-    previous: list[int] = field(default_factory=list)
-    following: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    keep: list[int] = field(default_factory=list)
-    voice: list[int] = field(default_factory=list)
-
-    def to_device(self, codes: torch.Tensor, device: torch.device) -> PackedBlocks:
-        rows = torch.tensor([self.previous, self.following, self.length, self.keep, self.voice], dtype=torch.int32)
-        previous, following, length, keep, voice = rows.to(device)
-        return PackedBlocks(previous, following, length, keep, voice, codes.to(device))
+    @property
+    def mel(self) -> torch.Tensor:
+        return self.flow.state[: self.frames]
 
 
 class Code2WavModel:
@@ -74,6 +62,7 @@ class Code2WavModel:
     """
 
     sample_rate_hz = SAMPLE_RATE_HZ
+    steps = STEPS
 
     def __init__(
         self,
@@ -86,6 +75,8 @@ class Code2WavModel:
         self._device = device
         self._voices = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
+        self._clock = StepClock(device)
+        self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, StreamState] = {}
         self._free_slots = list(range(self._config.max_streams))
 
@@ -105,13 +96,38 @@ class Code2WavModel:
             self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
 
     @torch.inference_mode()
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """One waveform a job, `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
-        pieces = [self._begin(job) for job in jobs]
-        with products_in(self._config.dtype):
-            mels = self._sample_mels(pieces)
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        """See `DiffusionModel.begin`. Raises ValueError for a code that has no embedding."""
+        self._check(job)
+        state = None if job.stream is None else self._streams.get(job.stream) or self._open(job.stream, job.seed)
+        frames = len(job.codes) * self._dit.repeats
+        kept = frames - job.look_ahead * self._dit.repeats
+        noise = self._noise(job, state, frames, kept)
+        table = self._table(job, state, frames)
+        padded = torch.zeros(table.shape[1], self._dit.block_size, self._dit.mel_dim)
+        padded.flatten(0, 1)[:frames] = noise
+        self._pieces[number] = Piece(job, state, self._flow.begin(padded, table), frames, kept)
+
+    @torch.inference_mode()
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        """See `DiffusionModel.step`."""
+        pieces = [self._pieces[number] for number in numbers]
+        with products_in(self._config.dtype), self._clock.measured(sum(piece.job.frames for piece in pieces)):
+            self._flow.advance([piece.flow for piece in pieces])
+        return self._clock.latest()
+
+    @torch.inference_mode()
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """See `DiffusionModel.finish`: `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
         with products_in(self._config.vocoder_dtype):
-            return self._vocode(pieces, mels)
+            waves = self._vocode([self._pieces[number] for number in numbers])
+        self.drop(numbers)
+        return waves
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """See `DiffusionModel.drop`."""
+        for number in numbers:
+            self._pieces.pop(number, None)
 
     def forget(self, streams: Sequence[str]) -> None:
         """See `DiffusionModel.forget`."""
@@ -120,16 +136,18 @@ class Code2WavModel:
             if state is not None:
                 self._free_slots.append(state.slot)
 
-    def _begin(self, job: DiffusionJob) -> Piece:
-        frames = len(job.codes) * self._dit.repeats
-        kept = frames - job.look_ahead * self._dit.repeats
-        if job.stream is None:
-            return Piece(job, None, self._draw(torch.Generator().manual_seed(job.seed), frames), kept)
-        state = self._streams.get(job.stream) or self._open(job.stream, job.seed)
-        drawn = self._draw(state.generator, frames - state.noise.shape[0])
-        noise = torch.cat([state.noise, drawn])
+    def _check(self, job: DiffusionJob) -> None:
+        known = len(self._dit.code_rows)
+        strange = next((code for code in job.codes if not 0 <= code < known), None)
+        if strange is not None:
+            raise ValueError(f"code {strange} has no embedding; its index must be below {known}.")
+
+    def _noise(self, job: DiffusionJob, state: StreamState | None, frames: int, kept: int) -> torch.Tensor:
+        if state is None:
+            return self._draw(torch.Generator().manual_seed(job.seed), frames)
+        noise = torch.cat([state.noise, self._draw(state.generator, frames - state.noise.shape[0])])
         state.noise = noise[kept:]
-        return Piece(job, state, noise, kept)
+        return noise
 
     def _open(self, name: str, seed: int) -> StreamState:
         if not self._free_slots:
@@ -148,60 +166,50 @@ class Code2WavModel:
         """
         return torch.randn([frames, self._dit.mel_dim], generator=generator)
 
-    def _sample_mels(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Mel frames `[frames, 80]` of each piece, the look-ahead's among them."""
-        blocks = self._lay_out(pieces)
-        size = self._dit.block_size
-        noise = torch.zeros(blocks.length.shape[0], size, self._dit.mel_dim)
-        for piece in pieces:
-            noise[piece.first_block : piece.first_block + piece.blocks].flatten(0, 1)[: len(piece.noise)] = piece.noise
-        mels = self._flow.solve(noise.to(self._device), blocks)
-        return [mels[p.first_block : p.first_block + p.blocks].flatten(0, 1)[: len(p.noise)] for p in pieces]
-
-    def _lay_out(self, pieces: Sequence[Piece]) -> PackedBlocks:
-        table, codes = BlockTable(), []
-        for piece in pieces:
-            piece.first_block = len(table.length)
-            self._add_blocks(piece, table)
-            piece.blocks = len(table.length) - piece.first_block
-            missing = piece.blocks * self._codes_per_block - len(piece.job.codes)
-            codes += [*piece.job.codes, *[0] * missing]
-        return table.to_device(torch.tensor(codes).view(-1, self._codes_per_block), self._device)
-
-    def _add_blocks(self, piece: Piece, table: BlockTable) -> None:
-        size, frames = self._dit.block_size, len(piece.noise)
-        first, count = len(table.length), -(-frames // size)
-        continues = piece.stream is not None and piece.job.start > 0
-        table.previous += [FIRST_SLOT - piece.stream.slot if continues and piece.stream else NO_BLOCK]
-        table.previous += range(first, first + count - 1)
-        table.following += [*range(first + 1, first + count), NO_BLOCK]
-        table.length += [min(size, frames - i * size) for i in range(count)]
-        table.voice += [self._voices[piece.job.voice]] * count
-        keep = [NO_BLOCK] * count
-        if piece.stream is not None and piece.job.look_ahead:
-            keep[piece.kept_frames // size - 1] = piece.stream.slot
-        table.keep += keep
+    def _table(self, job: DiffusionJob, state: StreamState | None, frames: int) -> np.ndarray:
+        """A job's blocks in a row; see `FlowJob`. A stream's first block sees the one kept, its last heard is kept."""
+        size, codes_per_block = self._dit.block_size, self._codes_per_block
+        blocks = -(-frames // size)
+        table = np.zeros((BLOCK_ROWS + codes_per_block, blocks), np.int32)
+        previous, following, length, keep, voice, _ = table[:BLOCK_ROWS]
+        place = np.arange(blocks)
+        previous[:], following[:], keep[:] = place - 1, place + 1, NO_BLOCK
+        following[-1] = NO_BLOCK
+        length[:] = np.minimum(frames - place * size, size)
+        voice[:] = self._voices[job.voice]
+        codes = np.zeros(blocks * codes_per_block, np.int32)
+        codes[: len(job.codes)] = job.codes
+        table[BLOCK_ROWS:] = codes.reshape(blocks, codes_per_block).T
+        if state is not None and job.start > 0:
+            previous[0] = FIRST_SLOT - state.slot
+        if state is not None and job.look_ahead:
+            keep[(len(job.codes) - job.look_ahead) // codes_per_block - 1] = state.slot
+        return table
 
     @property
     def _codes_per_block(self) -> int:
         return int(self._dit.block_size // self._dit.repeats)
 
-    def _vocode(self, pieces: Sequence[Piece], mels: Sequence[torch.Tensor]) -> list[np.ndarray]:
-        windows = [self._window(piece, mel) for piece, mel in zip(pieces, mels, strict=True)]
+    def _vocode(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
+        windows = [self._window(piece) for piece in pieces]
         waves = self._vocoding(windows)
         heard = []
-        for wave, window, piece, mel in zip(waves, windows, pieces, mels, strict=True):
-            per_frame, start = len(wave) // len(window), len(window) - len(mel)
+        for wave, window, piece in zip(waves, windows, pieces, strict=True):
+            per_frame, start = len(wave) // len(window), len(window) - piece.frames
             heard.append(wave[start * per_frame : (start + piece.kept_frames) * per_frame])
+            self._keep_mel(piece, window)
         samples = torch.cat(heard).cpu().numpy()  # one copy, which waits for the device
         return list(np.split(samples, np.cumsum([len(wave) for wave in heard])[:-1]))
 
-    def _window(self, piece: Piece, mel: torch.Tensor) -> torch.Tensor:
+    def _window(self, piece: Piece) -> torch.Tensor:
         """What the vocoder sees of a piece: the frames before it, its own, and the look-ahead's."""
-        if piece.stream is None:
-            return mel
-        before = piece.stream.mel
-        window = mel if before is None else torch.cat([before, mel])
-        kept = len(window) - (len(mel) - piece.kept_frames)
-        piece.stream.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
-        return window
+        if piece.stream is None or piece.stream.mel is None:
+            return piece.mel
+        return torch.cat([piece.stream.mel, piece.mel])
+
+    @staticmethod
+    def _keep_mel(piece: Piece, window: torch.Tensor) -> None:
+        """The last heard frames, which the vocoder sees before the stream's next piece."""
+        if piece.stream is not None:
+            kept = len(window) - (piece.frames - piece.kept_frames)
+            piece.stream.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
