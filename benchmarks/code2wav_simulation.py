@@ -31,14 +31,13 @@ STEP_S, STEP_BLOCK_S = 2.9e-3, 0.14e-3
 """A Runge-Kutta step of the flow alone on the card, and of each of its blocks: 2 blocks 3.2 ms, 128 blocks 20.9 ms."""
 VOCODER_S, VOCODER_FRAME_S = 2.0e-3, 11e-6
 VOCODER_CONTEXT, BLOCK_FRAMES = 48, 24
-LAUNCH_CONTENTION, WORK_CONTENTION = 3.5, 1.25
+LAUNCH_CONTENTION, WORK_CONTENTION = 3.5, 1.3
 """How much longer a step and its blocks take while thinker and talker are at work: fitted to the product's runs."""
 FIRST_CODE_S, FIRST_CODE_MORE_S = 0.053, 0.0075
 TOKEN_S, TOKEN_MORE_S = 0.0052, 0.00016
 CODE_S, CODE_MORE_S = 0.0014, 0.00017
 """Of the talker's first code, of each during the text, of each later; and what every other request adds to it."""
 HTTP_S = 0.010
-OVERLAP = False
 ASK_S = 0.0005
 """Until a stream that was served can ask for more: the next batch has begun by then."""
 MAX_PIECE_BLOCKS = 16
@@ -52,30 +51,26 @@ class Stream:
     arrival_s: float
     codes: float = 0.0
     start: int = 0
-    piece: int = 0
     dry_s: float = math.inf
     first_s: float = math.inf
     stall_s: float = 0.0
     asks_s: float = 0.0
 
-    @property
-    def blocks_there(self) -> int:
+    def blocks_there(self, start: int) -> int:
         """Whole blocks that could be made now, with a look-ahead after them; the rest once all codes are there."""
-        left = int(self.codes) - self.start
         if self.codes >= CODES:
-            return -(-(CODES - self.start) // BLOCK)
-        return left // BLOCK - 1
+            return -(-(CODES - start) // BLOCK)
+        return (int(self.codes) - start) // BLOCK - 1
 
-    def next_blocks(self) -> int:
-        """Heard blocks of the next piece; 0 while too few codes are there."""
-        least, most = piece_range(self.piece, MAX_PIECE_BLOCKS)
-        there = self.blocks_there
+    def next_blocks(self, start: int, number: int) -> int:
+        """Heard blocks of a piece; 0 while too few codes are there."""
+        least, most = piece_range(number, MAX_PIECE_BLOCKS)
+        there = max(0, self.blocks_there(start))
         complete = self.codes >= CODES
         return min(there, most) if there >= least or (complete and there) else 0
 
     def deliver(self, blocks: int, now_s: float) -> None:
         self.start = min(CODES, self.start + blocks * BLOCK)
-        self.piece += 1
         if self.first_s == math.inf:
             self.first_s = self.dry_s = now_s
         if now_s > self.dry_s:
@@ -95,17 +90,29 @@ class Piece:
     stream: Stream
     due_s: float
     heard: int
+    start: int
+    number: int
+    before: Piece | None = None
     steps_left: int = STEPS
     begun: bool = False
 
     @property
     def blocks(self) -> int:
-        is_last = self.stream.start + self.heard * BLOCK >= CODES
+        is_last = self.start + self.heard * BLOCK >= CODES
         return self.heard + (0 if is_last else 1)
+
+    @property
+    def frames(self) -> int:
+        return self.blocks * BLOCK_FRAMES
+
+    @property
+    def may_advance(self) -> bool:
+        """A piece needs, at each step, what the one before it made there."""
+        return self.before is None or self.before.steps_left < self.steps_left
 
     def grow(self) -> None:
         if not self.begun:
-            self.heard = max(self.heard, self.stream.next_blocks())
+            self.heard = max(self.heard, self.stream.next_blocks(self.start, self.number))
 
 
 class Policy(Protocol):
@@ -153,21 +160,23 @@ class FifoSteps(AtOnce):
 
 
 class Steps:
-    """The product's scheduler."""
+    """The product's scheduler; `ahead`: pieces of a stream that may be begun while the one before them runs."""
 
-    def __init__(self, **bounds: float) -> None:
+    def __init__(self, ahead: int = 0) -> None:
+        self.ahead = ahead
         self._now_s = 0.0
-        self._groups = bounds.pop("groups", 1)
-        cost = StepCost(STEP_S * LAUNCH_CONTENTION, STEP_BLOCK_S * WORK_CONTENTION)
-        self._scheduler: StepScheduler[Piece] = StepScheduler(BATCH_BLOCKS, 64, cost, lambda: self._now_s, **bounds)
+        cost = StepCost(STEP_S * LAUNCH_CONTENTION, STEP_BLOCK_S * WORK_CONTENTION / BLOCK_FRAMES)
+        self._scheduler: StepScheduler[Piece] = StepScheduler(
+            BATCH_BLOCKS * BLOCK_FRAMES, 64, cost, lambda: self._now_s
+        )
 
     def choose(self, pieces: list[Piece], now_s: float) -> tuple[list[Piece], int]:
         self._now_s = now_s
-        return self._scheduler.choose(pieces), 1
+        return self._scheduler.choose([piece for piece in pieces if piece.may_advance]), 1
 
     def finish(self, ended: list[Piece], others: bool, now_s: float) -> list[Piece]:
         self._now_s = now_s
-        return self._scheduler.to_finish(ended, others) if self._groups else ended
+        return self._scheduler.to_finish(ended, others)
 
 
 @dataclass(slots=True)
@@ -205,7 +214,8 @@ class Card:
         self._now_s = 0.0
         self._speaking: list[Stream] = []
         self._open: dict[int, Stream] = {}
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: list[Piece] = []
+        self._last: dict[int, Piece] = {}
         self._all: list[Stream] = []
         self._step_blocks: list[int] = []
         self._busy_s = 0.0
@@ -213,7 +223,7 @@ class Card:
     def run(self) -> Outcome:
         while self._arrivals or self._open or self._speaking:
             self._ask()
-            pieces = [piece for piece in self._pieces.values() if piece.steps_left]
+            pieces = [piece for piece in self._pieces if piece.steps_left]
             if not self._pieces:
                 self._pass(1e-3)
                 continue
@@ -235,19 +245,18 @@ class Card:
             piece.steps_left -= steps
 
     def _finish(self) -> None:
-        ended = [piece for piece in self._pieces.values() if piece.steps_left == 0]
+        ended = [p for p in self._pieces if p.steps_left == 0 and (p.before is None or p.before not in self._pieces)]
         made = self._policy.finish(ended, len(ended) < len(self._pieces), self._now_s)
         by_size = Counter(1 << (piece.heard - 1).bit_length() for piece in made)
         if made:
             frames = sum(count * (size * BLOCK_FRAMES + VOCODER_CONTEXT) for size, count in by_size.items())
-            overlapped = 0 if OVERLAP and len(ended) < len(self._pieces) else len(by_size)
-            self._work(VOCODER_S * overlapped, VOCODER_FRAME_S * frames)
+            self._work(VOCODER_S * len(by_size), VOCODER_FRAME_S * frames)
         for piece in made:
             piece.stream.deliver(piece.heard, self._now_s + HTTP_S)
             piece.stream.asks_s = self._now_s + ASK_S
-            del self._pieces[id(piece.stream)]
+            self._pieces.remove(piece)
             if piece.stream.is_done:
-                del self._open[id(piece.stream)]
+                del self._open[id(piece.stream)], self._last[id(piece.stream)]
 
     def _work(self, launch_s: float, work_s: float) -> None:
         taken_s = launch_s + work_s
@@ -257,10 +266,19 @@ class Card:
         self._pass(taken_s)
 
     def _ask(self) -> None:
+        ahead = getattr(self._policy, "ahead", 0)
         for key, stream in self._open.items():
-            if key not in self._pieces and stream.asks_s <= self._now_s and (blocks := stream.next_blocks()):
+            last = self._last.get(key)
+            start, number = (0, 0) if last is None else (last.start + last.heard * BLOCK, last.number + 1)
+            mine = [piece for piece in self._pieces if piece.stream is stream]
+            if len(mine) > ahead or (last and not last.begun) or stream.asks_s > self._now_s or start >= CODES:
+                continue
+            if blocks := stream.next_blocks(start, number):
                 due_s = self._now_s if stream.dry_s == math.inf else stream.dry_s
-                self._pieces[key] = Piece(stream, due_s, blocks)
+                due_s += sum(piece.heard for piece in mine) * BLOCK_S
+                piece = Piece(stream, due_s, blocks, start, number, mine[0] if mine else None)
+                self._pieces.append(piece)
+                self._last[key] = piece
 
     def _pass(self, seconds: float) -> None:
         """Arrivals and codes of so many seconds, in steps of two milliseconds at most."""
@@ -291,10 +309,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "batches of 32 blocks": lambda: WholeBatches(32),
     "batches of 16 blocks": lambda: WholeBatches(16),
     "steps, in order of arrival": FifoSteps,
-    **{
-        f"steps {u:g}/{c:g} {h:g}": (lambda u=u, c=c, h=h: Steps(urgent=u, calm=c, horizon_s=h))
-        for u, c, h in itertools.product((0.5, 1, 2), (3,), (0.05, 0.1, 0.2))
-    },
+    "steps, by slack": Steps,
+    "steps, by slack, one ahead": lambda: Steps(1),
 }
 
 

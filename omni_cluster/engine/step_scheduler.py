@@ -21,8 +21,8 @@ URGENT_EFFICIENCY, CALM_EFFICIENCY = 0.5, 0.75
 of half is where a newcomer waits no longer for others' frames than for the step itself."""
 MEMORY = 0.995
 """What a measured step weighs less with each later one."""
-PRIOR_WEIGHT = 3.0
-"""Measured steps that what is assumed of the cost weighs as much as."""
+PRIOR_WEIGHT = 0.5
+"""What is assumed of the cost weighs as much as so many measured steps, at each of `PRIOR_FRAMES`."""
 PRIOR_FRAMES = (48, 3_072)
 
 

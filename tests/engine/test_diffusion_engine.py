@@ -17,7 +17,7 @@ from omni_cluster.engine.diffusion_engine import DiffusionEngine, DiffusionEngin
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.errors import ConfigError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
 from tests.engine.stages import (
     PATIENCE_S,
@@ -64,30 +64,45 @@ async def engine() -> AsyncIterator[DiffusionEngine]:
 
 
 class Watch:
-    """The stage's own model, seen at work: what it was told, and batches that wait while `held`."""
+    """The stage's own model, seen at work: what it was told, and steps that wait while `held`."""
+
+    METHODS = ("begin", "step", "finish", "drop", "forget")
 
     def __init__(self, model: Any) -> None:
-        self._generate, self._forget = model.generate, model.forget
+        self._model = {name: getattr(model, name) for name in self.METHODS}
         self._open = threading.Event()
         self._open.set()
-        self.batches: list[list[DiffusionJob]] = []
+        self._streams: dict[int, str | None] = {}
+        self.begun: list[DiffusionJob] = []
         self.said: list[str] = []
 
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        self.batches.append(list(jobs))
-        self.said.append("begin " + " ".join(sorted(str(job.stream) for job in jobs)))
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        self._streams[number] = job.stream
+        self.begun.append(job)
+        self.said.append(f"begin {job.stream}")
+        self._model["begin"](number, job)
+
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
         assert self._open.wait(PATIENCE_S)
-        waves: list[np.ndarray] = self._generate(jobs)
-        self.said.append("end")
+        taken: StepTime | None = self._model["step"](numbers)
+        return taken
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        self.said += [f"finish {self._streams[number]}" for number in numbers]
+        waves: list[np.ndarray] = self._model["finish"](numbers)
         return waves
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        self.said += [f"drop {self._streams[number]}" for number in numbers]
+        self._model["drop"](numbers)
 
     def forget(self, streams: Sequence[str]) -> None:
         self.said += [f"forget {stream}" for stream in streams]
-        self._forget(streams)
+        self._model["forget"](streams)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Batches that begin meanwhile end afterwards."""
+        """Steps that begin meanwhile end afterwards."""
         self._open.clear()
         try:
             yield
@@ -98,13 +113,17 @@ class Watch:
         return [said.removeprefix("forget ") for said in self.said if said.startswith("forget ")]
 
 
+async def model_of(engine: DiffusionEngine) -> Any:
+    return await engine._call(lambda worker: worker.model_runner.model)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def watch(engine: DiffusionEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
     await until_free(engine)
-    (model,) = await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+    model = await model_of(engine)
     seen = Watch(model)
-    monkeypatch.setattr(model, "generate", seen.generate)
-    monkeypatch.setattr(model, "forget", seen.forget)
+    for name in Watch.METHODS:
+        monkeypatch.setattr(model, name, getattr(seen, name))
     yield seen
     seen._open.set()
 
@@ -182,7 +201,7 @@ async def test_streams_at_once_sound_as_each_does_alone(engine: DiffusionEngine)
 async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: DiffusionEngine, watch: Watch) -> None:
     asked = [spoken("whole", seed=5, streams=False), spoken("stream", "Ethan", 6)]
     alone = [await sound(engine, one, at_once([codes(70)])) for one in asked]
-    watch.batches.clear()
+    watch.begun.clear()
     with watch.held():
         first = asyncio.create_task(sound(engine, spoken("first"), at_once([codes(5)])))
         await until_counts(engine, running=1)
@@ -190,7 +209,7 @@ async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: Diffu
         await until_counts(engine, waiting=2)
     made = await asyncio.gather(*both)
     await first
-    assert {job.stream for job in watch.batches[1]} == {None, "stream"}
+    assert {job.stream for job in watch.begun} == {"first", None, "stream"}
     for one, expected in zip(made, alone, strict=True):
         np.testing.assert_allclose(one, expected, atol=SOUND_TOLERANCE, rtol=0)
 
@@ -209,7 +228,7 @@ async def test_a_piece_that_waits_takes_the_codes_that_come_meanwhile(engine: Di
         feed.end()
         rest = [first, *[chunk async for chunk in chunks]]
     await busy
-    assert [len(job.codes) for job in watch.batches[1]] == [3 * BLOCK]
+    assert next(len(job.codes) for job in watch.begun if job.stream == "grows") == 3 * BLOCK
     assert len(joined(rest)) == 3 * BLOCK * SAMPLES_PER_CODE and len(joined([first])) == 2 * BLOCK * SAMPLES_PER_CODE
 
 
@@ -232,7 +251,7 @@ async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine,
     feed = Feed(codes(8 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("later"), feed.read())) as chunks:
         await anext(chunks)
-        watch.batches.clear()
+        watch.begun.clear()
         with watch.held():
             busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
             await until_counts(engine, running=1)
@@ -243,8 +262,8 @@ async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine,
             new = asyncio.create_task(sound(engine, spoken("new"), at_once([codes(1)])))
             await until_counts(engine, waiting=3)
         await asyncio.gather(busy, whole, piece, new)
-    order = [job.stream for batch in watch.batches for job in batch]
-    assert order.index(None) > order.index("new") and order.index(None) > order.index("later")
+    order = [said for said in watch.said if said in ("finish new", "finish later", "finish None")]
+    assert order[-1] == "finish None" and len(order) == 3
     await until_free(engine)
 
 
@@ -310,10 +329,10 @@ async def test_a_stream_cancelled_while_its_piece_waits_is_not_made(engine: Diff
         assert (await engine.counts())["waiting"] == 0
     await other
     await assert_all_places_are_free(engine)
-    assert "queued" not in [job.stream for batch in watch.batches for job in batch]
+    assert "queued" not in [job.stream for job in watch.begun]
 
 
-async def test_a_stream_cancelled_while_its_piece_is_made_is_forgotten_after_that(
+async def test_a_stream_cancelled_while_its_piece_is_made_leaves_at_the_next_step(
     engine: DiffusionEngine, watch: Watch
 ) -> None:
     with watch.held():
@@ -322,7 +341,7 @@ async def test_a_stream_cancelled_while_its_piece_is_made_is_forgotten_after_tha
         await cancelled(task)
         assert (await engine.counts())["streams"] == 1
     await until_free(engine)
-    assert watch.said == ["begin running", "end", "forget running"]
+    assert watch.said == ["begin running", "drop running", "forget running"]
     await assert_all_places_are_free(engine)
 
 
@@ -355,7 +374,7 @@ async def test_a_stream_cancelled_while_it_waits_for_a_place_leaves_it_to_others
     assert len(await asyncio.wait_for(next_one, PATIENCE_S)) == 5 * SAMPLES_PER_CODE
     for holder in holders[1:]:
         await holder.aclose()
-    assert "outside" not in [job.stream for batch in watch.batches for job in batch]
+    assert "outside" not in [job.stream for job in watch.begun]
     await assert_all_places_are_free(engine)
 
 
@@ -373,10 +392,19 @@ async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine:
     await assert_all_places_are_free(engine)
 
 
-async def test_a_batch_that_fails_fails_its_requests_and_the_stage_goes_on(engine: DiffusionEngine) -> None:
+async def test_a_job_that_cannot_be_made_fails_alone_and_the_stage_goes_on(
+    engine: DiffusionEngine, watch: Watch
+) -> None:
     no_code = StageChunk(0, (1 << 20,))
-    with pytest.raises(Exception, match="index"):
-        await asyncio.wait_for(sound(engine, spoken("bad"), at_once([no_code])), PATIENCE_S)
+    with watch.held():
+        first = asyncio.create_task(sound(engine, spoken("first"), at_once([codes(5)])))
+        await until_counts(engine, running=1)
+        bad = asyncio.create_task(sound(engine, spoken("bad"), at_once([no_code])))
+        good = asyncio.create_task(sound(engine, spoken("good"), at_once([codes(30)])))
+        await until_counts(engine, waiting=2)
+    with pytest.raises(ValueError, match="code 1048576 has no embedding"):
+        await asyncio.wait_for(bad, PATIENCE_S)
+    assert len(await first) == 5 * SAMPLES_PER_CODE and len(await good) == 30 * SAMPLES_PER_CODE
     await assert_all_places_are_free(engine)
 
 
@@ -389,7 +417,7 @@ async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: 
     alive: set[str] = set()
     for said in watch.said:
         verb, *names = said.split()
-        alive = alive | set(names) if verb == "begin" else alive - set(names)
+        alive = alive | set(names) if verb == "begin" else alive - set(names if verb == "forget" else ())
         assert len(alive) <= MAX_STREAMS
     assert sorted(watch.forgotten()) == sorted(f"crowd-{i}" for i in range(4 * MAX_STREAMS))
 
@@ -400,9 +428,9 @@ async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: 
 async def test_shutdown_ends_what_runs_and_what_waits() -> None:
     async with running(config(), "code2wav") as stage:
         assert isinstance(stage, DiffusionEngine)
-        (model,) = await stage._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+        model = await model_of(stage)
         seen = Watch(model)
-        model.generate = seen.generate
+        model.step = seen.step
         with seen.held():
             first = asyncio.create_task(sound(stage, spoken("runs"), at_once([codes(5)])))
             await until_counts(stage, running=1)

@@ -148,6 +148,42 @@ def test_streams_of_one_batch_are_what_they_are_alone(model: Code2WavModel) -> N
         np.testing.assert_allclose(np.concatenate(made), wanted_alone, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("at", range(9))
+def test_a_piece_that_others_join_at_any_step_is_what_it_is_alone(model: Code2WavModel, at: int) -> None:
+    """Others that come at that step, one of them pauses every second step; and one leaves before its end."""
+    first, second = pieces(job(60, "Ethan", 1), [1, 2], "joined")[:2]
+    alone = [made_by(model, [one])[0] for one in (first, second)]
+    model.forget(["joined"])
+    guests = [job(30, "Chelsie", 2), pieces(job(40), [1], "guest")[0], job(14)]
+    expected = [made_by(model, [one])[0] for one in guests[:2]]
+    model.forget(["guest"])
+    for one, wanted_alone in zip((first, second), alone, strict=True):
+        left = {0: model.steps}
+        model.begin(0, one)
+        for step in range(3 * model.steps):
+            if step == at:
+                for number, guest in enumerate(guests, start=1):
+                    model.begin(number, guest)
+                    left[number] = model.steps
+            if step == at + 2:
+                model.drop([3])
+                left.pop(3)
+            chosen = [number for number, steps in left.items() if steps and (number != 1 or step % 2)]
+            if chosen:
+                model.step(chosen)
+            left |= {number: left[number] - 1 for number in chosen}
+        made = model.finish([0, 1, 2])
+        model.forget(["guest"])
+        for wave, wave_alone in zip(made, [wanted_alone, *expected], strict=True):
+            np.testing.assert_allclose(wave, wave_alone, atol=1e-5, rtol=0)
+    model.forget(["joined"])
+
+
+def test_a_code_without_an_embedding_is_refused(model: Code2WavModel) -> None:
+    with pytest.raises(ValueError, match="code 9000 has no embedding; its index must be below 8194"):
+        model.begin(0, DiffusionJob((1, 9000), "Chelsie", 0, 4))
+
+
 def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> None:
     full = job(60, "Ethan", 1)
     first = streamed(model, full, [1, 1])
