@@ -5,8 +5,9 @@
 
 MODEL is a checkpoint's folder, of which only token2wav is read; --make writes that much of one first. Talkers are
 played: codes come at the pace that docs/performance.md has of them or, with --neighbours, at the pace of a thinker's
-and a talker's matrix products, which then take their share of the card. Prints step times, vocoder times and a line
-for each policy and rate.
+and a talker's matrix products, which then take their share of the card. Policies: `batches` runs all steps of a batch
+at once, as it was before; `one-piece` steps, of one piece of a stream at a time; `steps` is the product. Prints step
+times, vocoder times and a line for each policy and rate.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import torch
 from omni_cluster.bench.player import play
 from omni_cluster.bench.record import AudioArrival
 from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.engine import step_loop
 from omni_cluster.engine.step_loop import LoopJob, StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepCost, StepScheduler
 from omni_cluster.inputs import OmniRequest
@@ -406,6 +408,7 @@ def schedulers(config: DiffusionConfig) -> dict[str, Callable[[], Scheduler[Loop
     frames, jobs = config.max_batch_frames, config.max_batch_size
     return {
         "batches": lambda: WholeBatches(frames, jobs),
+        "one-piece": lambda: StepScheduler(frames, jobs, StepCost(), time.monotonic),
         "steps": lambda: StepScheduler(frames, jobs, StepCost(), time.monotonic),
     }
 
@@ -464,6 +467,7 @@ def main() -> None:
     near = Neighbours() if options.neighbours else None
     policies = schedulers(config)
     for rate, policy in itertools.product(options.rates, options.policies):
+        step_loop.MOST_JOBS = 2 if policy == "steps" else 1
         run = bench.open_loop(policies[policy](), rate, options.seconds, options.codes, near, options.seed)
         made = asyncio.run(run)
         result["open_loop"].append({"policy": policy, "rate_per_s": rate, "neighbours": near is not None, **made})

@@ -246,7 +246,7 @@ class Card:
 
     def _finish(self) -> None:
         ended = [p for p in self._pieces if p.steps_left == 0 and (p.before is None or p.before not in self._pieces)]
-        made = self._policy.finish(ended, len(ended) < len(self._pieces), self._now_s)
+        made = self._policy.finish(ended, any(piece.steps_left for piece in self._pieces), self._now_s)
         by_size = Counter(1 << (piece.heard - 1).bit_length() for piece in made)
         if made:
             frames = sum(count * (size * BLOCK_FRAMES + VOCODER_CONTEXT) for size, count in by_size.items())
@@ -276,7 +276,7 @@ class Card:
             if blocks := stream.next_blocks(start, number):
                 due_s = self._now_s if stream.dry_s == math.inf else stream.dry_s
                 due_s += sum(piece.heard for piece in mine) * BLOCK_S
-                piece = Piece(stream, due_s, blocks, start, number, mine[0] if mine else None)
+                piece = Piece(stream, due_s, blocks, start, number, mine[-1] if mine else None)
                 self._pieces.append(piece)
                 self._last[key] = piece
 
@@ -311,6 +311,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "steps, in order of arrival": FifoSteps,
     "steps, by slack": Steps,
     "steps, by slack, one ahead": lambda: Steps(1),
+    "steps, by slack, two ahead": lambda: Steps(2),
 }
 
 

@@ -94,7 +94,7 @@ class DiffusionJob:
     """One piece of sound to make: `codes` of one request in `voice`, noise from `seed`.
 
     Whole mode: `stream` is None and the piece is all of the request. Streaming: the pieces of one `stream` come in
-    order, each once the one before it is done; `start` is the position of the first code in the request, and the last
+    order, each once the one before it is begun; `start` is the position of the first code in the request, and the last
     `look_ahead` codes only tell the piece what follows: their own sound is made by the next piece.
     `frames` is the length that batching goes by (mel frames, those of the look-ahead among them).
     """
@@ -112,7 +112,7 @@ class DiffusionSession(Protocol):
     """One request in one diffusion stage: turns what comes from upstream into jobs."""
 
     def jobs(self) -> AsyncIterator[DiffusionJob]:
-        """The next job is asked for once the one before it is done: what came meanwhile may make it larger."""
+        """The next job is asked for once the one before it is begun: what came meanwhile may make it larger."""
 
     def latest(self) -> DiffusionJob:
         """The job that `jobs` gave last, with what has come since: asked when its batch begins, and it is what runs."""
@@ -129,7 +129,8 @@ class StepTime:
 class DiffusionModel(Protocol):
     """A loaded diffusion model: jobs advance by steps, and those of one step may each be at another of theirs.
 
-    Who calls names each job by a number of its own. At most one job of a stream is begun at a time.
+    Who calls names each job by a number of its own. The jobs of a stream are begun and finished in order; a job may be
+    begun while the one before it is not finished, and takes each of its steps later than that one.
     """
 
     sample_rate_hz: int

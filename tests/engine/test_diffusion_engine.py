@@ -248,22 +248,41 @@ async def test_without_codes_there_is_no_sound_and_nothing_to_forget(engine: Dif
 async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine, watch: Watch) -> None:
     """A newcomer's first piece is due at once, a later piece when its client has heard the one before, whole sound
     when it would have been heard."""
-    feed = Feed(codes(8 * BLOCK))
+    feed = Feed(codes(2 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("later"), feed.read())) as chunks:
         await anext(chunks)
-        watch.begun.clear()
+        watch.said.clear()
         with watch.held():
             busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
             await until_counts(engine, running=1)
             whole = asyncio.create_task(sound(engine, spoken("w", streams=False), at_once([codes(300)])))
             await until_counts(engine, waiting=1)
             piece = asyncio.ensure_future(anext(chunks))
+            feed.give(codes(4 * BLOCK, 2 * BLOCK))
             await until_counts(engine, waiting=2)
             new = asyncio.create_task(sound(engine, spoken("new"), at_once([codes(1)])))
             await until_counts(engine, waiting=3)
         await asyncio.gather(busy, whole, piece, new)
     order = [said for said in watch.said if said in ("finish new", "finish later", "finish None")]
     assert order[-1] == "finish None" and len(order) == 3
+    await until_free(engine)
+
+
+async def test_a_piece_is_begun_while_the_one_before_it_is_made(engine: DiffusionEngine, watch: Watch) -> None:
+    feed = Feed(codes(2 * BLOCK))
+    async with contextlib.aclosing(engine.generate(spoken("follows"), feed.read())) as chunks:
+        with watch.held():
+            first = asyncio.ensure_future(anext(chunks))
+            await until_counts(engine, running=1)
+            feed.give(codes(4 * BLOCK, 2 * BLOCK))
+            await until_counts(engine, running=1, waiting=1)
+        made = [await first, await anext(chunks)]
+        feed.end()
+        made += [chunk async for chunk in chunks]
+    said = [said for said in watch.said if "follows" in said]
+    assert said[:3] == ["begin follows", "begin follows", "finish follows"]
+    alone = await sound(engine, spoken("follows"), at_once([codes(4 * BLOCK)]))
+    np.testing.assert_allclose(joined(made), alone, atol=EDGE_TOLERANCE, rtol=0)
     await until_free(engine)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,35 +149,54 @@ def test_streams_of_one_batch_are_what_they_are_alone(model: Code2WavModel) -> N
         np.testing.assert_allclose(np.concatenate(made), wanted_alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("at", range(9))
-def test_a_piece_that_others_join_at_any_step_is_what_it_is_alone(model: Code2WavModel, at: int) -> None:
-    """Others that come at that step, one of them pauses every second step; and one leaves before its end."""
-    first, second = pieces(job(60, "Ethan", 1), [1, 2], "joined")[:2]
-    alone = [made_by(model, [one])[0] for one in (first, second)]
+def test_pieces_that_others_join_at_any_step_are_what_they_are_alone(model: Code2WavModel) -> None:
+    """Guests come after each step, every second one pauses at every second step, and one leaves before its end."""
+    stream = pieces(job(40, "Ethan", 1), [1, 1], "joined")[:2]
+    alone = [made_by(model, [one])[0] for one in stream]
     model.forget(["joined"])
-    guests = [job(30, "Chelsie", 2), pieces(job(40), [1], "guest")[0], job(14)]
-    expected = [made_by(model, [one])[0] for one in guests[:2]]
-    model.forget(["guest"])
-    for one, wanted_alone in zip((first, second), alone, strict=True):
-        left = {0: model.steps}
+    guest = job(2, "Chelsie", 2)
+    (guest_alone,) = made_by(model, [guest])
+    for one, wanted_alone in zip(stream, alone, strict=True):
         model.begin(0, one)
-        for step in range(3 * model.steps):
-            if step == at:
-                for number, guest in enumerate(guests, start=1):
-                    model.begin(number, guest)
-                    left[number] = model.steps
-            if step == at + 2:
-                model.drop([3])
-                left.pop(3)
-            chosen = [number for number, steps in left.items() if steps and (number != 1 or step % 2)]
-            if chosen:
-                model.step(chosen)
-            left |= {number: left[number] - 1 for number in chosen}
-        made = model.finish([0, 1, 2])
-        model.forget(["guest"])
-        for wave, wave_alone in zip(made, [wanted_alone, *expected], strict=True):
-            np.testing.assert_allclose(wave, wave_alone, atol=1e-5, rtol=0)
+        left = {0: model.steps}
+        for step in itertools.count():
+            if step < model.steps:
+                model.begin(1 + step, guest)
+                left[1 + step] = model.steps
+            if step == 5:
+                model.drop([5])
+                left.pop(5)
+            going = [number for number in left if left[number] and (number == 0 or (number + step) % 2)]
+            model.step(going)
+            left |= {number: left[number] - 1 for number in going}
+            if not any(left.values()):
+                break
+        made, *guests = model.finish(list(left))
+        np.testing.assert_allclose(made, wanted_alone, atol=1e-5, rtol=0)
+        for one_guest in guests:
+            np.testing.assert_allclose(one_guest, guest_alone, atol=1e-5, rtol=0)
     model.forget(["joined"])
+
+
+def test_a_piece_may_follow_the_one_before_it_by_a_step(model: Code2WavModel) -> None:
+    first, second, last = pieces(job(40, "Ethan", 1), [1, 1], "follows")
+    alone = [made_by(model, [one])[0] for one in (first, second, last)]
+    model.forget(["follows"])
+    model.begin(0, first)
+    model.step([0])
+    model.begin(1, second)
+    for _ in range(model.steps - 1):
+        model.step([0, 1])
+    made = model.finish([0])
+    model.begin(2, last)
+    model.step([1])
+    made += model.finish([1])
+    for _ in range(model.steps):
+        model.step([2])
+    made += model.finish([2])
+    model.forget(["follows"])
+    for one, wanted_alone in zip(made, alone, strict=True):
+        np.testing.assert_allclose(one, wanted_alone, atol=1e-5, rtol=0)
 
 
 def test_a_code_without_an_embedding_is_refused(model: Code2WavModel) -> None:
