@@ -155,7 +155,7 @@ class Neighbours:
             thread.start()
 
     def _work(self, name: str) -> None:
-        graph, stream = self._graphs[name]
+        graph, stream, _ = self._graphs[name]
         ended = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(stream):
             while not self._ends:
@@ -176,8 +176,8 @@ class Neighbours:
 
 def captured(
     layers: int, hidden: int, inner: int, heads: int, rows: int, priority: int
-) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]:
-    """A decoding step's products for `rows` requests, on weights that are nowhere else."""
+) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Stream, list[torch.Tensor]]:
+    """A decoding step's products for `rows` requests, and the tensors that it reads, which must live as long."""
     shapes = [(hidden, heads), (hidden, hidden), (hidden, 2 * inner), (inner, hidden)]
     weights = [torch.empty(layers, *shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.01) for shape in shapes]
     start = torch.full((rows, hidden), 0.01, dtype=torch.bfloat16, device="cuda")
@@ -197,7 +197,7 @@ def captured(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return graph, stream
+    return graph, stream, [start, *weights]
 
 
 class Talkers:

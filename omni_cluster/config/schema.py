@@ -204,16 +204,16 @@ Precision = Literal["float32", "tfloat32", "bfloat16", "float16"]
 
 
 class DiffusionConfig(_Strict):
-    """How a diffusion stage forms its batches."""
+    """How a diffusion stage forms its steps."""
 
-    max_batch_size: int = Field(default=16, ge=1, description="Requests of one batch.", examples=[16])
+    max_batch_size: int = Field(default=16, ge=1, description="Jobs of one step.", examples=[16])
     max_wait_ms: float = Field(
-        default=5.0, ge=0, description="How long the first of a batch waits for others.", examples=[5.0]
+        default=5.0, ge=0, description="How long the first job of an idle stage waits for others.", examples=[5.0]
     )
-    # A newcomer's first sound waits for the batch that runs: this many frames are 128 first pieces of a stream, or a
-    # minute of sound. A single job may be larger; it runs alone.
+    # Of one step of the flow. This many frames are 128 first pieces of a stream, or a minute of sound. A single job may
+    # be larger; it runs alone.
     max_batch_frames: int = Field(
-        default=6_144, ge=1, description="Mel frames of one batch, all its jobs together.", examples=[6_144]
+        default=6_144, ge=1, description="Mel frames of one step, all its jobs together.", examples=[6_144]
     )
     max_streams: int = Field(
         default=64, ge=1, description="Streams whose state is kept at once; others wait.", examples=[64]
