@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from omni_cluster.cluster.unread import CountedReplica, Unread
 
 
-class IngressRouter(FIFOMixin, RequestRouter):
-    """To the ingress that has least to do.
+class IngressRouter(RequestRouter):
+    """To the ingress that has least to do, by this process's own count.
 
-    What a client may ask of Serve's own routers by headers, a session's or a model's replica, is not heard here.
+    Serve's count of what a replica has lags behind a burst: by it, one ingress would get all of it, and turn away what
+    others have places for. What a client may ask of Serve's own routers by headers, a session's or a model's replica,
+    is not heard here.
     """
 
     def initialize_state(self, **limits: Any) -> None:
@@ -22,8 +24,11 @@ class IngressRouter(FIFOMixin, RequestRouter):
         return CountedReplica(replica_info, self._unread)
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
+        self, candidate_replicas: list[CountedReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[CountedReplica]]:
+        least = min(candidate_replicas, key=lambda replica: replica.under_way)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        return [candidate_replicas]
+            least.expect(pending_request)
+        others = [replica for replica in candidate_replicas if replica is not least]
+        return [[least], others]  # these when it cannot be reached

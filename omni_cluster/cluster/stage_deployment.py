@@ -22,7 +22,7 @@ from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.scrape import ReplicaMetrics
 from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.socket_server import Address, SocketServer
-from omni_cluster.cluster.starting import Starting
+from omni_cluster.cluster.starting import Starting, without_collector
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
@@ -52,12 +52,12 @@ class StageReplica:
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
         starting = Starting(stage.model_stage)
-        with starting.step("imports its libraries"):
+        with starting.step("imports its libraries"), without_collector():
             await asyncio.to_thread(_import_engine, stage, config)
         with starting.step("reads the checkpoint"):
             self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage_id))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
-        with starting.step("imports the model"):
+        with starting.step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound)
         self._outboxes = Outboxes(config.limits.outbox_max_bytes)
         self._parcels = Parcels()

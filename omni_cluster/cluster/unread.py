@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from ray import ObjectRef, ObjectRefGenerator
@@ -161,14 +162,37 @@ class Answer(ReplicaResult):
 
 
 class CountedReplica(RunningReplica):
-    """A replica whose HTTP answers are counted."""
+    """A replica whose requests under way are counted, and what is unread of their answers."""
 
     def __init__(self, replica_info: Any, unread: Unread) -> None:
         super().__init__(replica_info)
         self._unread = unread
+        self._under_way: set[str] = set()
+
+    @property
+    def under_way(self) -> int:
+        """Requests that this process expects to send, or sent, and that have not ended."""
+        return len(self._under_way)
+
+    def expect(self, pr: PendingRequest) -> None:
+        """It is chosen for `pr`: Serve sends it some turns of its loop later, or to another, or not at all."""
+        name = pr.metadata.internal_request_id
+        self._under_way.add(name)
+        pr.future.add_done_callback(partial(self._settle, name))
+
+    def _settle(self, name: str, chosen: asyncio.Future[RunningReplica]) -> None:
+        if chosen.cancelled() or chosen.result() is not self:
+            self._under_way.discard(name)
 
     def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> ReplicaResult:
-        result = super().try_send_request(pr, with_rejection)
+        name = pr.metadata.internal_request_id
+        try:
+            result = super().try_send_request(pr, with_rejection)
+        except BaseException:
+            self._under_way.discard(name)
+            raise
+        self._under_way.add(name)
+        result.add_done_callback(lambda _: self._under_way.discard(name))
         is_answer = pr.metadata.is_http_request and pr.metadata.is_streaming
         return Answer(result, self._unread, pr.metadata.request_id) if is_answer else result
 

@@ -224,7 +224,7 @@ async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte
     taken = [a for a in answers if a.status_code == 200]
     refused = [a for a in answers if a.status_code == 429]
     assert len(taken) + len(refused) == len(answers)
-    assert len(taken) >= 24 and refused
+    assert len(taken) >= 12 + 24 and refused  # both ingresses fill their places before either turns one away
     assert all(a.text.endswith("data: [DONE]\n\n") for a in taken)
     assert all(int(a.headers["Retry-After"]) > 0 for a in refused)
     assert {a.json()["error"]["type"] for a in refused} == {"rate_limit_error"}
