@@ -87,7 +87,7 @@ class Visit:
         self._has_body = False
         self._has_place = False
 
-    async def body(self, request: Request, max_bytes: int) -> bytes:
+    async def body(self, request: Request, max_bytes: int) -> bytearray:
         """The body, once it is whole and the request may be worked on. Raises BadRequest."""
         limits, uploads = self._door.limits, self._door.uploads
         async with uploads.open() as upload:

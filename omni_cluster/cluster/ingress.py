@@ -234,7 +234,7 @@ class Ingress:
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
-    def _parse_speech(self, body: bytes) -> SpeechRequest:
+    def _parse_speech(self, body: bytes | bytearray) -> SpeechRequest:
         return parse_speech_request(body, models=[self._config.model], voices=self._bound.family.voices)
 
     def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
@@ -280,7 +280,7 @@ class Ingress:
     async def _checked(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._checking, work)
 
-    def _check(self, body: bytes) -> CheckedChat:
+    def _check(self, body: bytes | bytearray) -> CheckedChat:
         voices = self._bound.family.voices
         return check_chat_request(body, models=[self._config.model], voices=voices, limits=self._limits)
 

@@ -16,7 +16,7 @@ _SLICE_BYTES = 1 << 20
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-def parsed(kind: type[_Body], body: bytes, max_marks: int = MAX_MARKS) -> _Body:
+def parsed(kind: type[_Body], body: bytes | bytearray, max_marks: int = MAX_MARKS) -> _Body:
     """Raises BadRequest with one sentence and the field's path."""
     check_marks(body, max_marks)
     try:
@@ -25,7 +25,7 @@ def parsed(kind: type[_Body], body: bytes, max_marks: int = MAX_MARKS) -> _Body:
         raise refusal(error.errors(include_url=False)[0]) from None
 
 
-def check_marks(body: bytes, most: int) -> None:
+def check_marks(body: bytes | bytearray, most: int) -> None:
     """BadRequest (413) for more values than are accepted, before one of them is made."""
     seen = 0
     for start in range(0, len(body), _SLICE_BYTES):  # in slices, so that other threads run between them

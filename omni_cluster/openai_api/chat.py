@@ -207,7 +207,7 @@ class CheckedChat:
 
 
 def check_chat_request(
-    body: bytes, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
+    body: bytes | bytearray, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
 ) -> CheckedChat:
     """Checks all of a request body but what its media hold. Raises BadRequest with one sentence and the field's path.
 

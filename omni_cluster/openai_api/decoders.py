@@ -75,7 +75,7 @@ class Decoders:
         self._threads = ThreadPoolExecutor(bounds.processes + 1, thread_name_prefix="decoders")
         self._is_closed = False
 
-    async def open(self, body: bytes, fetch: Fetch) -> ChatRequest:
+    async def open(self, body: bytes | bytearray, fetch: Fetch) -> ChatRequest:
         """The request, its media fetched by `fetch` and decoded. Raises BadRequest."""
         answer = await self._answer(body, {})
         if isinstance(answer, Wanted):
@@ -90,7 +90,7 @@ class Decoders:
             self._idle.pop().end(self._threads)
         self._threads.shutdown(wait=False)
 
-    async def _answer(self, body: bytes, fetched: Mapping[str, bytes]) -> Opened | Wanted:
+    async def _answer(self, body: bytes | bytearray, fetched: Mapping[str, bytes]) -> Opened | Wanted:
         job = Job(_array(body), {param: _array(data) for param, data in fetched.items()}, self._models, self._voices,
                   self._limits)  # fmt: skip
         async with self._room:
@@ -251,5 +251,5 @@ def _unreadable() -> BadRequest:
     )
 
 
-def _array(data: bytes) -> np.ndarray:
+def _array(data: bytes | bytearray) -> np.ndarray:
     return np.frombuffer(data, np.uint8)

@@ -57,7 +57,7 @@ def speech_body(models: Collection[str]) -> dict[str, Any]:
     return request_body(_Body, models)
 
 
-def parse_speech_request(body: bytes, *, models: Collection[str], voices: Collection[str]) -> SpeechRequest:
+def parse_speech_request(body: bytes | bytearray, *, models: Collection[str], voices: Collection[str]) -> SpeechRequest:
     """Raises BadRequest with one sentence and the field's path."""
     wire = parsed(_Body, body)
     check_model(wire.model, models)

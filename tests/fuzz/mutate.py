@@ -56,7 +56,7 @@ def _changed_value(body: Any, rng: Random) -> Any:
     places = [(None, None), *_places(body)]
     holder, key = rng.choice(places)
     if holder is None:
-        return body if rng.random() < 0.95 else rng.choice(ODD_VALUES)
+        return body if rng.random() < 0.95 else copy.deepcopy(rng.choice(ODD_VALUES))
     match rng.randrange(6):
         case 0:
             del holder[key]
