@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,10 @@ class Pcm:
     @property
     def end(self) -> int:
         return self.start + len(self.samples)
+
+    def part(self, first: int, end: int) -> Pcm:
+        """Samples `first` to `end`, counted from this sound's own start, as a view."""
+        return replace(self, start=self.start + first, samples=self.samples[first:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,17 @@ class StageChunk:
 
     def without_rows(self) -> StageChunk:
         return replace(self, rows=None)
+
+    def cut(self, max_samples: int) -> Iterator[StageChunk]:
+        """The same in chunks of at most `max_samples` samples; the last says all but the sound of those before it."""
+        pcm = self.pcm
+        if pcm is None or len(pcm.samples) <= max_samples:
+            yield self
+            return
+        last = (len(pcm.samples) - 1) // max_samples * max_samples
+        for first in range(0, last, max_samples):
+            yield StageChunk(self.token_start, pcm=pcm.part(first, first + max_samples), made_at_s=self.made_at_s)
+        yield replace(self, pcm=pcm.part(last, len(pcm.samples)))
 
     @staticmethod
     def joined(chunks: Sequence[StageChunk]) -> StageChunk:

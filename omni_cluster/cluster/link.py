@@ -8,15 +8,29 @@ import contextvars
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from omni_cluster.cluster.failures import named
-from omni_cluster.cluster.line import Line
-from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, Subscription, Ticket, WireChunk
+from ray import ObjectRef
+
+from omni_cluster.cluster.failures import named, named_failures
+from omni_cluster.cluster.rows_reader import Rows, RowsReader
+from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
 T = TypeVar("T")
+
+
+class Line(Protocol):
+    """What a link's messages travel on; see `SocketLine`."""
+
+    def messages(self, first: Subscription) -> AsyncGenerator[list[LinkItem], None]: ...
+
+    async def subscribe(self, subscription: Subscription) -> bool: ...
+
+
 MakeLine = Callable[[RemoteStage, str], Line]
 """Of a stage and the id of one of its replicas."""
 
@@ -25,18 +39,26 @@ class LinkEnded(StageDied):
     """A link ended under its readers; `Links` opens another one for those that come later."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came for one reader. `rows`: where its rows come, if it has some that are Ray objects."""
+
+    item: LinkItem
+    rows: Rows | None = None
+
+
 class Inbox:
     """What came for one reader and was not read yet; bounded by what the request makes, as its outbox is."""
 
     def __init__(self) -> None:
-        self._items: deque[LinkItem] = deque()
+        self._items: deque[Arrival] = deque()
         self._came = asyncio.Event()
 
-    def put(self, item: LinkItem) -> None:
-        self._items.append(item)
+    def put(self, arrival: Arrival) -> None:
+        self._items.append(arrival)
         self._came.set()
 
-    async def take(self) -> LinkItem:
+    async def take(self) -> Arrival:
         while not self._items:
             self._came.clear()
             await self._came.wait()
@@ -46,8 +68,9 @@ class Inbox:
 class Link:
     """A stream of messages from one replica, open as long as somebody reads."""
 
-    def __init__(self, line: Line, replica_id: str, first: Subscription) -> None:
+    def __init__(self, line: Line, replica_id: str, first: Subscription, rows: RowsReader) -> None:
         self._line = line
+        self.rows = rows
         self._replica_id = replica_id
         self._inboxes: dict[int, Inbox] = {}
         self._opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -57,7 +80,7 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        return self._receiver.done()
+        return self._receiver.done() or self.rows.is_broken
 
     def open_inbox(self, reader: int) -> Inbox:
         inbox = self._inboxes[reader] = Inbox()
@@ -82,15 +105,19 @@ class Link:
             error = named(raised)
         finally:
             self._settle(is_open=False)
+            self.rows.close(error)
             for reader, inbox in self._inboxes.items():
-                inbox.put(LinkItem(reader, None, error))
+                inbox.put(Arrival(LinkItem(reader, None, error)))
 
     def _deliver(self, message: list[LinkItem]) -> None:
         self._settle(is_open=True)
+        batches = {item.body.rows_at[0] for item in message if item.body is not None and item.body.rows_at is not None}
+        rows = {batch: self.rows.expect(batch) for batch in batches}
         for item in message:
             inbox = self._inboxes.get(item.reader)
             if inbox is not None:  # its reader may have left
-                inbox.put(item)
+                at = None if item.body is None else item.body.rows_at
+                inbox.put(Arrival(item, None if at is None else rows[at[0]]))
 
     def _settle(self, *, is_open: bool) -> None:
         if not self._opened.done():
@@ -115,7 +142,7 @@ class Link:
 class Links:
     """All links of this replica, or of an ingress, to the replicas of one stage."""
 
-    def __init__(self, source: RemoteStage, max_elements: int, make_line: MakeLine) -> None:
+    def __init__(self, source: RemoteStage, max_elements: int, make_line: MakeLine = SocketLine) -> None:
         self._source = source
         self._make_line = make_line
         self._max_elements = max_elements
@@ -125,45 +152,49 @@ class Links:
     async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
         """All chunks of the request, from the first on.
 
-        A chunk too large for a message (a long prompt's rows) is named in it and fetched as one Ray object of its own.
         Raises what the producer raised, and StageDied when its replica is gone.
         """
-        subscription = Subscription(next(self._readers), ticket.request_id, with_rows)
-        link, inbox = await self._subscribed(subscription, ticket.replica_id)
+        link, reader, inbox = await self._subscribed(ticket, with_rows=with_rows)
         try:
-            while (item := await inbox.take()).body is not None:
-                yield await self._opened(item, ticket, link)
-            if item.error is not None:
-                raise item.error
+            while (arrival := await inbox.take()).item.body is not None:
+                yield await self._opened(arrival.item.body, arrival.rows, link)
+            if arrival.item.error is not None:
+                raise arrival.item.error
         finally:
-            link.close_inbox(subscription.reader)
+            link.close_inbox(reader)
 
-    async def _opened(self, item: LinkItem, ticket: Ticket, link: Link) -> StageChunk:
-        body = item.body
-        if isinstance(body, BulkChunk):
-            body = await link.while_open(self._bulk(body.number, ticket))
-        return body.open(self._max_elements)  # type: ignore[union-attr]
+    async def _opened(self, body: WireChunk, rows: Rows | None, link: Link) -> StageChunk:
+        if rows is not None and body.rows_at is not None:
+            packed = (await asyncio.shield(rows))[body.rows_at[1]]
+            if isinstance(packed, ObjectRef):
+                packed = await link.while_open(_read(packed))
+            body = body.with_rows(packed)
+        return body.open(self._max_elements)
 
-    async def _bulk(self, number: int, ticket: Ticket) -> WireChunk:
-        found: WireChunk = await self._source.call(
-            "chunk", ticket.request_id, number, replica_id=ticket.replica_id, wait_s=None
-        )
-        return found
-
-    async def _subscribed(self, subscription: Subscription, replica_id: str) -> tuple[Link, Inbox]:
+    async def _subscribed(self, ticket: Ticket, *, with_rows: bool) -> tuple[Link, int, Inbox]:
+        """A link to the replica, the number of this reader there, and its inbox."""
+        reader = next(self._readers)
         while True:
-            link = self._by_replica.get(replica_id)
+            link = self._by_replica.get(ticket.replica_id)
+            is_first = link is None or link.is_over
             if link is None or link.is_over:
-                self._forget_links_that_are_over()
-                link = self._by_replica[replica_id] = Link(
-                    self._make_line(self._source, replica_id), replica_id, subscription
-                )
-                return link, link.open_inbox(subscription.reader)
-            inbox = link.open_inbox(subscription.reader)
-            if await self._is_taken(link, subscription):
-                return link, inbox
-            if self._by_replica.get(replica_id) is link:
-                del self._by_replica[replica_id]  # it ended for want of readers, or for what its first one met
+                link = self._opened_link(reader, ticket, with_rows=with_rows)
+            inbox = link.open_inbox(reader)
+            if with_rows:
+                link.rows.open()
+            subscription = Subscription(reader, ticket.request_id, link.rows.name if with_rows else None)
+            if is_first or await self._is_taken(link, subscription):
+                return link, reader, inbox
+            if self._by_replica.get(ticket.replica_id) is link:
+                del self._by_replica[ticket.replica_id]  # it ended for what its first reader met
+
+    def _opened_link(self, reader: int, ticket: Ticket, *, with_rows: bool) -> Link:
+        self._forget_links_that_are_over()
+        rows = RowsReader(self._source, ticket.replica_id)
+        first = Subscription(reader, ticket.request_id, rows.name if with_rows else None)
+        link = Link(self._make_line(self._source, ticket.replica_id), ticket.replica_id, first, rows)
+        self._by_replica[ticket.replica_id] = link
+        return link
 
     async def _is_taken(self, link: Link, subscription: Subscription) -> bool:
         try:
@@ -180,3 +211,9 @@ class Links:
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._by_replica.values()))
+
+
+async def _read(rows: ObjectRef) -> Any:
+    """The object, mapped where it lies. Raises StageDied when its owner is gone."""
+    with named_failures():
+        return await rows

@@ -12,7 +12,6 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.parcel import Posted
-from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -30,8 +29,8 @@ class StageAccess:
 
 
 def stage_access(handle: DeploymentHandle, config: PipelineConfig) -> StageAccess:
-    calls = RemoteStage(handle, config.handover.transport)
-    return StageAccess(calls, links_to(calls, config.limits.max_payload_elements))
+    calls = RemoteStage(handle)
+    return StageAccess(calls, Links(calls, config.limits.max_payload_elements))
 
 
 class Orchestrator:

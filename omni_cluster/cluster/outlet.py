@@ -6,19 +6,21 @@ A message costs a process about as much as a token costs the engine, so those of
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
+
 from omni_cluster.cluster.failures import portable
-from omni_cluster.cluster.transport import BulkChunk, LinkItem, Subscription, WireChunk
+from omni_cluster.cluster.rows_publisher import RowsPublisher, RowsPublishers
+from omni_cluster.cluster.transport import LinkItem, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outbox, Outboxes, chunk_bytes
 from omni_cluster.errors import OmniError
 
 PATIENCE_S = 10.0
 """How long a reader waits for its request to come here."""
-IDLE_S = 2.0
-"""How long a link that is a call stays open without a reader: a replica that is to end waits for its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,9 @@ class Reading:
         if waiting is None:
             return self._end(self._outbox.error) if self._outbox.closed else None
         chunk, following = waiting
-        reader, with_rows = self._subscription.reader, self._subscription.with_rows
-        num_bytes = chunk_bytes(chunk, with_rows=with_rows)
-        if num_bytes > max_item_bytes:
-            return Item(LinkItem(reader, BulkChunk(self._next)), 0, following)
-        return Item(LinkItem(reader, WireChunk.of(chunk, with_rows=with_rows)), num_bytes, following)
+        with_rows = self._subscription.rows is not None
+        body = WireChunk.of(chunk, with_rows=with_rows)
+        return Item(LinkItem(self._subscription.reader, body), chunk_bytes(chunk, with_rows=with_rows), following)
 
     def _end(self, error: BaseException | None) -> Item:
         return Item(
@@ -74,16 +74,37 @@ class Reading:
         self._outbox.unlisten(self._tell)
 
 
+@dataclass(slots=True)
+class RowsSent:
+    """Bytes of packed rows that a replica has sent so far, as Ray objects and beside the tokens."""
+
+    as_objects: int = 0
+    inline: int = 0
+
+    def count(self, message: list[LinkItem], published: list[np.ndarray]) -> None:
+        as_objects = sum(packed.nbytes for packed in published)
+        bodies = [item.body for item in message if item.body is not None]
+        self.as_objects += as_objects
+        self.inline += sum(b.packed_rows.nbytes for b in bodies if b.packed_rows is not None) - as_objects
+
+
 class Outlet:
     """One link. What comes for a request while a message is on its way is joined to one item of the next.
 
-    A message has at most `max_item_bytes` of rows and sound, and one item at least.
+    A message has at most `max_item_bytes` of rows and sound, and one item at least. Its rows are published, and the
+    message says where; `inline`: they are in the message, unless one item alone has more than `max_item_bytes`.
     """
 
-    def __init__(self, outboxes: Outboxes, max_item_bytes: int, idle_s: float | None) -> None:
+    def __init__(
+        self, outboxes: Outboxes, publishers: RowsPublishers, max_item_bytes: int, sent: RowsSent, *, inline: bool
+    ) -> None:
         self._outboxes = outboxes
+        self._publishers = publishers
+        self._sent = sent
         self._max_item_bytes = max_item_bytes
-        self._idle_s = idle_s
+        self._inline = inline
+        self._publisher: RowsPublisher | None = None
+        self._publisher_name = ""
         self._readings: set[Reading] = set()
         self._ready: dict[Reading, None] = {}  # in the order in which they became so
         self._refusals: list[LinkItem] = []
@@ -92,6 +113,9 @@ class Outlet:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Sends the request's chunks from the first on; OutboxUnknown to the reader of one that does not come."""
+        if subscription.rows is not None and self._publisher is None:
+            self._publisher_name = subscription.rows
+            self._publisher = self._publishers.open(subscription.rows, self._is_read)
         expectation = asyncio.create_task(self._expect(subscription))
         self._expectations.add(expectation)
         expectation.add_done_callback(self._expectations.discard)
@@ -117,28 +141,32 @@ class Outlet:
         self._ready[reading] = None
         self._filled.set()
 
+    def _is_read(self) -> bool:
+        return bool(self._readings or self._expectations)
+
     async def messages(self) -> AsyncGenerator[list[LinkItem], None]:
-        """The messages, until nobody has read here for `idle_s`; None: for ever. The first is empty: it is open."""
+        """The messages, for ever. The first is empty: it is open."""
         try:
             yield []
-            while await self._is_filled():
+            while True:
+                await self._until_filled()
                 if message := self._message():
-                    yield message
+                    yield self._with_rows_published(message)
         finally:
-            for expectation in self._expectations:
-                expectation.cancel()
-            for reading in self._readings:
-                reading.close()
+            self._close()
 
-    async def _is_filled(self) -> bool:
+    async def _until_filled(self) -> None:
         while not (self._ready or self._refusals):
             self._filled.clear()
-            try:
-                await asyncio.wait_for(self._filled.wait(), self._idle_s)
-            except asyncio.TimeoutError:
-                if not (self._readings or self._expectations):
-                    return False
-        return True
+            await self._filled.wait()
+
+    def _close(self) -> None:
+        for expectation in self._expectations:
+            expectation.cancel()
+        for reading in self._readings:
+            reading.close()
+        if self._publisher is not None:
+            self._publishers.close(self._publisher_name)
 
     def _message(self) -> list[LinkItem]:
         items, self._refusals = self._refusals, []
@@ -165,34 +193,20 @@ class Outlet:
             reading.advance(item)
             self._ready[reading] = None
 
+    def _with_rows_published(self, message: list[LinkItem]) -> list[LinkItem]:
+        rows = [packed for item in message if (packed := self._rows_to_publish(item)) is not None]
+        self._sent.count(message, rows)
+        if self._publisher is None or not rows:
+            return message
+        batch, places = self._publisher.publish(rows), itertools.count()
+        return [
+            item if item.body is None or self._rows_to_publish(item) is None
+            else msgspec.structs.replace(item, body=item.body.with_rows_at(batch, next(places)))
+            for item in message
+        ]  # fmt: skip
 
-class Outlets:
-    """The open links of one replica, by the name that the consumer gave each."""
-
-    def __init__(self, outboxes: Outboxes, max_item_bytes: int) -> None:
-        self._outboxes = outboxes
-        self._max_item_bytes = max_item_bytes
-        self._open: dict[str, Outlet] = {}
-
-    async def link(self, name: str, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
-        """Opens link `name` with its first reader."""
-        outlet = Outlet(self._outboxes, self._max_item_bytes, IDLE_S)
-        outlet.subscribe(first)
-        self._open[name] = outlet
-        try:
-            async with contextlib.aclosing(outlet.messages()) as messages:
-                async for message in messages:
-                    yield message
-        finally:
-            del self._open[name]
-
-    def subscribe(self, name: str, subscription: Subscription) -> bool:
-        """False when the link has closed meanwhile."""
-        outlet = self._open.get(name)
-        if outlet is None:
-            return False
-        outlet.subscribe(subscription)
-        return True
-
-    def __len__(self) -> int:
-        return len(self._open)
+    def _rows_to_publish(self, item: LinkItem) -> np.ndarray | None:
+        packed = None if item.body is None else item.body.packed_rows
+        if packed is None or (self._inline and packed.nbytes <= self._max_item_bytes):
+            return None
+        return packed

@@ -1,6 +1,6 @@
 """A link's messages on a connection of its own, from replica to replica: the consuming end.
 
-A call of Serve's takes milliseconds to begin and as long again for a megabyte, whatever its transport. Ray says where a
+A call of Serve's takes milliseconds, whatever is in it, and tokens are as many as steps. Ray says where a
 replica listens, and the word that both ends prove to know: only who can call replicas can read from them.
 """
 
@@ -14,8 +14,6 @@ import msgspec
 
 from omni_cluster.cluster.frame import read_frame, write_frame
 from omni_cluster.cluster.handshake import GREETING_S, prove_the_word
-from omni_cluster.cluster.line import ServeLine
-from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.message import unpacked
 from omni_cluster.cluster.pulse import Pulse
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
@@ -37,7 +35,10 @@ class SocketLine:
         self._writer: asyncio.StreamWriter | None = None
 
     async def messages(self, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
-        """See `Line.messages`. Raises ReplicaLost when the connection breaks, or nothing comes on it any more."""
+        """Opens the connection with its first reader; the first message is empty.
+
+        Raises ReplicaLost when it breaks, or nothing comes on it any more.
+        """
         address: Address = await self._source.call("address", replica_id=self._replica_id)
         pulse = keeper = None
         try:
@@ -78,6 +79,7 @@ class SocketLine:
         return reader, writer
 
     async def subscribe(self, subscription: Subscription) -> bool:
+        """Adds a reader once the connection is open; False when it has closed meanwhile."""
         if self._writer is None or self._writer.is_closing():
             return False
         self._ask_for(self._writer, subscription)
@@ -93,8 +95,3 @@ class SocketLine:
     def _beat(self) -> None:
         if self._writer is not None and not self._writer.is_closing():
             write_frame(self._writer, [])
-
-
-def links_to(source: RemoteStage, max_elements: int) -> Links:
-    """Links over lines of the stage's transport."""
-    return Links(source, max_elements, SocketLine if source.transport == "socket" else ServeLine)

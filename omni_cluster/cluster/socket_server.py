@@ -13,13 +13,14 @@ import msgspec
 from omni_cluster.cluster.frame import read_frame, write_frame
 from omni_cluster.cluster.handshake import knows_the_word
 from omni_cluster.cluster.message import packed
-from omni_cluster.cluster.outlet import Outlet
+from omni_cluster.cluster.outlet import Outlet, RowsSent
 from omni_cluster.cluster.pulse import Pulse
+from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import Subscription
 from omni_cluster.engine.outbox import Outboxes
 
 MAX_ITEM_BYTES = 16 << 20
-"""Rows of one item, and of one message; more are a Ray object, so that nobody waits long behind a long prompt."""
+"""Rows and sound of one item, and of one message: nobody waits long behind another one's."""
 MAX_REQUEST_BYTES = 4096
 """Of what a reader sends."""
 MAX_STRANGERS = 16
@@ -90,9 +91,12 @@ class Connection:
 
 
 class SocketServer:
-    """An `Outlet` for each connection."""
+    """An `Outlet` for each connection. `publishers` have the rows; `inline`: see `Outlet`."""
 
-    def __init__(self, outboxes: Outboxes, host: str) -> None:
+    def __init__(self, outboxes: Outboxes, host: str, *, inline: bool = False) -> None:
+        self.publishers = RowsPublishers()
+        self.rows_sent = RowsSent()
+        self._inline = inline
         self._outboxes = outboxes
         self._host = host
         self._secret = secrets.token_bytes(SECRET_BYTES)
@@ -133,7 +137,7 @@ class SocketServer:
             self._strangers.pop(accepted, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outlet = Outlet(self._outboxes, MAX_ITEM_BYTES, idle_s=None)
+        outlet = Outlet(self._outboxes, self.publishers, MAX_ITEM_BYTES, self.rows_sent, inline=self._inline)
         connection = Connection(reader, writer, outlet, self._outboxes.unfinished)
         self._known.add(connection)
         try:

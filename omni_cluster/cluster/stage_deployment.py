@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import replace
+from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -17,13 +17,12 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.link import Links
-from omni_cluster.cluster.outlet import Outlets
 from omni_cluster.cluster.parcel import Parcel, Parcels
+from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.scrape import ReplicaMetrics
-from omni_cluster.cluster.socket_line import links_to
-from omni_cluster.cluster.socket_server import Address, SocketServer
+from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
-from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk, own_replica_id
+from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
@@ -36,6 +35,10 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
 
 logger = logging.getLogger("ray.serve")
+
+
+MAX_SAMPLES = MAX_ITEM_BYTES // 4
+"""Sound of a chunk, float32: a long answer's travels in several messages."""
 
 
 class StageReplica:
@@ -63,8 +66,9 @@ class StageReplica:
         self._parcels = Parcels()
         self._requests = 0
         self._metrics = StageMetrics()
-        self._outlets = Outlets(self._outboxes, config.handover.max_item_bytes)
-        self._sockets = SocketServer(self._outboxes, ray.util.get_node_ip_address())
+        self._sockets = SocketServer(
+            self._outboxes, ray.util.get_node_ip_address(), inline=config.handover.rows == "inline"
+        )
         self._source = self._links_to(source) if source is not None else None
         with starting.step("starts the engine"):
             await self._engine.start()
@@ -72,8 +76,7 @@ class StageReplica:
         starting.ended()
 
     def _links_to(self, source: DeploymentHandle) -> Links:
-        config = self._bound.config
-        return links_to(RemoteStage(source, config.handover.transport), config.limits.max_payload_elements)
+        return Links(RemoteStage(source), self._bound.config.limits.max_payload_elements)
 
     async def generate(
         self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False
@@ -123,7 +126,8 @@ class StageReplica:
             source = handover.watched(upstream) if upstream is not None else None
             async with contextlib.aclosing(self._engine.generate(request, source)) as chunks:
                 async for made in chunks:
-                    outbox.put(handover.signed(made))
+                    for part in handover.signed(made).cut(MAX_SAMPLES):
+                        outbox.put(part)
                     meter.made(made)
                     if made.finish_reason is not None:
                         self._end(request, meter, "finished")
@@ -161,19 +165,11 @@ class StageReplica:
         """See `SocketServer.address`."""
         return await self._sockets.address()
 
-    async def link(self, name: str, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
-        """See `Outlets.link`."""
-        async with contextlib.aclosing(self._outlets.link(name, first)) as messages:
-            async for message in messages:
-                yield message
-
-    async def subscribe(self, name: str, subscription: Subscription) -> bool:
-        """See `Outlets.subscribe`."""
-        return self._outlets.subscribe(name, subscription)
-
-    async def chunk(self, request_id: str, number: int) -> WireChunk:
-        """One of the request's chunks that are there. OutboxUnknown after the request's end."""
-        return WireChunk.of(self._outboxes.get(request_id).chunk(number))
+    async def rows(self, name: str) -> AsyncGenerator[list[Batch], None]:
+        """See `RowsPublishers.items`."""
+        async with contextlib.aclosing(self._sockets.publishers.items(name)) as items:
+            async for item in items:
+                yield item
 
     async def check_health(self) -> None:
         await self._engine.check_health()
@@ -195,7 +191,8 @@ class StageReplica:
             "replica_id": own_replica_id(),
             "requests": self._requests,
             "open_outboxes": len(self._outboxes),
-            "open_links": len(self._outlets) + len(self._sockets),
+            "open_links": len(self._sockets),
+            "rows_sent_bytes": asdict(self._sockets.rows_sent),
             "engine": await self._engine.counts(),
         }
 

@@ -7,7 +7,7 @@ import pickle
 import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,8 +24,6 @@ from omni_cluster.cluster.running import known_replicas
 from omni_cluster.errors import PayloadError, StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
 from omni_cluster.payloads import RowsChunk
-
-Transport = Literal["object", "grpc", "socket"]
 
 ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.address_router.AddressRouter")
 
@@ -52,7 +50,8 @@ class Ticket:
 
 
 class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A StageChunk as it travels: its rows as plain bytes, which Ray stores once and maps without copying.
+    """A StageChunk as it travels. Its rows are plain bytes beside it, `packed_rows`, or a Ray object: `rows_at` is the
+    number of a batch of rows, and the place in it.
 
     torch's own pickling of bfloat16 copies; packed rows as a NumPy array do not. A struct is made, and written, in a
     fraction of a data class's time, and there are as many of them as tokens.
@@ -70,6 +69,7 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
     first_sample: int
     sample_rate_hz: int
     choices: tuple[TokenChoice, ...]
+    rows_at: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, chunk: StageChunk, *, with_rows: bool = True) -> WireChunk:
@@ -89,6 +89,12 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
             chunk.choices,
         )
 
+    def with_rows_at(self, batch: int, place: int) -> WireChunk:
+        return msgspec.structs.replace(self, packed_rows=None, rows_at=(batch, place))
+
+    def with_rows(self, packed: np.ndarray) -> WireChunk:
+        return msgspec.structs.replace(self, packed_rows=packed, rows_at=None)
+
     def open(self, max_elements: int) -> StageChunk:
         """Raises PayloadError for rows that are not whole, or of more than `max_elements` elements."""
         if self.packed_rows is not None and self.packed_rows.dtype != np.uint8:
@@ -107,26 +113,24 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
         )
 
 
-class BulkChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """In place of chunk `number` of a request, which is too large for a streamed item: to be fetched by itself."""
-
-    number: int
-
-
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One reader's wish for all chunks of a request. `reader`: a number that the consumer gives each of its own."""
+    """One reader's wish for all chunks of a request.
+
+    `reader`: a number that the consumer gives each of its own. `rows`: the name of the publisher that the request's
+    rows are to go to; None for a reader that wants none.
+    """
 
     reader: int
     request_id: str
-    with_rows: bool
+    rows: str | None
 
 
 class LinkItem(msgspec.Struct, frozen=True, array_like=True):
     """What one reader is sent. No body: the end, and what broke if something did."""
 
     reader: int
-    body: WireChunk | BulkChunk | None
+    body: WireChunk | None
     error: Exception | None = None
 
 
@@ -172,22 +176,24 @@ async def _answer(asked: Any, ends_s: float) -> Any:
 class RemoteStage:
     """The replicas of one stage, as another deployment calls them. What says that a replica is gone is StageDied."""
 
-    def __init__(self, handle: DeploymentHandle, transport: Transport) -> None:
-        self.transport = transport
+    def __init__(self, handle: DeploymentHandle) -> None:
         self.loads = Loads()
         self._name = handle.app_name, handle.deployment_name
         self._unary = handle
         self._by_reference = handle.options(stream=True, _by_reference=True)
-        self._by_value = handle.options(stream=True, _by_reference=transport == "object")
+        self._by_value = handle.options(stream=True, _by_reference=False)
 
     def choose_replica(self) -> str | None:
         """A replica for a new request; None as long as none of them is known here. See `Loads.choose`."""
         known = known_replicas(*self._name)
         return self.loads.choose(known) if known else None
 
-    async def stream(self, method: str, *args: Any, replica_id: str = "") -> AsyncGenerator[Any, None]:
-        """Items of a streaming method; closing it ends the call over there."""
-        handle = self._by_value if _bytes_of(args) <= MAX_VALUE_BYTES else self._by_reference
+    async def stream(
+        self, method: str, *args: Any, replica_id: str = "", by_reference: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        """Items of a streaming method, each a Ray object if `by_reference`; closing it ends the call over there."""
+        is_small = not by_reference and _bytes_of(args) <= MAX_VALUE_BYTES
+        handle = self._by_value if is_small else self._by_reference
         addressed = handle.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else handle
         items = getattr(addressed, method).remote(*args)
         try:

@@ -161,20 +161,12 @@ class Limits(_Strict):
 
 
 class HandoverConfig(_Strict):
-    """How small items travel from a producing replica to its consumer."""
+    """How conditioning rows travel from a producing replica to its consumer."""
 
-    transport: Literal["object", "grpc", "socket"] = Field(
-        default="socket",
-        description="socket: on a connection of its own; grpc: in Serve's own stream; object: as Ray objects.",
-        examples=["socket"],
-    )
-    # Serve's gRPC takes 4 MB, what is around the rows included.
-    max_item_bytes: int = Field(
-        default=1_048_576,
-        ge=1,
-        le=3_145_728,
-        description="Rows of one item of Serve's stream at most; more are one Ray object that is read in place.",
-        examples=[1_048_576],
+    rows: Literal["object", "inline"] = Field(
+        default="object",
+        description="object: as Ray objects, by reference; inline: beside the tokens, on the replicas' own connection.",
+        examples=["object"],
     )
 
 
@@ -422,7 +414,7 @@ class PipelineConfig(_Strict):
         default=Limits(), description="What one request may ask.", examples=[{"max_prompt_tokens": 28_000}]
     )
     handover: HandoverConfig = Field(
-        default=HandoverConfig(), description="How stages pass items on.", examples=[{"transport": "object"}]
+        default=HandoverConfig(), description="How stages pass items on.", examples=[{"rows": "object"}]
     )
     api: ApiConfig = Field(default=ApiConfig(), description="Keys and origins.", examples=[{"keys_file": "keys.txt"}])
     fetch: FetchConfig = Field(

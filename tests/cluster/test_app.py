@@ -20,7 +20,7 @@ import torch
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-from omni_cluster.cluster.socket_line import links_to
+from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.audio import wav_bytes
@@ -361,6 +361,23 @@ async def talker_runs(served: ServedApp) -> bool:
     return any(s["engine"]["running"] for s in await served.statuses_of("talker"))
 
 
+async def test_all_rows_cross_as_objects_and_none_of_them_stays(served: ServedApp, reference: Reference) -> None:
+    await until(lambda: nothing_is_left(served), "earlier requests are gone")
+    stored, (before,) = store_bytes(), [s["rows_sent_bytes"] for s in await served.statuses_of("thinker")]
+    question = "Count with me. " * 40  # above what is an object of its own
+    output = await served.answer(request_for("text", "rows", question=question))
+    (after,) = [s["rows_sent_bytes"] for s in await served.statuses_of("thinker")]
+    width = reference.thinker(prompt_text("text", question), max_new_tokens=2).rows.shape[1]
+    made = len(output.prompt_token_ids) + len(output.token_ids) - 1
+    assert after["inline"] == before["inline"] == 0
+    assert after["as_objects"] - before["as_objects"] >= made * width * 4
+
+    async def store_is_as_before() -> bool:
+        return await nothing_is_left(served) and store_bytes() <= stored
+
+    await until(store_is_as_before, "no object of the request is left in the store")
+
+
 async def test_a_whole_answer_that_nobody_waits_for_frees_every_stage(served: ServedApp) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "modalities": ["text", "audio"],
             "audio": {"voice": "Ethan", "format": "wav"}}  # fmt: skip
@@ -373,17 +390,16 @@ async def test_a_whole_answer_that_nobody_waits_for_frees_every_stage(served: Se
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
-@pytest.mark.parametrize("transport", ["object", "grpc", "socket"])
-async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: Reference, transport: Any) -> None:
+async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: Reference) -> None:
     question = "Count with me. " * 40
     expected = reference.thinker(prompt_text("text", question), max_new_tokens=12)
-    request = request_for("text", f"lag-{transport}", question=question)
+    request = request_for("text", "lag", question=question)
     request = dataclasses.replace(request, sampling={"thinker": {"max_tokens": 12}})
-    thinker = RemoteStage(served.handle("thinker"), transport)
+    thinker = RemoteStage(served.handle("thinker"))
     made = thinker.stream("generate", request, None)
     async with contextlib.aclosing(made):
         ticket: Ticket = await anext(made)
-        links = links_to(thinker, 1 << 28)
+        links = Links(thinker, 1 << 28)
         async for chunk in links.read(ticket, with_rows=False):
             assert chunk.rows is None
         chunks = []

@@ -20,7 +20,7 @@ from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscriptio
 from omni_cluster.engine.outbox import Outboxes
 from omni_cluster.outputs import StageChunk
 
-READER = Subscription(3, "r", with_rows=True)
+READER = Subscription(3, "r", "publisher")
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

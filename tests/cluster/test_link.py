@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
 import torch
 
-from omni_cluster.cluster import outlet
+from omni_cluster.cluster import outlet, rows_publisher, socket_server
 from omni_cluster.cluster.failures import StageFailed
-from omni_cluster.cluster.line import Line, ServeLine
-from omni_cluster.cluster.link import LinkEnded, Links
+from omni_cluster.cluster.link import Line, LinkEnded, Links
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.outlet import Outlets
+from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.socket_line import SocketLine
 from omni_cluster.cluster.socket_server import SocketServer
-from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk
+from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket
 from omni_cluster.engine.outbox import Outboxes, OutboxUnknown
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import StageChunk
@@ -31,31 +30,40 @@ ROW_BYTES = 16
 class Replica:
     """A producing replica, called without Ray."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inline: bool) -> None:
         self.outboxes = Outboxes(1 << 20)
-        self.outlets = Outlets(self.outboxes, MAX_ITEM_BYTES)
-        self.sockets = SocketServer(self.outboxes, "127.0.0.1")
+        self.sockets = SocketServer(self.outboxes, "127.0.0.1", inline=inline)
         self.loads = Loads()
         self.frozen = asyncio.Event()
+        self.died = asyncio.Event()
+        self.calls_for_rows = 0
+        self.batches: list[Batch] = []
 
     @property
     def open_links(self) -> int:
-        return len(self.outlets) + len(self.sockets)
+        return len(self.sockets)
 
-    async def stream(self, method: str, *args: Any, replica_id: str) -> AsyncGenerator[list[LinkItem], None]:
-        async with contextlib.aclosing(getattr(self.outlets, method)(*args)) as messages:
-            async for message in messages:
-                yield message
+    @property
+    def bytes_as_objects(self) -> int:
+        return sum(packed.nbytes for _, rows in self.batches for packed in rows)
 
-    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = None) -> Any:
-        if method == "address":
-            return await self.sockets.address()
-        if method == "chunk":
-            request_id, number = args
-            if self.frozen.is_set():
-                await asyncio.Event().wait()
-            return WireChunk.of(self.outboxes.get(request_id).chunk(number))
-        return getattr(self.outlets, method)(*args)
+    async def stream(
+        self, method: str, name: str, *, replica_id: str, by_reference: bool
+    ) -> AsyncGenerator[list[Batch], None]:
+        assert method == "rows" and by_reference
+        self.calls_for_rows += 1
+        async with contextlib.aclosing(self.sockets.publishers.items(name)) as items:
+            async for item in items:
+                if self.frozen.is_set():
+                    await asyncio.Event().wait()
+                if self.died.is_set():
+                    raise ConnectionError("the replica died")
+                self.batches += item
+                yield item
+
+    async def call(self, method: str, *, replica_id: str, wait_s: float | None = None) -> Any:
+        assert method == "address"
+        return await self.sockets.address()
 
 
 class Watched:
@@ -79,19 +87,20 @@ class Watched:
 
 
 Lines = list[Watched]
-by_serve_alone = pytest.mark.parametrize("kind", [ServeLine], indirect=True)
+as_objects_alone = pytest.mark.parametrize("inline", [False], indirect=True)
+
+
+@pytest.fixture(params=[False, True], ids=["object", "inline"])
+def inline(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
 
 
 @pytest.fixture
-async def replica() -> AsyncIterator[Replica]:
-    replica = Replica()
+async def replica(inline: bool, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
+    monkeypatch.setattr(socket_server, "MAX_ITEM_BYTES", MAX_ITEM_BYTES)
+    replica = Replica(inline=inline)
     yield replica
     await replica.sockets.close()
-
-
-@pytest.fixture(params=[ServeLine, SocketLine])
-def kind(request: pytest.FixtureRequest) -> type[ServeLine] | type[SocketLine]:
-    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -101,11 +110,9 @@ def lines() -> list[Watched]:
 
 
 @pytest.fixture
-async def links(
-    replica: Replica, kind: type[ServeLine] | type[SocketLine], lines: list[Watched]
-) -> AsyncIterator[Links]:
+async def links(replica: Replica, lines: list[Watched]) -> AsyncIterator[Links]:
     def make_line(source: RemoteStage, replica_id: str) -> Watched:
-        lines.append(Watched(kind(source, replica_id)))
+        lines.append(Watched(SocketLine(source, replica_id)))
         return lines[-1]
 
     links = Links(cast(RemoteStage, replica), 1000, make_line)
@@ -131,6 +138,12 @@ async def settled() -> None:
     """All that can run without something new has run."""
     for _ in range(200):
         await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(
@@ -164,7 +177,6 @@ async def test_what_one_step_makes_leaves_in_one_message(replica: Replica, links
     await asyncio.gather(*tasks)
 
 
-@by_serve_alone
 async def test_a_message_is_cut_at_its_limit(replica: Replica, links: Links, lines: Lines) -> None:
     boxes = [replica.outboxes.open(f"r{i}") for i in range(40)]
     tasks = [asyncio.create_task(read(links, f"r{i}")) for i in range(40)]
@@ -179,16 +191,33 @@ async def test_a_message_is_cut_at_its_limit(replica: Replica, links: Links, lin
     await asyncio.gather(*tasks)
 
 
-@by_serve_alone
-async def test_a_chunk_above_the_limit_is_fetched_by_itself(replica: Replica, links: Links, lines: Lines) -> None:
+async def test_rows_are_objects_and_inline_they_are_beside_the_tokens_up_to_a_limit(
+    replica: Replica, links: Links, lines: Lines, inline: bool
+) -> None:
     box = replica.outboxes.open("long")
     box.put(rows(0, 100))
     box.put(rows(100))
     box.close()
     chunk = await read(links, "long")
     assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(101))
-    bodies = [item.body for message in lines[0].received for item in message if isinstance(item.body, WireChunk)]
-    assert max(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None) < MAX_ITEM_BYTES
+    bodies = [item.body for message in lines[0].received for item in message if item.body is not None]
+    beside = sum(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None)
+    assert len(bodies) == 2 and replica.bytes_as_objects > 100 * ROW_BYTES
+    assert (beside > ROW_BYTES and len(replica.batches) == 1) if inline else (not beside and len(replica.batches) == 2)
+
+
+@as_objects_alone
+async def test_rows_of_one_step_are_one_batch(replica: Replica, links: Links, lines: Lines) -> None:
+    boxes = [replica.outboxes.open(f"r{i}") for i in range(4)]
+    tasks = [asyncio.create_task(read(links, f"r{i}")) for i in range(4)]
+    await until(lambda: len(replica.sockets.publishers) == 1)
+    await settled()
+    for box in boxes:
+        box.put(rows(0))
+        box.close()
+    made = await asyncio.gather(*tasks)
+    assert [chunk.rows is not None and chunk.rows.rows.shape[0] for chunk in made] == [1] * 4
+    assert [len(batch) for _, batch in replica.batches] == [4]
 
 
 async def test_a_reader_without_rows_gets_none_of_them(replica: Replica, links: Links, lines: Lines) -> None:
@@ -304,11 +333,12 @@ async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_t
     assert len(lines) == 2
 
 
-@by_serve_alone
-async def test_a_chunk_that_does_not_come_ends_with_its_link(replica: Replica, links: Links, lines: Lines) -> None:
+@as_objects_alone
+async def test_rows_that_do_not_come_end_with_their_link(replica: Replica, links: Links, lines: Lines) -> None:
     replica.frozen.set()
     replica.outboxes.open("long").put(rows(0, 100))
     reading = asyncio.create_task(read(links, "long"))
+    await until(lambda: bool(lines and len(lines[0].received) > 1))
     await settled()
     assert not reading.done()
     await links.close()
@@ -316,22 +346,50 @@ async def test_a_chunk_that_does_not_come_ends_with_its_link(replica: Replica, l
         await reading
 
 
-@by_serve_alone
-async def test_a_link_that_nobody_reads_ends_and_the_next_reader_opens_another(
+@as_objects_alone
+async def test_rows_whose_call_breaks_end_their_readers_and_a_new_link_serves_the_next(
+    replica: Replica, links: Links, lines: Lines
+) -> None:
+    replica.died.set()
+    replica.outboxes.open("r").put(rows(0))
+    with pytest.raises(StageDied):
+        await read(links, "r")
+    replica.died.clear()
+    box = replica.outboxes.open("s")
+    box.put(rows(0))
+    box.close()
+    assert (await read(links, "s")).rows is not None
+    assert len(lines) == 2
+
+
+@as_objects_alone
+async def test_a_call_for_rows_that_nobody_reads_ends_and_the_next_reader_makes_another(
     replica: Replica, links: Links, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlet, "IDLE_S", 0.0)
-    for turn in range(2):
+    monkeypatch.setattr(rows_publisher, "IDLE_S", 0.0)
+    before = 0
+    for _ in range(2):
         box = replica.outboxes.open("r")
-        reading = asyncio.create_task(read(links, "r"))
-        await settled()
-        assert replica.open_links == 1  # one reader is enough, however long it takes
         box.put(rows(0))
         box.close()
-        assert (await reading).token_ids == (0,)
-        while replica.open_links:
-            await asyncio.sleep(0)
-        assert len(lines) == turn + 1
+        assert (await read(links, "r")).rows is not None
+        call = links._by_replica["replica"].rows._call
+        await until(lambda: call is not None and call.done())  # noqa: B023
+        assert replica.calls_for_rows > before and len(lines) == 1
+        before = replica.calls_for_rows
+
+
+@as_objects_alone
+async def test_nothing_is_kept_of_rows_whose_reader_has_left(replica: Replica, links: Links, lines: Lines) -> None:
+    box = replica.outboxes.open("gone")
+    box.put(rows(0))
+    chunks = links.read(ticket("gone"), with_rows=True)
+    await anext(chunks)
+    await chunks.aclose()
+    box.put(rows(1))
+    await until(lambda: len(replica.batches) == 2)
+    await settled()
+    assert not links._by_replica["replica"].rows._half_met
 
 
 async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(

@@ -24,7 +24,7 @@ from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscriptio
 from omni_cluster.engine.outbox import Outbox, Outboxes
 from omni_cluster.outputs import StageChunk
 
-READER = Subscription(3, "r", with_rows=True)
+READER = Subscription(3, "r", "publisher")
 NOTICED_S = 10.0
 """Within this time a peer's silent loss is noticed."""
 BUSY_S = 1.0

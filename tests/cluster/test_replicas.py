@@ -166,7 +166,7 @@ def hosted(data: bytes) -> Iterator[str]:
 
 
 async def test_an_address_reaches_that_replica_and_no_other(served_2x2: ServedApp) -> None:
-    talker = RemoteStage(served_2x2.handle("talker"), "object")
+    talker = RemoteStage(served_2x2.handle("talker"))
     ids = [s["replica_id"] for s in await served_2x2.statuses_of("talker")]
     assert len(set(ids)) == 2
     wanted = ids * 20
@@ -182,7 +182,7 @@ async def test_calls_without_an_address_go_to_both_replicas_in_turn(served_2x2: 
 
 async def test_an_address_that_is_gone_fails_at_once(served_2x2: ServedApp) -> None:
     with pytest.raises(StageDied, match="ReplicaUnavailableError"):
-        await RemoteStage(served_2x2.handle("talker"), "object").call("status", replica_id="nobody")
+        await RemoteStage(served_2x2.handle("talker")).call("status", replica_id="nobody")
 
 
 async def test_both_replicas_of_a_stage_did_work(served_2x2: ServedApp) -> None:
@@ -191,6 +191,12 @@ async def test_both_replicas_of_a_stage_did_work(served_2x2: ServedApp) -> None:
     after = served_tokens(await served_2x2.statuses())
     worked = [replica for replica in after if after[replica] > before.get(replica, 0)]
     assert len(worked) >= 4  # of two thinkers, two talkers and a code2wav at least
+
+
+async def test_rows_that_are_inline_are_no_objects(served_2x2: ServedApp) -> None:
+    await served_2x2.answer(request_for("text", "inline"))
+    sent = [status["rows_sent_bytes"] for status in await served_2x2.statuses_of("thinker")]
+    assert sum(each["inline"] for each in sent) > 0 and not any(each["as_objects"] for each in sent)
 
 
 def served_tokens(statuses: list[dict[str, Any]]) -> dict[str, int]:

@@ -19,13 +19,13 @@ from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.message import error_named, packed, unpacked
 from omni_cluster.cluster.socket_line import SocketLine
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, SocketServer
-from omni_cluster.cluster.transport import BulkChunk, LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
+from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outboxes
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
 from omni_cluster.payloads import RowsChunk
 
-READER = Subscription(3, "r", with_rows=True)
+READER = Subscription(3, "r", "publisher")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def outboxes() -> Outboxes:
 
 @pytest.fixture
 async def server(outboxes: Outboxes) -> AsyncIterator[SocketServer]:
-    server = SocketServer(outboxes, "127.0.0.1")
+    server = SocketServer(outboxes, "127.0.0.1", inline=True)
     yield server
     await server.close()
 
@@ -93,7 +93,11 @@ def test_all_that_a_message_says_arrives() -> None:
         ),
     ]
     items = [LinkItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
-    items += [LinkItem(2, BulkChunk(9)), LinkItem(3, None), LinkItem(4, None, RequestError("too long"))]
+    items += [
+        LinkItem(2, WireChunk.of(StageChunk()).with_rows_at(9, 4)),
+        LinkItem(3, None),
+        LinkItem(4, None, RequestError("too long")),
+    ]
     items += [LinkItem(5, None, StageFailed("ZeroDivisionError: by zero")), LinkItem(6, None, OSError("gone"))]
     got = unpacked([bytes(part) for part in packed(items)])
     assert [item.reader for item in got] == [0, 1, 2, 3, 4, 5, 6]
@@ -103,7 +107,7 @@ def test_all_that_a_message_says_arrives() -> None:
         assert np.array_equal(opened.pcm.samples, chunk.pcm.samples) and opened.pcm.samples.dtype == np.float32
         assert opened.pcm.start == chunk.pcm.start and opened.made_at_s == chunk.made_at_s
         assert replace(opened, pcm=None) == replace(chunk, pcm=None)
-    assert got[2].body == BulkChunk(9) and (got[3].body, got[3].error) == (None, None)
+    assert cast(WireChunk, got[2].body).rows_at == (9, 4) and (got[3].body, got[3].error) == (None, None)
     assert isinstance(got[4].error, RequestError) and str(got[4].error) == "too long"
     assert isinstance(got[5].error, StageFailed) and str(got[5].error) == "ZeroDivisionError: by zero"
     assert type(got[6].error) is StageFailed  # no name makes another class
@@ -133,10 +137,10 @@ def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
 async def test_a_request_above_its_limit_ends_the_connection(
     server: SocketServer, outboxes: Outboxes, above: int
 ) -> None:
-    empty = len(msgspec.msgpack.encode(Subscription(0, "r" * 1000, with_rows=True))) - 1000
+    empty = len(msgspec.msgpack.encode(Subscription(0, "r" * 1000, ""))) - 1000
     name = "r" * (MAX_REQUEST_BYTES - empty + above)
     outboxes.open(name).put(with_rows(1))
-    request = msgspec.msgpack.encode(Subscription(0, name, with_rows=True))
+    request = msgspec.msgpack.encode(Subscription(0, name, ""))
     assert len(request) == MAX_REQUEST_BYTES + above
     address = await server.address()
     reader, writer = await asyncio.open_connection(address.host, address.port)

@@ -104,11 +104,11 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "inf",
         "a finite number, for example 600.0",
     ),
-    "no such transport": (
-        {("handover",): {"transport": "carrier pigeon"}},
-        "handover.transport",
+    "no such way for rows": (
+        {("handover",): {"rows": "carrier pigeon"}},
+        "handover.rows",
         "'carrier pigeon'",
-        "'object', 'grpc' or 'socket'",
+        "'object' or 'inline'",
     ),
     "no stages": ({("stages",): []}, "stages", "[]", "'model_stage': 'thinker'"),
     "stages as text": ({("stages",): "all"}, "stages", "'all'", "a list, for example [{"),
@@ -463,11 +463,11 @@ def test_the_default_is_the_tiny_deployment_on_cpu() -> None:
     assert [stage.gpus_per_replica for stage in config.stages] == [0, 0, 0]
 
 
-def test_two_by_two_is_the_tiny_deployment_with_more_replicas_and_the_other_transport() -> None:
+def test_two_by_two_is_the_tiny_deployment_with_more_replicas_and_the_other_way_for_rows() -> None:
     tiny = load_config(DEFAULT_CONFIG, known_families=FAMILIES).model_dump()
     two_by_two = load_config(STAGE_CONFIGS / "qwen2_5_omni_2x2_tiny.yaml", known_families=FAMILIES).model_dump()
     assert [stage.pop("num_replicas") for stage in two_by_two["stages"]] == [2, 2, 1]
     assert [stage.pop("num_replicas") for stage in tiny["stages"]] == [1, 1, 1]
-    assert [config.pop("handover")["transport"] for config in (two_by_two, tiny)] == ["object", "socket"]
+    assert [config.pop("handover")["rows"] for config in (two_by_two, tiny)] == ["inline", "object"]
     assert [config.pop("ingress_replicas") for config in (two_by_two, tiny)] == [2, 1]
     assert two_by_two == tiny

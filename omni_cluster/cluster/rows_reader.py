@@ -1,0 +1,89 @@
+"""The consumer's end of a connection's rows; see `rows_publisher`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from omni_cluster.cluster.failures import named
+from omni_cluster.cluster.rows_publisher import Batch
+from omni_cluster.cluster.transport import RemoteStage
+
+Rows = asyncio.Future[list[Any]]
+"""One batch's rows: of each request's an array, or a reference to one."""
+
+
+class RowsReader:
+    """Brings together what messages say of rows and the rows, whichever comes first."""
+
+    def __init__(self, source: RemoteStage, replica_id: str) -> None:
+        self.name = uuid.uuid4().hex
+        self._source = source
+        self._replica_id = replica_id
+        self._half_met: dict[int, Rows] = {}  # batches of which either the message or the rows came
+        self._error: Exception | None = None
+        self._call: asyncio.Task[None] | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        return self._error is not None
+
+    def open(self) -> None:
+        """Calls the producer, unless a call is open. It ends one that nobody reads."""
+        if self._error is None and (self._call is None or self._call.done()):
+            # In a context of its own: Serve ends the calls that a request made when that request ends.
+            self._call = asyncio.create_task(self._read(), context=contextvars.Context())
+
+    def expect(self, number: int) -> Rows:
+        """A message said that its rows are batch `number`; called once for each."""
+        rows = self._meet(number)
+        if self._error is not None and not rows.done():
+            self._break(rows, self._error)
+        self.open()
+        return rows
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                calls: AsyncGenerator[list[Batch], None] = self._source.stream(
+                    "rows", self.name, replica_id=self._replica_id, by_reference=True
+                )
+                async with contextlib.aclosing(calls) as items:
+                    async for item in items:
+                        for number, rows in item:
+                            self._meet(number).set_result(rows)
+                if not self._is_waited_for():
+                    return
+        except Exception as raised:  # given to every reader, who raises it
+            self.fail(named(raised))
+
+    def _is_waited_for(self) -> bool:
+        return any(not rows.done() for rows in self._half_met.values())
+
+    def _meet(self, number: int) -> Rows:
+        """Called by the message and by the rows: the second finds what the first has left."""
+        rows = self._half_met.pop(number, None)
+        if rows is None:
+            rows = self._half_met[number] = asyncio.get_running_loop().create_future()
+        return rows
+
+    def fail(self, error: Exception) -> None:
+        """No further rows come."""
+        self._error = error
+        half_met, self._half_met = self._half_met, {}
+        for rows in half_met.values():
+            self._break(rows, error)
+
+    def _break(self, rows: Rows, error: Exception) -> None:
+        if not rows.done():
+            rows.set_exception(error)
+            rows.exception()  # whose reader may have left
+
+    def close(self, error: Exception) -> None:
+        self.fail(error)
+        if self._call is not None:
+            self._call.cancel()
