@@ -16,15 +16,15 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.v1.executor import Executor
 
-from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
-from omni_cluster.engine.progress import Progress, StallWatch
-from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob, DiffusionSession, Family
 from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.progress import Progress, StallWatch
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.version_check import check_vllm
 
 logger = logging.getLogger(__name__)
 

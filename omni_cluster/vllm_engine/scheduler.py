@@ -12,9 +12,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.engine.core import EngineCore
 
-from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
+from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

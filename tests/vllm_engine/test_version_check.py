@@ -5,8 +5,8 @@ from vllm import __version__
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from omni_cluster.engine.version_check import CHECKED_VLLM, check_vllm
 from omni_cluster.errors import VersionError
+from omni_cluster.vllm_engine.version_check import CHECKED_VLLM, check_vllm
 
 
 def test_installed_version_has_all_that_we_rely_on() -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from vllm.platforms import current_platform
 
-from omni_cluster.worker.ar_model_runner import GPUARModelRunner
+from omni_cluster.vllm_engine.worker.ar_model_runner import GPUARModelRunner
 
 __all__ = ["RUNNER_NAME", "GPUARWorker", "PlatformWorker"]
 

@@ -19,18 +19,18 @@ from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
-from omni_cluster.engine.progress import Probe, Progress, StallWatch
-from omni_cluster.engine.rows_pusher import PushWindow, Refusals, RowsPusher
-from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, Said
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import PromptEmbedsPayload
+from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
+from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
+from omni_cluster.vllm_engine.version_check import check_vllm
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""

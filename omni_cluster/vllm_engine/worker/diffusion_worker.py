@@ -10,8 +10,8 @@ from unittest.mock import patch
 import numpy as np
 
 from omni_cluster.models.family import DiffusionJob
-from omni_cluster.worker.ar_worker import RUNNER_NAME, PlatformWorker
-from omni_cluster.worker.diffusion_model_runner import GPUDiffusionModelRunner
+from omni_cluster.vllm_engine.worker.ar_worker import RUNNER_NAME, PlatformWorker
+from omni_cluster.vllm_engine.worker.diffusion_model_runner import GPUDiffusionModelRunner
 
 
 class GPUDiffusionWorker(PlatformWorker):
