@@ -34,6 +34,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 }
 # Libraries that few rooms may import.
 RAY_ROOMS = frozenset({"cluster"})
+TEST_TOOLS = frozenset({"unittest", "pytest", "hypothesis"})
 NOT_ON_THE_WIRE = frozenset({"ray", "vllm", "torch"})
 
 # No model is named outside its family.
@@ -142,6 +143,11 @@ def libraries_out_of_place(source: Source) -> Iterator[str]:
     yield from (f"imports {library}" for library in libraries & refused)
 
 
+def tools_of_tests(source: Source) -> Iterator[str]:
+    libraries = {name.split(".")[0] for name in imported(source)}
+    yield from (f"imports {library}" for library in libraries & TEST_TOOLS)
+
+
 def model_names(source: Source) -> Iterator[str]:
     if source.room == "models":
         return
@@ -219,6 +225,7 @@ RULES: Mapping[Rule, tuple[str, str]] = {  # each with the module and the code o
     imports_against_the_way: ("models/a.py", "if TYPE_CHECKING:\n    from omni_cluster.engine.stage import Stage"),
     relative_imports: ("engine/a.py", "from . import stage"),
     libraries_out_of_place: ("openai_api/a.py", "def f():\n    import torch.nn"),
+    tools_of_tests: ("vllm_engine/a.py", "from unittest.mock import patch"),
     model_names: ("engine/a.py", "if stage == 'talker': pass"),
     long_functions: ("engine/a.py", "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES),
     swallowed_errors: ("engine/a.py", "def f():\n    try: g()\n    except (ValueError, Exception): pass"),

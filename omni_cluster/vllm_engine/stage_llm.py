@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 from vllm import SamplingParams
@@ -28,9 +27,9 @@ from omni_cluster.payloads import PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
-from omni_cluster.vllm_engine.version_check import check_vllm
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
@@ -43,7 +42,7 @@ class OmniAsyncLLM(AsyncLLM):
     output_processor: OmniOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with patch.object(async_llm, "OutputProcessor", OmniOutputProcessor):
+        with replaced(async_llm, "OutputProcessor", OmniOutputProcessor):
             super().__init__(*args, **kwargs)
 
 
@@ -51,7 +50,6 @@ class StageLLM:
     """An autoregressive `Stage`."""
 
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
-        check_vllm()
         self._stage = stage
         self._pipeline = pipeline
         self._family = family
