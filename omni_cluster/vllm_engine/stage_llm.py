@@ -30,6 +30,7 @@ from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
+from omni_cluster.vllm_engine.version_check import check_names
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
@@ -54,6 +55,7 @@ class StageLLM:
         self._pipeline = pipeline
         self._family = family
         self._traits = family.traits(stage.model_stage)
+        check_names(self._traits.relied_on)
         self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, self._traits)
         self._llm: OmniAsyncLLM | None = None
         self._checkpoint_sampling: Mapping[str, Any] = {}
