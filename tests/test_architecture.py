@@ -15,12 +15,13 @@ PACKAGE = "omni_cluster"
 MAX_FUNCTION_LINES = 80
 
 # Imports point one way: cluster -> engine -> vllm_engine -> models -> leaves; a room may always import itself.
-LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling", "progress"})
+LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling", "progress", "members"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     **{leaf: LEAVES for leaf in LEAVES - {"errors"}},
     "sampling": frozenset({"errors"}),
     "progress": frozenset({"errors"}),
+    "members": frozenset(),
     "models": LEAVES,
     "vllm_engine": LEAVES | {"models"},
     "engine": LEAVES | {"models", "vllm_engine"},

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dis
 import importlib
-import inspect
 import logging
 from collections.abc import Iterator
 from functools import cache
-from types import CodeType
 from typing import Any
 
 from omni_cluster.errors import VersionError
+from omni_cluster.members import has_member, looks_up
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA, Names
 
 logger = logging.getLogger(__name__)
@@ -77,37 +75,8 @@ def _found(module: str, path: str) -> Any:
     return found
 
 
-def has_member(owner: Any, name: str) -> bool:
-    """Whether objects of a class, or a module, have it: a method, a field, or an attribute that a method sets."""
-    if hasattr(owner, name):
-        return True
-    classes = inspect.getmro(owner) if isinstance(owner, type) else ()
-    return any(name in inspect.get_annotations(cls) or name in _set_in(cls) for cls in classes)
-
-
-@cache
-def _set_in(cls: type) -> frozenset[str]:
-    """Names of the attributes that the class's own methods set."""
-    codes = [code for method in vars(cls).values() for code in _codes(method)]
-    return frozenset(i.argval for code in codes for i in dis.get_instructions(code) if i.opname == "STORE_ATTR")
-
-
 def _not_looked_up(names: Names) -> Iterator[str]:
     for path, wanted in names.items():
         module, _, function = path.partition(":")
-        looked_up = {name for code in _codes(_found(module, function)) for name in code.co_names}
-        yield from (f"{function} that looks up {name}" for name in wanted if name not in looked_up)
-
-
-def _codes(method: Any) -> Iterator[CodeType]:
-    """The method's code, without its decorators, and that of the functions in it."""
-    function = inspect.unwrap(method.__func__ if isinstance(method, staticmethod | classmethod) else method)
-    if inspect.isfunction(function):
-        yield from _nested(function.__code__)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
+        found = _found(module, function)
+        yield from (f"{function} that looks up {name}" for name in wanted if not looks_up(found, name))

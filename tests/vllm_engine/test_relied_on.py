@@ -9,7 +9,7 @@ import tomllib
 
 from omni_cluster.models.registry import family_class, known_families
 from omni_cluster.vllm_engine.relied_on import ADDED, CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA
-from tests.vllm_engine.used_names import UsedNames, is_private, listed
+from tests.used_names import UsedNames, is_private, listed
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "omni_cluster"

@@ -1,4 +1,4 @@
-"""Which names of vLLM modules use, read from their syntax trees."""
+"""Which names of a library modules use, read from their syntax trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 
-LIBRARY = "vllm"
 HOLDERS = frozenset({"runner", "_runner", "input_batch", "batch", "llm"})
 """What in the room is vLLM's by its name: its runner, a runner's batch, an engine."""
 
@@ -25,9 +24,10 @@ class OwnClass:
 
 @dataclass
 class UsedNames:
-    """What `trees`, by path, use of vLLM."""
+    """What `trees`, by path, use of a library."""
 
     trees: Mapping[str, ast.Module]
+    library: str = "vllm"
     classes: dict[str, OwnClass] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,22 +39,22 @@ class UsedNames:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """What is imported from vLLM, as `module:name` by the name that it has here."""
+        """What is imported from the library, as `module:name` by the name that it has here."""
         return {alias.asname or alias.name: f"{m}:{alias.name}" for m, alias in self._imported()}
 
     def _imported(self) -> Iterator[tuple[str, ast.alias]]:
         for node in self._nodes(ast.ImportFrom):
-            if (node.module or "").split(".")[0] == LIBRARY:
+            if (node.module or "").split(".")[0] == self.library:
                 yield from ((node.module or "", alias) for alias in node.names)
 
     def imports(self) -> set[str]:
-        """`module:name` of all that is imported from vLLM, wherever, for types too; whole modules by their names."""
-        whole = {a.name for node in self._nodes(ast.Import) for a in node.names if a.name.split(".")[0] == LIBRARY}
-        dotted = {s for s in self.strings() if s.startswith(f"{LIBRARY}.") and ":" not in s and " " not in s}
+        """`module:name` of all that is imported from it, wherever, for types too; whole modules by their names."""
+        whole = {a.name for node in self._nodes(ast.Import) for a in node.names if a.name.split(".")[0] == self.library}
+        dotted = {s for s in self.strings() if s.startswith(f"{self.library}.") and ":" not in s and " " not in s}
         return {f"{module}:{alias.name}" for module, alias in self._imported()} | whole | dotted
 
     def members(self) -> set[str]:
-        """Names of methods and attributes that are called, overridden, read or set on vLLM's objects."""
+        """Names of methods and attributes that are called, overridden, read or set on its objects."""
         inherited = self._inherited() | self._overridden()
         return inherited | self._private() | self._set() | self._of_parameters() | self._of_holders() | self._replaced()
 
@@ -66,7 +66,7 @@ class UsedNames:
         attributes = {node.attr for node in self._nodes(ast.Attribute)}
         return attributes | {node.name for node in self._nodes(ast.FunctionDef)} | self.strings()
 
-    # ------------------------------------------------------------ classes of ours that are vLLM's too
+    # ------------------------------------------------------------ classes of ours that are its too
 
     def _lineage(self, name: str) -> set[str]:
         """The class and all that it is derived from, as far as their code is ours."""
@@ -77,7 +77,7 @@ class UsedNames:
         return found
 
     def _derived(self) -> Iterator[tuple[ast.ClassDef, set[str]]]:
-        """Classes that are derived from vLLM's, each with the names that are its own."""
+        """Classes that are derived from its, each with the names that are its own."""
         for node in self._nodes(ast.ClassDef):
             lineage = self._lineage(node.name)
             if lineage & set(self.aliases):
@@ -92,12 +92,12 @@ class UsedNames:
         return {name for name in used if not is_special(name)}
 
     def _overridden(self) -> set[str]:
-        """Private methods that nobody here calls: vLLM does."""
+        """Private methods that nobody here calls: the library does."""
         methods = {m.name for node, _ in self._derived() for m in node.body if isinstance(m, ast.FunctionDef)}
         called = {n.attr for n in self._nodes(ast.Attribute) if not isinstance(n.value, ast.Call)}
         return {name for name in methods - called if is_private(name)}
 
-    # ------------------------------------------------------------ objects of vLLM's
+    # ------------------------------------------------------------ objects of the library
 
     def _private(self) -> set[str]:
         return {n.attr for n in self._nodes(ast.Attribute) if is_private(n.attr)} - self._own()
@@ -110,7 +110,7 @@ class UsedNames:
         return {n.attr for n in targets if not is_name(n.value, "self")} - self._own()
 
     def _of_parameters(self) -> set[str]:
-        """Attributes of parameters that are said to be of a class of vLLM's."""
+        """Attributes of parameters that are said to be of a class of its."""
         used = set()
         for function in [*self._nodes(ast.FunctionDef), *self._nodes(ast.AsyncFunctionDef)]:
             theirs = {a.arg for a in function.args.args if self._is_theirs(a.annotation)}
