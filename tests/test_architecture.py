@@ -14,17 +14,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "omni_cluster"
 MAX_FUNCTION_LINES = 80
 
-# Imports point one way: cluster -> engine -> worker -> models -> leaves; a room may always import itself.
-LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling"})
+# Imports point one way: cluster -> engine -> vllm_engine -> models -> leaves; a room may always import itself.
+LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling", "progress", "members"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     **{leaf: LEAVES for leaf in LEAVES - {"errors"}},
     "sampling": frozenset({"errors"}),
+    "progress": frozenset({"errors"}),
+    "members": frozenset(),
     "models": LEAVES,
-    "worker": LEAVES | {"models"},
-    "engine": LEAVES | {"models", "worker"},
+    "vllm_engine": LEAVES | {"models"},
+    "engine": LEAVES | {"models", "vllm_engine"},
     "openai_api": frozenset({"errors", "outputs", "media", "sampling"}),
-    "cluster": LEAVES | {"models", "worker", "engine", "openai_api"},
+    "cluster": LEAVES | {"models", "vllm_engine", "engine", "openai_api"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
     "bench": LEAVES | {"models", "engine"},
     "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench"},
@@ -33,6 +35,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 }
 # Libraries that few rooms may import.
 RAY_ROOMS = frozenset({"cluster"})
+VLLM_ROOM = "vllm_engine"
+PUBLIC_LAYERS = re.compile(r"vllm\.([A-Z]\w*$|config\.|model_executor\.|multimodal\.)")
+TEST_TOOLS = frozenset({"unittest", "pytest", "hypothesis"})
 NOT_ON_THE_WIRE = frozenset({"ray", "vllm", "torch"})
 
 # No model is named outside its family.
@@ -40,8 +45,6 @@ MODEL_NAME = re.compile(r"qwen|thinker|talker|code2wav|token2wav", re.IGNORECASE
 
 # What may break a rule: where and what, with the reason.
 ALLOWED: Mapping[str, str] = {
-    "config/engine_args.py names worker": "vLLM takes its workers by dotted path, and imports them in its own process",
-    "config/engine_args.py names engine": "vLLM takes scheduler and executor by dotted path, as its workers",
     "config/loader.py says 'qwen2_5_omni_tiny.yaml'": "the file of the embedded default",
     "config/schema.py says 'thinker'": "an example in an error's text",
     "config/schema.py says 'qwen2_5_omni'": "an example in an error's text",
@@ -50,14 +53,19 @@ ALLOWED: Mapping[str, str] = {
     "cluster/ingress.py Ingress._sse swallows": "after the first byte every error becomes the stream's last event",
     "cluster/unread.py Answer._take swallows": "who asks for the next piece raises it",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
-    "engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",
+    "vllm_engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",
     "cluster/link.py Link._receive swallows": "every reader of the link raises it",
     "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's outbox raise it",
+    "cluster/stage_deployment.py imports vllm.logger": "it closes Serve's log handlers, put back right after it",
+    "models/qwen2_5_omni/fused_decoder.py imports vllm.forward_context.get_forward_context": "a layer learns in "
+    "no other way of the step that it is in",
+    "models/qwen2_5_omni/fused_decoder.py imports vllm.v1.attention.backends.flash_attn.FlashAttentionMetadata": "its "
+    "kernels read the cache whose layout this one has",
     "openai_api/video.py imports torch": "frames are scaled as transformers' video processor does it, to the bit",
     "engine/cards.py sets variables": "how a stage's processes share a card, and only while they are started",
     "engine/cards.py sets name": "which cards a stage's processes see, and only while they are started",
-    "config/engine_args.py sets VLLM_USE_V2_MODEL_RUNNER": "vLLM has no other switch for the runner that we extend",
-    "config/engine_args.py sets VLLM_WORKER_MULTIPROC_METHOD": "a forked engine could not use CUDA; results are equal",
+    "vllm_engine/engine_args.py sets VLLM_USE_V2_MODEL_RUNNER": "vLLM has no other switch for the runner",
+    "vllm_engine/engine_args.py sets VLLM_WORKER_MULTIPROC_METHOD": "a forked engine could not use CUDA",
 }
 
 
@@ -143,6 +151,22 @@ def libraries_out_of_place(source: Source) -> Iterator[str]:
     yield from (f"imports {library}" for library in libraries & refused)
 
 
+def vllm_out_of_place(source: Source) -> Iterator[str]:
+    """A family's models are made of vLLM's public layers; all else of vLLM is one room's."""
+    if source.room == VLLM_ROOM:
+        return
+    is_of_family = source.room == "models" and source.path.count("/") > 1
+    dotted = (text for text in strings(source) if re.fullmatch(r"vllm(\.\w+)+", text))
+    for name in sorted({name for name in (*imported(source), *dotted) if name.split(".")[0] == "vllm"}):
+        if not (is_of_family and PUBLIC_LAYERS.match(name)):
+            yield f"imports {name}"
+
+
+def tools_of_tests(source: Source) -> Iterator[str]:
+    libraries = {name.split(".")[0] for name in imported(source)}
+    yield from (f"imports {library}" for library in libraries & TEST_TOOLS)
+
+
 def model_names(source: Source) -> Iterator[str]:
     if source.room == "models":
         return
@@ -220,6 +244,8 @@ RULES: Mapping[Rule, tuple[str, str]] = {  # each with the module and the code o
     imports_against_the_way: ("models/a.py", "if TYPE_CHECKING:\n    from omni_cluster.engine.stage import Stage"),
     relative_imports: ("engine/a.py", "from . import stage"),
     libraries_out_of_place: ("openai_api/a.py", "def f():\n    import torch.nn"),
+    vllm_out_of_place: ("engine/a.py", "def f():\n    from vllm.platforms import current_platform"),
+    tools_of_tests: ("vllm_engine/a.py", "from unittest.mock import patch"),
     model_names: ("engine/a.py", "if stage == 'talker': pass"),
     long_functions: ("engine/a.py", "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES),
     swallowed_errors: ("engine/a.py", "def f():\n    try: g()\n    except (ValueError, Exception): pass"),
@@ -228,10 +254,14 @@ RULES: Mapping[Rule, tuple[str, str]] = {  # each with the module and the code o
 }
 BREACHES = [
     *[(rule, path, code) for rule, (path, code) in RULES.items()],
-    (imports_against_the_way, "config/a.py", "WORKER = 'omni_cluster.worker.ar_worker.GPUARWorker'"),
+    (imports_against_the_way, "config/a.py", "WORKER = 'omni_cluster.vllm_engine.worker.ar_worker.GPUARWorker'"),
     (imports_against_the_way, "engine/a.py", "from omni_cluster import openai_api"),
     (imports_against_the_way, "errors.py", "import omni_cluster.config.schema"),
     (libraries_out_of_place, "engine/a.py", "from ray import serve"),
+    (vllm_out_of_place, "cluster/a.py", "importlib.import_module('vllm.logger')"),
+    (vllm_out_of_place, "models/a.py", "from vllm.config import VllmConfig"),
+    (vllm_out_of_place, "models/family/a.py", "from vllm.v1.request import Request"),
+    (vllm_out_of_place, "models/family/a.py", "import vllm.v1"),
     (model_names, "engine/a.py", "class ThinkerStage:\n    'A stage.'"),
     (swallowed_errors, "engine/a.py", "try: g()\nexcept: pass"),
     (swallowed_errors, "engine/a.py", "with contextlib.suppress(Exception): g()"),
@@ -270,3 +300,8 @@ def test_docstrings_and_comments_may_name_a_model() -> None:
 def test_an_error_that_is_raised_again_is_not_swallowed() -> None:
     code = "try: g()\nexcept Exception as error:\n    outbox.fail(error)\n    raise"
     assert not list(swallowed_errors(Source("engine/a.py", ast.parse(code))))
+
+
+def test_a_model_may_be_made_of_the_layers_that_vllm_offers() -> None:
+    code = "from vllm import ModelRegistry\nfrom vllm.model_executor.layers.layernorm import RMSNorm"
+    assert not list(vllm_out_of_place(Source("models/family/a.py", ast.parse(code))))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.serve._private.common import ReplicaID
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
 from omni_cluster.cluster.running import tell_running
+from omni_cluster.cluster.serve_private import ReplicaID
 
 ADDRESS_PREFIX = "@"
 

@@ -15,6 +15,7 @@ from omni_cluster.cluster.answers import api_keys
 from omni_cluster.cluster.autoscaling import POLICY
 from omni_cluster.cluster.door import RETRY_AFTER_S
 from omni_cluster.cluster.ingress import Ingress
+from omni_cluster.cluster.serve_private import check_ray
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.cluster.transport import ROUTER
 from omni_cluster.config.loader import load_config
@@ -58,7 +59,8 @@ def build_app(args: Mapping[str, Any] | None = None) -> Application:
 
 
 def bind_app(config: PipelineConfig) -> Application:
-    """One deployment a stage, bound to its source, and the ingress, bound to all. Raises ConfigError."""
+    """One deployment a stage, bound to its source, and the ingress, bound to all. Raises ConfigError, VersionError."""
+    check_ray()
     resolve_plan(config)
     check_stages(config)
     api_keys(config)

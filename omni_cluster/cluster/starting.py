@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
-
+from omni_cluster.cluster.serve_private import kv_delete, kv_get, kv_list, kv_put
 from omni_cluster.models.checkpoint_files import cache_folder
 
 logger = logging.getLogger("ray.serve")
@@ -37,7 +36,7 @@ class Starting:
         usual_s = self._times.usual_s(what)
         said = what if usual_s is None else f"{what}, usually {usual_s:.0f} s"
         logger.info("%s: %s", self._stage, said)
-        _internal_kv_put(self._key, said.encode(), namespace=NAMESPACE)
+        kv_put(self._key, said.encode(), namespace=NAMESPACE)
         began_s = time.monotonic()
         yield
         took_s = time.monotonic() - began_s
@@ -47,7 +46,7 @@ class Starting:
     def ended(self) -> None:
         """There is no further step; what was made until now stays, so no later collection walks through it."""
         gc.freeze()
-        _internal_kv_del(self._key, namespace=NAMESPACE)
+        kv_delete(self._key, namespace=NAMESPACE)
 
 
 @contextlib.contextmanager
@@ -63,8 +62,8 @@ def without_collector() -> Iterator[None]:
 def steps_now() -> dict[str, str]:
     """The step of each stage of this cluster that starts, or broke off while it did."""
     steps = {}
-    for key in _internal_kv_list(PREFIX, namespace=NAMESPACE):
-        said = _internal_kv_get(key, namespace=NAMESPACE)
+    for key in kv_list(PREFIX, namespace=NAMESPACE):
+        said = kv_get(key, namespace=NAMESPACE)
         if said is not None:  # else it has ended meanwhile
             steps[key.removeprefix(PREFIX).decode()] = said.decode()
     return steps

@@ -10,13 +10,18 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray._private import worker
 from ray.exceptions import RayActorError
 from ray.serve import Application
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.context import _get_global_client, _set_global_client
 
 from omni_cluster.cluster.app import build_app
+from omni_cluster.cluster.serve_private import (
+    SERVE_CONTROLLER_NAME,
+    SERVE_NAMESPACE,
+    controller_of,
+    get_global_client,
+    once_ray_is_up,
+    set_global_client,
+)
 
 END_TIMEOUT_S = 30.0
 LOOK_S = 0.1
@@ -33,8 +38,7 @@ def end_on_sigterm() -> None:
 
     Ray's own handler, which it sets while it starts, prints its native stack and ends the process in the midst of it.
     """
-    if _handle_sigterm not in worker._post_init_hooks:
-        worker._post_init_hooks.append(_handle_sigterm)
+    once_ray_is_up(_handle_sigterm)
 
 
 def _handle_sigterm() -> None:
@@ -54,18 +58,18 @@ def end_serve() -> None:
     Serve's own `shutdown` waits in a call to its controller, which ends by the controller's death: Ray, which would try
     it again, may tell the terminal that it failed.
     """
-    client = _get_global_client(raise_if_no_controller_running=False)
+    client = get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return
     client.shutdown_cached_handles()
     try:
-        ray.get(client._controller.graceful_shutdown.remote(wait=False), timeout=END_TIMEOUT_S)
+        ray.get(controller_of(client).graceful_shutdown.remote(wait=False), timeout=END_TIMEOUT_S)
     except (RayActorError, TimeoutError):
         return  # it died already, or will not end by itself
     ends_s = time.monotonic() + END_TIMEOUT_S
     while _has_controller() and time.monotonic() < ends_s:
         time.sleep(LOOK_S)
-    _set_global_client(None)
+    set_global_client(None)
 
 
 def _has_controller() -> bool:

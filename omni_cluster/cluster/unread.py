@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Final
 
 from ray import ObjectRef, ObjectRefGenerator
-from ray.serve._private.common import ReplicaQueueLengthInfo
-from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.request_router import PendingRequest, RunningReplica
+
+from omni_cluster.cluster.serve_private import ReplicaQueueLengthInfo, ReplicaResult
 
 logger = logging.getLogger("ray.serve")
 

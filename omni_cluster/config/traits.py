@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -13,7 +13,8 @@ class EngineTraits:
 
     `hf_overrides` turns the checkpoint's config into the stage's own; `has_tokenizer` is False for stages whose
     tokens are no text; `shares_prefixes` is False where equal token ids do not mean equal inputs; `is_compiled` is
-    False for a model that vLLM cannot give to torch.compile.
+    False for a model that vLLM cannot give to torch.compile. `relied_on` names what the model uses of vLLM that
+    vLLM does not promise to keep: members by `module:name` of their class.
     """
 
     hf_overrides: Callable[[Any], Any] | None = None
@@ -22,3 +23,4 @@ class EngineTraits:
     has_tokenizer: bool = True
     shares_prefixes: bool = True
     is_compiled: bool = True
+    relied_on: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family, StageKind
 from omni_cluster.models.registry import family_class
+from omni_cluster.vllm_engine.version_check import check_vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,10 @@ def make_stage(stage: StageConfig, bound: BoundPipeline) -> Stage:
 
 
 def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Stage]:
-    """What `make_stage` makes. Imports vLLM, which takes seconds."""
+    """What `make_stage` makes. Imports vLLM, which takes seconds. Raises VersionError for one that it cannot run on."""
+    check_vllm()
     if family_class(config.family).stages[stage.model_stage] is StageKind.AR:
-        from omni_cluster.engine.stage_llm import StageLLM
+        from omni_cluster.vllm_engine.stage_llm import StageLLM
 
         return StageLLM
     from omni_cluster.engine.diffusion_engine import DiffusionEngine

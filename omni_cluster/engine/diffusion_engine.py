@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import set_current_vllm_config
-from vllm.v1.executor import Executor
 
-from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
-from omni_cluster.engine.progress import Progress, StallWatch
-from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob, DiffusionSession, Family
 from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.progress import Progress, StallWatch
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.stage_worker import StageWorker
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +75,9 @@ class Streams:
 
 
 class DiffusionEngine:
-    """A diffusion `Stage`: vLLM's executor with a `GPUDiffusionWorker`, and our own batching loop."""
+    """A diffusion `Stage`: a `StageWorker` of vLLM's, and our own batching loop."""
 
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
-        check_vllm()
         self._stage = stage
         self._family = family
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
@@ -92,20 +89,15 @@ class DiffusionEngine:
         self._batches = 0
         self._watch = StallWatch(stage.model_stage, stage.stall_timeout_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
-        self._executor: Executor | None = None
+        self._worker: StageWorker | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._sample_rate_hz = 0
         self._frame_s = 0.0  # what a frame sounds for; known once a job was made
 
     async def start(self) -> None:
-        self._executor = await self._in_thread(self._make_executor)
+        self._worker = await self._in_thread(lambda: StageWorker(self._args))
         (self._sample_rate_hz,) = await self._call("sample_rate_hz")
         self._loop_task = asyncio.create_task(self._run_batches())
-
-    def _make_executor(self) -> Executor:
-        vllm_config = self._args.create_engine_config()
-        with set_current_vllm_config(vllm_config):
-            return Executor.get_class(vllm_config)(vllm_config)
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`: voice and codes are the family's to check."""
@@ -217,10 +209,10 @@ class DiffusionEngine:
         return DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run any more; send the request again.")
 
     async def _call(self, method: str, *args: Any) -> list[Any]:
-        if self._executor is None:
+        if self._worker is None:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
-        executor = self._executor
-        return await self._in_thread(lambda: executor.collective_rpc(method, args=args))
+        worker = self._worker
+        return await self._in_thread(lambda: worker.call(method, *args))
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -237,8 +229,7 @@ class DiffusionEngine:
 
     @property
     def _worker_is_gone(self) -> bool:
-        """Of a model that has a process of its own, vLLM's executor knows."""
-        return getattr(self._executor, "is_failed", False)
+        return self._worker is not None and self._worker.is_gone
 
     async def counts(self) -> dict[str, int]:
         """See `Stage.counts`. `streams`: those whose state the model may hold."""
@@ -250,9 +241,9 @@ class DiffusionEngine:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # one that broke has told those who waited
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            await self._in_thread(executor.shutdown)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await self._in_thread(worker.shutdown)
         self._thread.shutdown()
 
 

@@ -19,11 +19,11 @@ import torch
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.diffusion_engine import DiffusionEngine, is_device_error
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.engine.progress import StallWatch
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
+from omni_cluster.progress import StallWatch
 from tests.engine.stages import (
     PATIENCE_S,
     Feed,

@@ -21,7 +21,6 @@ from omni_cluster.config.memory import GIB
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine import memory
 from omni_cluster.engine.build import BoundPipeline, bind
-from omni_cluster.engine.card_memory import CardMemory, measure_cards
 from omni_cluster.engine.memory import (
     CARD_RESERVE_BYTES,
     CUDA_CONTEXT_BYTES,
@@ -40,6 +39,7 @@ from omni_cluster.models.checkpoint_files import load_tensors
 from omni_cluster.models.memory import ARSizes, DiffusionSizes, WeightGroup, weight_bytes
 from omni_cluster.models.qwen2_5_omni.checkpoint import build_config, parameter_counts
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, stage_sizes, vocoder_frame_bytes
+from omni_cluster.vllm_engine.card_memory import CardMemory, measure_cards
 
 CARD = CardMemory(80 * GIB, 80 * GIB)
 

@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 import torch
 
-from omni_cluster.engine.progress import StallWatch
 from omni_cluster.engine.stage import Stage
-from omni_cluster.engine.stage_llm import StageLLM
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
+from omni_cluster.progress import StallWatch
+from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     MAX_CODES,
     MAX_TOKENS,

@@ -18,6 +18,7 @@ from omni_cluster.models.memory import StageSizes
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
+from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
 from omni_cluster.models.qwen2_5_omni.voices import Voice, choose_names, load_voices, voice_names
@@ -73,12 +74,17 @@ class Qwen2_5Omni(Family):
         if model_stage == "thinker":
             from omni_cluster.models.qwen2_5_omni.thinker_model import thinker_config
 
-            return EngineTraits(thinker_config, emits_rows=True)
+            return EngineTraits(thinker_config, emits_rows=True, relied_on=THINKER)
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
         # All talker prompts are the same codec ids; what differs is their rows, which the prefix cache cannot see.
         return EngineTraits(
-            talker_config, takes_rows=True, has_tokenizer=False, shares_prefixes=False, is_compiled=False
+            talker_config,
+            takes_rows=True,
+            has_tokenizer=False,
+            shares_prefixes=False,
+            is_compiled=False,
+            relied_on=DECODER,
         )
 
     def memory(self, model_stage: str) -> StageSizes:

@@ -11,8 +11,8 @@ import torch
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.engine.build import bind
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 
 RATE_HZ = 16_000

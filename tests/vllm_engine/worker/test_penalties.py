@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from omni_cluster.worker.penalties import Penalties
+from omni_cluster.vllm_engine.worker.penalties import Penalties
 
 VOCAB = 11
 NAMES = ["plain", "repetition", "presence", "frequency", "all"]

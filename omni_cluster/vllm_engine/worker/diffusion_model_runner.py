@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 
-from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.family import DiffusionJob, DiffusionModel
 from omni_cluster.models.registry import family_class
+from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 
 class GPUDiffusionModelRunner:

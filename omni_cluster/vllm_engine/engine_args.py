@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 ADDITIONAL_KEY = "omni"
-AR_WORKER = "omni_cluster.worker.ar_worker.GPUARWorker"
-DIFFUSION_WORKER = "omni_cluster.worker.diffusion_worker.GPUDiffusionWorker"
-SCHEDULER = "omni_cluster.engine.scheduler.OmniScheduler"
-ASYNC_SCHEDULER = "omni_cluster.engine.scheduler.OmniAsyncScheduler"
-IN_PROCESS_EXECUTOR = "omni_cluster.engine.executor.InProcessExecutor"
+AR_WORKER = "omni_cluster.vllm_engine.worker.ar_worker.GPUARWorker"
+DIFFUSION_WORKER = "omni_cluster.vllm_engine.worker.diffusion_worker.GPUDiffusionWorker"
+SCHEDULER = "omni_cluster.vllm_engine.scheduler.OmniScheduler"
+ASYNC_SCHEDULER = "omni_cluster.vllm_engine.scheduler.OmniAsyncScheduler"
+IN_PROCESS_EXECUTOR = "omni_cluster.vllm_engine.executor.InProcessExecutor"
 # There is no KV cache: a stated size keeps vLLM from measuring and reserving memory for one, and the share of a card is
 # only what must be free at the start.
 _DIFFUSION_DEFAULTS: dict[str, Any] = {

@@ -13,14 +13,14 @@ from vllm.sampling_params import SamplingType
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
-from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.inputs import StageExtra
-from omni_cluster.worker.further_steps import FurtherSteps
-from omni_cluster.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
-from omni_cluster.worker.penalties import Penalties
-from omni_cluster.worker.rows_out import RowsOfStep
-from omni_cluster.worker.seeded_noise import SeededNoise, token_seed
-from omni_cluster.worker.top_k_sampler import SampledRows, TopKSampler
+from omni_cluster.vllm_engine.engine_args import OmniModelConfig
+from omni_cluster.vllm_engine.worker.further_steps import FurtherSteps
+from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
+from omni_cluster.vllm_engine.worker.penalties import Penalties
+from omni_cluster.vllm_engine.worker.rows_out import RowsOfStep
+from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise, token_seed
+from omni_cluster.vllm_engine.worker.top_k_sampler import SampledRows, TopKSampler
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

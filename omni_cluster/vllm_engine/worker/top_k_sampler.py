@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from omni_cluster.worker.seeded_noise import SeededNoise
+from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise
 
 MAX_K = 64
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import torch
 
-from omni_cluster.engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, Refusals, RowsPusher, Sent
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush
 from omni_cluster.payloads import PromptEmbedsPayload
+from omni_cluster.vllm_engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, Refusals, RowsPusher, Sent
 
 
 def push(key: str) -> RowsPush:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
+from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from vllm.platforms import current_platform
 
-from omni_cluster.worker.ar_model_runner import GPUARModelRunner
+from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.worker.ar_model_runner import GPUARModelRunner
 
-__all__ = ["RUNNER_NAME", "GPUARWorker", "PlatformWorker"]
+__all__ = ["RUNNER", "GPUARWorker", "PlatformWorker"]
 
+# Where vLLM's worker looks up the class of its runner.
+RUNNER: tuple[ModuleType, str]
 if current_platform.is_cpu():
+    from vllm.v1.worker import cpu_worker
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
 
-    RUNNER_NAME = ("vllm.v1.worker.cpu_worker", "CPUModelRunner")
+    RUNNER = (cpu_worker, "CPUModelRunner")
 else:
+    from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
 
-    RUNNER_NAME = ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
+    RUNNER = (gpu_model_runner, "GPUModelRunner")
 
 
 class GPUARWorker(PlatformWorker):
@@ -32,8 +36,7 @@ class GPUARWorker(PlatformWorker):
     def init_device(self) -> None:
         if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
             keep_float32_products()
-        module, name = RUNNER_NAME
-        with patch.object(importlib.import_module(module), name, GPUARModelRunner):
+        with replaced(*RUNNER, GPUARModelRunner):
             super().init_device()
 
 

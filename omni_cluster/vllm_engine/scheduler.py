@@ -12,9 +12,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.engine.core import EngineCore
 
-from omni_cluster.config.engine_args import OmniModelConfig
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
+from omni_cluster.vllm_engine.engine_args import OmniModelConfig
+from omni_cluster.vllm_engine.install import add_utility_calls
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -48,6 +49,8 @@ class OmniSchedulerMixin(_Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # vLLM constructs the scheduler with the engine core, in the core's process, before the core answers any call.
+        add_utility_calls(EngineCore, omni_push_rows, omni_counts)
         config = OmniModelConfig.of(self.vllm_config)
         self._max_elements = config.max_payload_elements
         # vLLM keeps this many places in the KV cache behind a step's tokens, for those that its further steps compute.
@@ -200,8 +203,3 @@ def omni_push_rows(core: EngineCore, pushes: Any) -> list[str | None]:
 
 def omni_counts(core: EngineCore) -> dict[str, int]:
     return core.scheduler.omni_counts()  # type: ignore[attr-defined, no-any-return]
-
-
-# EngineCore answers utility calls by the name of its method; these two are ours, beside its own.
-EngineCore.omni_push_rows = omni_push_rows  # type: ignore[attr-defined]
-EngineCore.omni_counts = omni_counts  # type: ignore[attr-defined]

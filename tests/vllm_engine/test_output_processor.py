@@ -11,10 +11,10 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
 
-from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import Pace
 from omni_cluster.payloads import RowsChunk
+from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 
 
 def chunk(start: int, end: int, positions: torch.Tensor | None = None) -> RowsChunk:

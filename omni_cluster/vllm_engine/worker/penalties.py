@@ -12,8 +12,8 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.metadata import SamplingMetadata
 
-from omni_cluster.worker.output_counts import OutputCounts
-from omni_cluster.worker.seen_tokens import SeenTokens
+from omni_cluster.vllm_engine.worker.output_counts import OutputCounts
+from omni_cluster.vllm_engine.worker.seen_tokens import SeenTokens
 
 
 class Penalties:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from omni_cluster.models.family import DiffusionJob
-from omni_cluster.worker.ar_worker import RUNNER_NAME, PlatformWorker
-from omni_cluster.worker.diffusion_model_runner import GPUDiffusionModelRunner
+from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
+from omni_cluster.vllm_engine.worker.diffusion_model_runner import GPUDiffusionModelRunner
 
 
 class GPUDiffusionWorker(PlatformWorker):
@@ -20,8 +19,7 @@ class GPUDiffusionWorker(PlatformWorker):
     model_runner: GPUDiffusionModelRunner
 
     def init_device(self) -> None:
-        module, name = RUNNER_NAME
-        with patch.object(importlib.import_module(module), name, GPUDiffusionModelRunner):
+        with replaced(*RUNNER, GPUDiffusionModelRunner):
             super().init_device()
 
     def load_model(self, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
-from omni_cluster.worker.seen_tokens import SeenTokens
+from omni_cluster.vllm_engine.worker.seen_tokens import SeenTokens
 
 VOCAB = 11
 NONE_DISCARDED = torch.zeros(3, dtype=torch.bool)

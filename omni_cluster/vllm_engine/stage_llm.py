@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 from vllm import SamplingParams
@@ -19,18 +18,19 @@ from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from omni_cluster.config.engine_args import OmniEngineArgs
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.output_processor import OmniOutputProcessor, RowsSink
-from omni_cluster.engine.progress import Probe, Progress, StallWatch
-from omni_cluster.engine.rows_pusher import PushWindow, Refusals, RowsPusher
-from omni_cluster.engine.version_check import check_vllm
 from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, Said
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import PromptEmbedsPayload
+from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
+from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
+from omni_cluster.vllm_engine.version_check import check_names
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
@@ -43,7 +43,7 @@ class OmniAsyncLLM(AsyncLLM):
     output_processor: OmniOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with patch.object(async_llm, "OutputProcessor", OmniOutputProcessor):
+        with replaced(async_llm, "OutputProcessor", OmniOutputProcessor):
             super().__init__(*args, **kwargs)
 
 
@@ -51,11 +51,11 @@ class StageLLM:
     """An autoregressive `Stage`."""
 
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
-        check_vllm()
         self._stage = stage
         self._pipeline = pipeline
         self._family = family
         self._traits = family.traits(stage.model_stage)
+        check_names(self._traits.relied_on)
         self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, self._traits)
         self._llm: OmniAsyncLLM | None = None
         self._checkpoint_sampling: Mapping[str, Any] = {}

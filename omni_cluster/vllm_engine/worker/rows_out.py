@@ -9,7 +9,7 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.payloads import RowsChunk
-from omni_cluster.worker.model_input import TokenSpan
+from omni_cluster.vllm_engine.worker.model_input import TokenSpan
 
 
 @dataclass(frozen=True, slots=True)

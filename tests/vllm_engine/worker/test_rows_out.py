@@ -5,8 +5,8 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.payloads import RowsChunk
-from omni_cluster.worker.model_input import TokenSpan
-from omni_cluster.worker.rows_out import AsyncRowsOutput, OmniModelRunnerOutput, PinnedBuffers, RowsOfStep
+from omni_cluster.vllm_engine.worker.model_input import TokenSpan
+from omni_cluster.vllm_engine.worker.rows_out import AsyncRowsOutput, OmniModelRunnerOutput, PinnedBuffers, RowsOfStep
 
 POSITIONS = torch.arange(9).view(3, 3)
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
-from omni_cluster.worker.seeded_noise import SeededNoise, token_seed
-from omni_cluster.worker.top_k_sampler import MAX_K, SampledRows, TopKSampler, within
+from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise, token_seed
+from omni_cluster.vllm_engine.worker.top_k_sampler import MAX_K, SampledRows, TopKSampler, within
 
 VOCAB = 200
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import torch
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import StageExtra
 from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
-from omni_cluster.worker.model_input import NOWHERE, OmniModelInputBuilder, TokenSpan
+from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, TokenSpan
 
 WIDTH = 4
 PAD_ROW = torch.full((WIDTH,), -1.0)

@@ -1,0 +1,88 @@
+"""All of Ray and Ray Serve that they do not promise to keep: the other modules have it from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ray import __version__
+
+from omni_cluster.errors import VersionError
+from omni_cluster.members import has_member
+
+CHECKED_RAY = "2.60.0"
+"""The version that `pyproject.toml` pins."""
+
+
+def version_error(name: str) -> VersionError:
+    return VersionError(
+        f"Ray {__version__} has no {name}; omni_cluster was checked with Ray {CHECKED_RAY}, install that."
+    )
+
+
+try:
+    from ray._private import worker
+    from ray.experimental.internal_kv import _internal_kv_del as kv_delete
+    from ray.experimental.internal_kv import _internal_kv_get as kv_get
+    from ray.experimental.internal_kv import _internal_kv_list as kv_list
+    from ray.experimental.internal_kv import _internal_kv_put as kv_put
+    from ray.serve._private.client import ServeControllerClient
+    from ray.serve._private.common import ReplicaID, ReplicaQueueLengthInfo
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+    from ray.serve._private.replica_result import ReplicaResult
+    from ray.serve.context import _get_global_client as get_global_client
+    from ray.serve.context import _set_global_client as set_global_client
+    from ray.serve.handle import DeploymentBroadcastResponse
+    from ray.serve.request_router import RequestRouter
+except ImportError as error:
+    raise version_error(f"{error.name or 'ray'}: {error}") from error
+
+__all__ = [
+    "CHECKED_RAY",
+    "SERVE_CONTROLLER_NAME",
+    "SERVE_NAMESPACE",
+    "ReplicaID",
+    "ReplicaQueueLengthInfo",
+    "ReplicaResult",
+    "check_ray",
+    "controller_of",
+    "get_global_client",
+    "kv_delete",
+    "kv_get",
+    "kv_list",
+    "kv_put",
+    "once_ray_is_up",
+    "set_global_client",
+]
+
+PRIVATE: Mapping[Any, Sequence[str]] = {
+    worker: ("_post_init_hooks",),
+    ServeControllerClient: ("_controller",),
+    DeploymentBroadcastResponse: ("_fetch_replica_results_async",),  # transport.py
+    RequestRouter: (  # address_router.py, a router itself
+        "_deployment_id",
+        "_fulfill_next_pending_request",
+        "_record_queue_wait_time",
+        "_remove_pending_request_from_indices",
+    ),
+}
+"""Private attributes that we call, override or read, by what has them."""
+
+
+def check_ray() -> None:
+    """Raises VersionError naming the installed Ray and the first private name that it does not have."""
+    for owner, names in PRIVATE.items():
+        for name in names:
+            if not has_member(owner, name):
+                raise version_error(f"{owner.__name__}.{name}")
+
+
+def once_ray_is_up(hook: Callable[[], None]) -> None:
+    """Has Ray call `hook` at the end of `ray.init`, once however often it is asked."""
+    if hook not in worker._post_init_hooks:
+        worker._post_init_hooks.append(hook)
+
+
+def controller_of(client: ServeControllerClient) -> Any:
+    """The actor of Serve's controller."""
+    return client._controller

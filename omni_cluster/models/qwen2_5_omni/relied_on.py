@@ -1,0 +1,32 @@
+"""What the models use of vLLM that vLLM does not promise to keep; compared with the installed version at a start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_MODEL = "vllm.model_executor.models.qwen2_5_omni_thinker"
+
+DECODER: Mapping[str, tuple[str, ...]] = {
+    "vllm.forward_context:ForwardContext": ("attn_metadata", "slot_mapping"),
+    "vllm.forward_context:get_forward_context": (),
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata": (
+        "block_table",
+        "max_query_len",
+        "seq_lens",
+        "use_cascade",
+    ),
+}
+"""Of the fused decoder, which thinker and talker have."""
+
+THINKER: Mapping[str, tuple[str, ...]] = {
+    **DECODER,
+    f"{_MODEL}:Qwen2_5OmniThinkerForConditionalGeneration": ("_process_audio_input", "language_model"),
+    f"{_MODEL}:Qwen2_5OmniThinkerMultiModalProcessor": (
+        "_apply_hf_processor_main",
+        "_get_hf_mm_data",
+        "_get_mm_fields_config",
+        "_get_prompt_updates",
+        "_maybe_apply_prompt_updates",
+    ),
+    f"{_MODEL}:Qwen2_5OmniThinkerProcessingInfo": ("_get_expected_hidden_size",),
+}
