@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from omni_cluster.cluster.failures import DIED, StoreFull, named
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
 from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied
+from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
@@ -200,7 +199,6 @@ def timings(output: OmniRequestOutput) -> dict[str, Any]:
 
 def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[str, Any]]:
     """HTTP status and body for an error; what is not the client's doing is logged. `prompt`: the field that has it."""
-    error = named(error)
     if isinstance(error, BadRequest):
         return error.status, error.body()
     if isinstance(error, PromptTooLong):

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cluster.cluster.answers import (
     StreamedSound,
@@ -39,7 +39,7 @@ from omni_cluster.cluster.metrics import HttpMeter, IngressMetrics, Metered, hea
 from omni_cluster.cluster.off_loop import OffLoop
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
 from omni_cluster.cluster.parcel import Posted, posted
-from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, Scrape
+from omni_cluster.cluster.scrape import Scrape
 from omni_cluster.cluster.shared import Shared
 from omni_cluster.cluster.spoken import spoken_sound
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
@@ -47,6 +47,7 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import bind
 from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.exposition import CONTENT_TYPE, ReplicaMetrics
 from omni_cluster.engine.fan_in import StageEvent, chain
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api import openapi, sse
@@ -124,7 +125,9 @@ class Ingress:
         self._add_answers(api)
         # Serve's proxy adds the request's id to every answer.
         app = guarded(self._door.before(api), keys=self._keys, origins=self._config.api.cors_origins, answers_id=False)
-        return Metered(app, self._metrics, [route.path for route in api.routes if isinstance(route, Route)])
+        return until_client_leaves(
+            Metered(app, self._metrics, [route.path for route in api.routes if isinstance(route, Route)])
+        )
 
     def _add_answers(self, api: FastAPI) -> None:
         """The routes that read their bodies themselves: FastAPI's documentation is told what they take and give."""
@@ -382,6 +385,21 @@ class Ingress:
             len(output.stage_token_ids.get(s.model_stage, ())) for s in self._config.stages if s.engine_input_source
         )
         return Usage(len(output.prompt_token_ids), len(output.token_ids), spoken)
+
+
+def until_client_leaves(app: ASGIApp) -> ASGIApp:
+    """The app with a `receive` as ASGI has it: once the client has left, Serve's may raise what ended its own call."""
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        async def received() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:
+                return {"type": "http.disconnect"}
+
+        await app(scope, received, send)
+
+    return called
 
 
 def _sound_event(stream: ChatStream, made: Callable[[], bytes]) -> bytes:

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Collection
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cluster.cluster.door import PROBES, Door
@@ -150,7 +149,7 @@ class Metered:
             await send(message)
 
         try:
-            await self._app(scope, until_client_leaves(receive), counted)
+            await self._app(scope, receive, counted)
         except Exception:
             if end(scope, meter, FAILED):
                 logger.exception("%s broke", meter.endpoint)
@@ -161,18 +160,6 @@ class Metered:
     def _endpoint(self, scope: Scope) -> str:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return path if path in self._endpoints else OTHER
-
-
-def until_client_leaves(receive: Receive) -> Receive:
-    """`receive` as ASGI has it: once the client has left, Serve's may raise what ended its own call."""
-
-    async def received() -> Message:
-        try:
-            return await receive()
-        except TaskCancelledError:
-            return {"type": "http.disconnect"}
-
-    return received
 
 
 def end(scope: Scope, meter: HttpMeter, status: int) -> bool:

@@ -19,7 +19,6 @@ from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.outlet import Outlets
 from omni_cluster.cluster.parcel import Parcel, Parcels
-from omni_cluster.cluster.scrape import ReplicaMetrics
 from omni_cluster.cluster.socket_line import links_to
 from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
@@ -27,6 +26,7 @@ from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, 
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
+from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics

@@ -26,7 +26,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from omni_cluster.cluster.metrics import IngressMetrics, Metered, heard
-from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, merged, missing, text_of
+from omni_cluster.cluster.scrape import missing
+from omni_cluster.engine.exposition import CONTENT_TYPE, ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.errors import RequestError
