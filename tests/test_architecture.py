@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "omni_cluster"
 MAX_FUNCTION_LINES = 80
 
-# Imports point one way: cluster -> engine -> worker -> models -> leaves; a room may always import itself.
+# Imports point one way: cluster -> server -> engine -> worker -> models -> leaves; a room may always import itself.
 LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -24,7 +24,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "worker": LEAVES | {"models"},
     "engine": LEAVES | {"models", "worker"},
     "openai_api": frozenset({"errors", "outputs", "media", "sampling"}),
-    "cluster": LEAVES | {"models", "worker", "engine", "openai_api"},
+    "server": LEAVES | {"models", "engine", "openai_api"},
+    "cluster": LEAVES | {"models", "worker", "engine", "openai_api", "server"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
     "bench": LEAVES | {"models", "engine"},
     "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench"},

@@ -21,27 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_cluster.cluster.answers import (
-    StreamedSound,
-    api_keys,
-    api_limits,
-    decoder_limits,
-    error_answer,
-    fetch_limits,
-    finish_reason,
-    stage_sampling,
-    timings,
-    whole_audio,
-    whole_sound,
-)
-from omni_cluster.cluster.door import Door, Visit, refusal
-from omni_cluster.cluster.metrics import HttpMeter, IngressMetrics, Metered, heard
-from omni_cluster.cluster.off_loop import OffLoop
 from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
 from omni_cluster.cluster.parcel import Posted, posted
 from omni_cluster.cluster.scrape import Scrape
-from omni_cluster.cluster.shared import Shared
-from omni_cluster.cluster.spoken import spoken_sound
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.answer import Answer
@@ -68,6 +50,24 @@ from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request, speech_body
 from omni_cluster.openai_api.wire import check_model
 from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.server.answers import (
+    StreamedSound,
+    api_keys,
+    api_limits,
+    decoder_limits,
+    error_answer,
+    fetch_limits,
+    finish_reason,
+    stage_sampling,
+    timings,
+    whole_audio,
+    whole_sound,
+)
+from omni_cluster.server.door import Door, Visit, refusal
+from omni_cluster.server.metrics import HttpMeter, IngressMetrics, Metered, heard
+from omni_cluster.server.off_loop import OffLoop
+from omni_cluster.server.shared import Shared
+from omni_cluster.server.spoken import spoken_sound
 
 READY_FRESH_S = 1.0
 READY_STALE_S = 5.0

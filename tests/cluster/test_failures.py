@@ -18,7 +18,6 @@ from ray.serve.exceptions import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_cluster.cluster.answers import error_answer
 from omni_cluster.cluster.failures import StageFailed, named, named_failures, portable
 from omni_cluster.cluster.link import LinkEnded
 from omni_cluster.cluster.message import packed, unpacked
@@ -26,6 +25,7 @@ from omni_cluster.cluster.transport import LinkItem, ReplicaLost
 from omni_cluster.engine.diffusion_engine import DiffusionEngineStopped
 from omni_cluster.engine.outbox import OutboxFull, OutboxUnknown
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied, StoreFull
+from omni_cluster.server.answers import error_answer
 
 
 def rpc_error(code: grpc.StatusCode) -> Exception:

@@ -25,7 +25,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from omni_cluster.cluster.metrics import IngressMetrics, Metered, heard
 from omni_cluster.cluster.scrape import missing
 from omni_cluster.engine.exposition import CONTENT_TYPE, ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import StageEvent
@@ -33,6 +32,7 @@ from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.access import ApiKeys, guarded
 from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.server.metrics import IngressMetrics, Metered, heard
 from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}

@@ -11,9 +11,9 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_cluster.cluster.door import PROBES, Door
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import SECONDS
+from omni_cluster.server.door import PROBES, Door
 
 logger = logging.getLogger("ray.serve")
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from av.audio.resampler import AudioResampler
 
-from omni_cluster.cluster.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.engine.outbox import OutboxFull
@@ -24,6 +23,7 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import Pcm
+from omni_cluster.server.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20))
 CONFIG = load_config(known_families=known_families())
