@@ -49,7 +49,6 @@ class Orchestrator:
         What says that a replica is gone is StageDied.
         """
         request = posted.request
-        self._bound.check(request)
         run = FanIn(deadline)
         stages = self._bound.stages_for(request)
         with self._chosen_replicas(stages) as chosen:

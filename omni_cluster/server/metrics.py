@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Collection
 from typing import Final
@@ -14,8 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import SECONDS
 from omni_cluster.server.door import PROBES, Door
-
-logger = logging.getLogger("ray.serve")
+from omni_cluster.server.log import logger
 
 OTHER: Final = "other"
 """The endpoint of all paths that are none: a client must not be able to make new ones."""
