@@ -26,9 +26,10 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "openai_api": frozenset({"errors", "outputs", "media", "sampling"}),
     "server": LEAVES | {"models", "engine", "openai_api"},
     "cluster": LEAVES | {"models", "worker", "engine", "openai_api", "server"},
+    "serve_local": LEAVES | {"models", "engine", "server"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
     "bench": LEAVES | {"models", "engine"},
-    "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench"},
+    "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench", "serve_local"},
     "__main__": frozenset({"cli"}),
     "deployments": frozenset({"cluster"}),
 }
