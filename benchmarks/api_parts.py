@@ -15,12 +15,12 @@ from omni_cluster.bench.http_client import chat_body
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.record import SAMPLE_RATE_HZ
 from omni_cluster.bench.stats import percentiles
-from omni_cluster.cluster.answers import StreamedSound, api_limits, stage_sampling
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.completion import ChatStream
 from omni_cluster.outputs import Pcm
+from omni_cluster.server.answers import StreamedSound, api_limits, stage_sampling
 
 MIN_REPETITIONS = 200
 PIECE_S = 0.24

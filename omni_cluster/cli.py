@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description="Serve omni-modality models as stages on Ray Serve and vLLM.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_serve(commands)
     _add_check(commands)
     _add_make_checkpoint(commands)
     _add_bench(commands)
@@ -64,6 +65,15 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_config(command, "--config")
     command.add_argument("--port", type=_port, default=8000, help="HTTP port of the server (default: 8000)")
     command.set_defaults(run=_demo)
+
+
+def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("serve", help="serve the HTTP API from this process alone, without Ray")
+    _add_config(command, "config")
+    command.add_argument("--local", action="store_true", help="all stages in this process, for development; required")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    command.add_argument("--port", type=_port, default=8000, help="port to listen on (default: 8000)")
+    command.set_defaults(run=_serve)
 
 
 def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -197,6 +207,14 @@ def _demo(options: argparse.Namespace) -> None:
     from omni_cluster.demo import run_demo
 
     run_demo(options.config, options.port, options.out)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    if not options.local:
+        raise UsageError("serve needs --local; on a cluster, Ray serves: serve run deployments:app config=CONFIG.")
+    from omni_cluster.serve_local import run_server
+
+    run_server(options.config, options.host, options.port)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -25,6 +25,14 @@ class StageDied(OmniError):
     """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again."""
 
 
+DIED = "a stage's replica died; send the request again."
+"""What a client is told of StageDied."""
+
+
+class StoreFull(OmniError):
+    """There is no room for a request's media on their way to the stage that reads them."""
+
+
 class DiffusionEngineStopped(StageDied):
     """A diffusion stage was shut down, or broke, while a request waited for it."""
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "omni_cluster"
 MAX_FUNCTION_LINES = 80
 
-# Imports point one way: cluster -> engine -> vllm_engine -> models -> leaves; a room may always import itself.
+# Imports point one way: cluster -> server -> engine -> vllm_engine -> models -> leaves; a room may import itself.
 LEAVES = frozenset({"payloads", "inputs", "outputs", "config", "errors", "media", "sampling", "progress", "members"})
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -26,10 +26,12 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "vllm_engine": LEAVES | {"models"},
     "engine": LEAVES | {"models", "vllm_engine"},
     "openai_api": frozenset({"errors", "outputs", "media", "sampling"}),
-    "cluster": LEAVES | {"models", "vllm_engine", "engine", "openai_api"},
+    "server": LEAVES | {"models", "engine", "openai_api"},
+    "cluster": LEAVES | {"models", "vllm_engine", "engine", "openai_api", "server"},
+    "serve_local": LEAVES | {"models", "engine", "server"},
     "demo": LEAVES | {"models", "openai_api", "cluster"},
     "bench": LEAVES | {"models", "engine"},
-    "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench"},
+    "cli": LEAVES | {"models", "engine", "openai_api", "demo", "bench", "serve_local"},
     "__main__": frozenset({"cli"}),
     "deployments": frozenset({"cluster"}),
 }
@@ -48,13 +50,14 @@ ALLOWED: Mapping[str, str] = {
     "config/loader.py says 'qwen2_5_omni_tiny.yaml'": "the file of the embedded default",
     "config/schema.py says 'thinker'": "an example in an error's text",
     "config/schema.py says 'qwen2_5_omni'": "an example in an error's text",
-    "cluster/ingress.py Ingress.chat_completions swallows": "every error becomes the client's HTTP answer",
-    "cluster/ingress.py Ingress.speech swallows": "every error becomes the client's HTTP answer",
-    "cluster/ingress.py Ingress._sse swallows": "after the first byte every error becomes the stream's last event",
+    "server/endpoints/chat.py ChatEndpoint.chat_completions swallows": "every error becomes the client's HTTP answer",
+    "server/endpoints/speech.py SpeechEndpoint.speech swallows": "every error becomes the client's HTTP answer",
+    "server/endpoints/chat.py ChatEndpoint._sse swallows": "after the first byte an error is the stream's last event",
     "cluster/unread.py Answer._take swallows": "who asks for the next piece raises it",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
     "vllm_engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",
     "cluster/link.py Link._receive swallows": "every reader of the link raises it",
+    "cluster/rows_reader.py RowsReader._read swallows": "every reader of the rows raises it",
     "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's outbox raise it",
     "cluster/stage_deployment.py imports vllm.logger": "it closes Serve's log handlers, put back right after it",
     "models/qwen2_5_omni/fused_decoder.py imports vllm.forward_context.get_forward_context": "a layer learns in "

@@ -28,7 +28,15 @@ def config_with(tmp_path: Path, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["demo", "--help"], ["check", "--help"], ["make-checkpoint", "--help"], ["bench", "--help"]]
+    "argv",
+    [
+        ["--help"],
+        ["demo", "--help"],
+        ["check", "--help"],
+        ["make-checkpoint", "--help"],
+        ["bench", "--help"],
+        ["serve", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     code = (
@@ -40,6 +48,11 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: omni-cluster")
     assert done.stderr.strip() == "[]"
+
+
+def test_serve_is_for_this_process_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert one_sentence(capsys).startswith("serve needs --local; on a cluster, Ray serves: serve run deployments:app")
 
 
 def test_module_is_the_command() -> None:

@@ -11,9 +11,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
-from omni_cluster.cluster.answers import api_keys
 from omni_cluster.cluster.autoscaling import POLICY
-from omni_cluster.cluster.door import RETRY_AFTER_S
 from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.serve_private import check_ray
 from omni_cluster.cluster.stage_deployment import StageReplica
@@ -25,6 +23,8 @@ from omni_cluster.engine.build import check_stages, in_data_order
 from omni_cluster.engine.cards import card_environment
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
+from omni_cluster.server.answers import api_keys
+from omni_cluster.server.door import RETRY_AFTER_S
 
 CALLS_PER_REQUEST = 3
 """What one request has open at a replica at most: `generate`, and of its two readers `subscribe` or `chunk`."""

@@ -10,17 +10,11 @@ import grpc
 from ray import exceptions as ray_exceptions
 from ray.serve.exceptions import RayServeException
 
-from omni_cluster.errors import OmniError, StageDied
-
-DIED = "a stage's replica died; send the request again."
+from omni_cluster.errors import DIED, OmniError, StageDied, StoreFull
 
 
 class StageFailed(Exception):
     """A stage broke while it worked on a request; its own log has the cause."""
-
-
-class StoreFull(OmniError):
-    """Ray's object store has no room for a request's media."""
 
 
 _GONE = (

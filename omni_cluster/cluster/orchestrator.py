@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ray.serve.handle import DeploymentHandle
 
+from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaLost, Ticket
@@ -44,9 +45,9 @@ class Orchestrator:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
+        What says that a replica is gone is StageDied.
         """
         request = posted.request
-        self._bound.check(request)
         run = FanIn(deadline)
         stages = self._bound.stages_for(request)
         with self._chosen_replicas(stages) as chosen:
@@ -57,8 +58,9 @@ class Orchestrator:
                 if posted.has_media and self._bound.source(stage) is None:
                     run.add(functools.partial(self._bring_media, stage, posted))
             async with contextlib.aclosing(run.events()) as events:
-                async for event in events:
-                    yield event
+                with named_failures():
+                    async for event in events:
+                        yield event
 
     @contextlib.contextmanager
     def _chosen_replicas(self, stages: Sequence[StageConfig]) -> Iterator[dict[int, str | None]]:

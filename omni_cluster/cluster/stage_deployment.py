@@ -19,13 +19,13 @@ from omni_cluster.cluster.autoscaling import LOAD, engine_load
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.rows_publisher import Batch
-from omni_cluster.cluster.scrape import ReplicaMetrics
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
+from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics

@@ -7,31 +7,37 @@ import contextlib
 import functools
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.registry import Collector
 from tqdm import tqdm
 
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.memory import fit_process
+from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.outbox import Outbox
+from omni_cluster.engine.pipeline import answer_to
 from omni_cluster.engine.stage import Stage
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import RequestError, StageDied
 from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import OmniRequestOutput
 
 MODALITIES = ("text", "audio")
+REPLICA = "local"
+"""What metrics of this process name as their replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class OmniPrompt:
 
 
 class AsyncOmniLLM:
-    """The whole pipeline in this process; the engines' cores are its children.
+    """The whole pipeline in this process, a `Pipeline`; the engines' cores are its children.
 
     Stages overlap per token: each consumes its source's chunks as they are made.
     """
@@ -54,6 +60,8 @@ class AsyncOmniLLM:
             config = load_config(config, known_families=known_families())
         self.bound: BoundPipeline = bind(config)
         self._stages: dict[str, Stage] = {}
+        self._metrics = {stage.model_stage: StageMetrics() for stage in config.stages}
+        self._open_outboxes: Counter[str] = Counter()
 
     @property
     def config(self) -> PipelineConfig:
@@ -88,20 +96,30 @@ class AsyncOmniLLM:
         for stage in self.bound.stages_for(request):
             self._stages[stage.model_stage].check(request)
 
-    async def stream(self, request: OmniRequest) -> AsyncGenerator[StageEvent, None]:
+    async def stream(self, request: OmniRequest, deadline: Deadline | None = None) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made. Raises RequestError.
 
-        Closing the iterator ends the request in every stage.
+        Closing the iterator ends the request in every stage. `deadline`: the configuration's if None.
         """
         self.check(request)
-        run = FanIn(Deadline(self.config.limits.request_timeout_s))
-        outboxes: dict[int, Outbox] = {}
-        for stage in self.bound.stages_for(request):
-            outboxes[stage.stage_id] = Outbox(request.request_id, self.config.limits.outbox_max_bytes)
+        run = FanIn(deadline or Deadline(self.config.limits.request_timeout_s))
+        stages = self.bound.stages_for(request)
+        outboxes = {each.stage_id: Outbox(request.request_id, self.config.limits.outbox_max_bytes) for each in stages}
+        for stage in stages:
             run.add(functools.partial(self._drive, stage, request, outboxes))
-        async with contextlib.aclosing(run.events()) as events:
-            async for event in events:
-                yield event
+        with self._counted([stage.model_stage for stage in stages]):
+            async with contextlib.aclosing(run.events()) as events:
+                async for event in events:
+                    yield event
+
+    @contextlib.contextmanager
+    def _counted(self, stages: Sequence[str]) -> Iterator[None]:
+        """Their outboxes are open as long as the context is."""
+        self._open_outboxes.update(stages)
+        try:
+            yield
+        finally:
+            self._open_outboxes.subtract(stages)
 
     async def _drive(
         self, stage: StageConfig, request: OmniRequest, outboxes: Mapping[int, Outbox], emit: Emit
@@ -109,23 +127,30 @@ class AsyncOmniLLM:
         """Runs one stage for a request: from its source's outbox to its own."""
         outbox = outboxes[stage.stage_id]
         source = self.bound.source(stage)
-        handover = Handover()
+        meter = self._metrics[stage.model_stage].begin()
+        handover = Handover(meter.handed_over)
         upstream = handover.watched(outboxes[source.stage_id].read()) if source else None
         try:
             async with contextlib.aclosing(self._stages[stage.model_stage].generate(request, upstream)) as chunks:
                 async for made in chunks:
                     chunk = handover.signed(made)
+                    meter.made(chunk)
                     if self.bound.consumers(stage):
                         outbox.put(chunk)
+                    if chunk.finish_reason is not None:
+                        meter.end("finished")
                     await emit(StageEvent(stage.model_stage, chunk.without_rows()))
             outbox.close()
         except Exception as error:
+            meter.end("failed")
             outbox.fail(error)
             raise
+        finally:
+            meter.end("cancelled")  # what has not ended yet
 
     async def generate(self, request: OmniRequest) -> OmniRequestOutput:
         """The whole answer to one request."""
-        answer = Answer(request.request_id, {s.model_stage: s.final_output_type for s in self.config.stages})
+        answer = answer_to(request.request_id, self.bound)
         async with contextlib.aclosing(self.stream(request)) as events:
             async for event in events:
                 answer.add(event.stage, event.chunk)
@@ -134,6 +159,19 @@ class AsyncOmniLLM:
     async def counts(self) -> dict[str, dict[str, int]]:
         """What each engine holds now, by stage name."""
         return {name: await stage.counts() for name, stage in self._stages.items()}
+
+    async def replicas(self) -> dict[str, int]:
+        """See `Pipeline.replicas`: one of each stage, none of one whose engine can no longer serve."""
+        return {name: await _serves(stage) for name, stage in self._stages.items()}
+
+    async def metrics(self, own: Collector) -> bytes:
+        """See `Pipeline.metrics`."""
+        given = ReplicaMetrics.of(own, REPLICA).metrics
+        for name, counts in (await self.counts()).items():
+            metrics = self._metrics[name]
+            metrics.hold(counts["running"], counts["waiting"], self._open_outboxes[name])
+            given += ReplicaMetrics.of(metrics.registry, REPLICA, stage=name).metrics
+        return text_of(merged(given))
 
     async def shutdown(self) -> None:
         stages, self._stages = self._stages, {}
@@ -252,6 +290,14 @@ class OmniLLM:
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
+
+
+async def _serves(stage: Stage) -> int:
+    try:
+        await stage.check_health()
+    except StageDied:
+        return 0
+    return 1
 
 
 def check_modalities(modalities: Sequence[str]) -> bool:

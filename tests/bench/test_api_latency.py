@@ -19,10 +19,10 @@ from omni_cluster.bench.load import Load
 from omni_cluster.bench.result import FILE_NAME
 from omni_cluster.bench.stats import cell_of
 from omni_cluster.bench.table import wide_console
-from omni_cluster.cluster.answers import StreamedSound
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.models.registry import known_families
+from omni_cluster.server.answers import StreamedSound
 from tests.bench.records import record, result
 
 TINY = Path(__file__).parents[2] / "stage_configs" / "qwen2_5_omni_tiny.yaml"

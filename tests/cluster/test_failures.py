@@ -18,14 +18,14 @@ from ray.serve.exceptions import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_cluster.cluster.answers import error_answer
-from omni_cluster.cluster.failures import StageFailed, StoreFull, named, named_failures, portable
+from omni_cluster.cluster.failures import StageFailed, named, named_failures, portable
 from omni_cluster.cluster.link import LinkEnded
 from omni_cluster.cluster.message import packed, unpacked
 from omni_cluster.cluster.transport import LinkItem, ReplicaLost
 from omni_cluster.engine.diffusion_engine import DiffusionEngineStopped
 from omni_cluster.engine.outbox import OutboxFull, OutboxUnknown
-from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied
+from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied, StoreFull
+from omni_cluster.server.answers import error_answer
 
 
 def rpc_error(code: grpc.StatusCode) -> Exception:
@@ -89,7 +89,7 @@ def test_what_says_that_a_replica_is_gone_is_one_error(
     error: Exception, around: Callable[[Exception], Exception]
 ) -> None:
     assert isinstance(named(around(error)), StageDied)
-    status, body = error_answer(around(error))
+    status, body = error_answer(named(around(error)))
     assert (status, body["error"]["code"]) == (503, "stage_died")
     assert body["error"]["message"] == "a stage's replica died; send the request again."
 
@@ -97,7 +97,7 @@ def test_what_says_that_a_replica_is_gone_is_one_error(
 @pytest.mark.parametrize("error", NOT_GONE, ids=name_of)
 def test_what_says_something_else_stays_what_it_is(error: Exception) -> None:
     assert named(error) is error
-    assert error_answer(error)[0] == 500
+    assert error_answer(named(error))[0] == 500
 
 
 @pytest.mark.parametrize("error", [PromptTooLong("too long"), RequestError("no voice"), OutboxFull("full")])
@@ -127,7 +127,7 @@ def over_a_socket(error: Exception) -> Exception:
 @pytest.mark.parametrize("error", [exceptions.ObjectStoreFullError(), exceptions.OutOfDiskError()], ids=name_of)
 def test_a_full_object_store_is_no_failure_of_the_server(error: Exception) -> None:
     assert isinstance(named(error), StoreFull)
-    status, body = error_answer(error)
+    status, body = error_answer(named(error))
     assert (status, body["error"]["code"]) == (503, "store_full")
     assert "send it again later" in body["error"]["message"]
 

@@ -16,12 +16,13 @@ DRIVER = "from deployments import app; app({})"
 DEMO = "import omni_cluster.demo, omni_cluster.cluster.local; omni_cluster.cluster.local.LocalCluster()"
 INGRESS = """
 import omni_cluster.cluster.ingress
+from omni_cluster.server.app import GREETING
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.models.registry import known_families
 
 family = bind(load_config(None, known_families=known_families())).family
-assert family.voices and family.render(omni_cluster.cluster.ingress.GREETING)
+assert family.voices and family.render(GREETING)
 """
 REPLICA = "import omni_cluster.cluster.stage_deployment"
 

@@ -25,13 +25,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from omni_cluster.cluster.metrics import IngressMetrics, Metered, heard
-from omni_cluster.cluster.scrape import CONTENT_TYPE, ReplicaMetrics, merged, missing, text_of
+from omni_cluster.cluster.scrape import missing
+from omni_cluster.engine.exposition import CONTENT_TYPE, ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.access import ApiKeys, guarded
 from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.server.log import logger
+from omni_cluster.server.metrics import IngressMetrics, Metered, heard
 from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -172,11 +174,11 @@ async def test_the_log_has_a_line_of_each_request_but_probes(caplog: pytest.LogC
     metrics = IngressMetrics()
     app = guarded(Starlette(routes=[Route("/streamed", streamed)]), keys=ApiKeys(), origins=())
     transport = httpx.ASGITransport(Metered(app, metrics, ["/streamed", "/health"]))
-    with caplog.at_level("INFO", "ray.serve"):
+    with caplog.at_level("INFO", logger.name):
         async with httpx.AsyncClient(transport=transport, base_url="http://face") as client:
             await client.get("/streamed", headers={"x-request-id": "mine"})
             await client.get("/health")
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "ray.serve"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == logger.name]
     assert re.fullmatch(r"request mine: /streamed answered 200 after \d+\.\d{3} s", line)
 
 

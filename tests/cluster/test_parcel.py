@@ -14,9 +14,9 @@ from PIL import Image
 from ray.exceptions import ObjectStoreFullError
 
 from omni_cluster.cluster import parcel
-from omni_cluster.cluster.failures import StoreFull
 from omni_cluster.cluster.parcel import Parcel, Parcels, posted
 from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.errors import StoreFull
 from omni_cluster.inputs import Media, OmniRequest, Video
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 from tests.reference import media as media_of

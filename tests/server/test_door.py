@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from starlette.datastructures import Headers
 
-from omni_cluster.cluster.door import Door, deadline_of
-from omni_cluster.cluster.places import Places
-from omni_cluster.cluster.shared import Shared
-from omni_cluster.cluster.uploads import BASE_BYTES, Uploads
 from omni_cluster.config.schema import Limits
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.server.door import Door, deadline_of
+from omni_cluster.server.places import Places
+from omni_cluster.server.shared import Shared
+from omni_cluster.server.uploads import BASE_BYTES, Uploads
 
 MIB = 1_048_576
 

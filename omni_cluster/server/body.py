@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
 
-from omni_cluster.cluster.uploads import Upload, Uploads
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.server.uploads import Upload, Uploads
 
 SLICE_BYTES = 1_048_576
 """Each slice of a body has `slice_timeout_s` of its own."""

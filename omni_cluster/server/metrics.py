@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import AsyncGenerator, Collection
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from ray.exceptions import TaskCancelledError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_cluster.cluster.door import PROBES, Door
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import SECONDS
-
-logger = logging.getLogger("ray.serve")
+from omni_cluster.server.door import PROBES, Door
+from omni_cluster.server.log import logger
 
 OTHER: Final = "other"
 """The endpoint of all paths that are none: a client must not be able to make new ones."""
@@ -150,7 +147,7 @@ class Metered:
             await send(message)
 
         try:
-            await self._app(scope, until_client_leaves(receive), counted)
+            await self._app(scope, receive, counted)
         except Exception:
             if end(scope, meter, FAILED):
                 logger.exception("%s broke", meter.endpoint)
@@ -161,18 +158,6 @@ class Metered:
     def _endpoint(self, scope: Scope) -> str:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return path if path in self._endpoints else OTHER
-
-
-def until_client_leaves(receive: Receive) -> Receive:
-    """`receive` as ASGI has it: once the client has left, Serve's may raise what ended its own call."""
-
-    async def received() -> Message:
-        try:
-            return await receive()
-        except TaskCancelledError:
-            return {"type": "http.disconnect"}
-
-    return received
 
 
 def end(scope: Scope, meter: HttpMeter, status: int) -> bool:

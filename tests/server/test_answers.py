@@ -12,19 +12,18 @@ import av
 import numpy as np
 import pytest
 from av.audio.resampler import AudioResampler
-from ray.exceptions import RayActorError
 
-from omni_cluster.cluster.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.engine.outbox import OutboxFull
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import RequestError, StageDied, StoreFull
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import Pcm
+from omni_cluster.server.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20))
 CONFIG = load_config(known_families=known_families())
@@ -43,7 +42,8 @@ def chat(**fields: Any) -> ChatRequest:
         (BadRequest("too large", status=413), 413, "too large"),
         (RequestError("voice is 'x'"), 400, "voice is 'x'"),
         (DeadlineExceeded("took too long"), 504, "took too long"),
-        (RayActorError(), 503, "send the request again"),
+        (StageDied("a replica died (RayActorError)"), 503, "send the request again"),
+        (StoreFull("no room"), 503, "no room"),
         (OutboxFull("its hand-over is full"), 500, "its hand-over is full"),
         (ZeroDivisionError("/secret/path"), 500, "its log has the cause"),
     ],

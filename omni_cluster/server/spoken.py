@@ -7,14 +7,14 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
-from omni_cluster.cluster.answers import error_answer
-from omni_cluster.cluster.off_loop import OffLoop
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
 from omni_cluster.outputs import OmniRequestOutput, Pcm
+from omni_cluster.server.answers import error_answer
+from omni_cluster.server.off_loop import OffLoop
 
 
 async def spoken_sound(

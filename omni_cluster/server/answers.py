@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from omni_cluster.cluster.failures import DIED, StoreFull, named
 from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
 from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied
+from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
+from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.decoders import DecoderLimits
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest, error_body
@@ -23,8 +22,7 @@ from omni_cluster.openai_api.fetch import FetchLimits
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import OmniRequestOutput, Pcm
-
-logger = logging.getLogger("ray.serve")
+from omni_cluster.server.log import logger
 
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
@@ -198,9 +196,15 @@ def timings(output: OmniRequestOutput) -> dict[str, Any]:
     return {"stages": {name: asdict(times) for name, times in output.times.items()}}
 
 
+def usage(output: OmniRequestOutput, config: PipelineConfig) -> Usage:
+    """Tokens of prompt and text, and those of the stages that another one feeds."""
+    fed = [stage.model_stage for stage in config.stages if stage.engine_input_source]
+    spoken = sum(len(output.stage_token_ids.get(name, ())) for name in fed)
+    return Usage(len(output.prompt_token_ids), len(output.token_ids), spoken)
+
+
 def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[str, Any]]:
     """HTTP status and body for an error; what is not the client's doing is logged. `prompt`: the field that has it."""
-    error = named(error)
     if isinstance(error, BadRequest):
         return error.status, error.body()
     if isinstance(error, PromptTooLong):

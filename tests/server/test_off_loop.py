@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from omni_cluster.cluster.off_loop import OffLoop
-from omni_cluster.cluster.spoken import coded
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api.encoding import SoundFormat, encode
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.server.off_loop import OffLoop
+from omni_cluster.server.spoken import coded
 
 RATE_HZ = 24_000
 PATIENCE_S = 60

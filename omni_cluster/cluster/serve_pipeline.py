@@ -1,0 +1,76 @@
+"""A pipeline whose stages are deployments of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client.registry import Collector
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+
+from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
+from omni_cluster.cluster.parcel import posted
+from omni_cluster.cluster.scrape import Scrape
+from omni_cluster.cluster.transport import own_replica_id, running_replicas
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.exposition import ReplicaMetrics
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.pipeline import StatusUnknown
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.server.shared import Shared
+
+READY_FRESH_S = 1.0
+READY_STALE_S = 5.0
+CONTROLLER_WAIT_S = 2.0
+
+
+class ServePipeline:
+    """See `Pipeline`; lives in an ingress. `handles`: the stages' deployments by name."""
+
+    def __init__(self, bound: BoundPipeline, handles: Mapping[str, DeploymentHandle]) -> None:
+        self.bound = bound
+        config = bound.config
+        self._orchestrator = Orchestrator(
+            bound, {name: stage_access(handle, config) for name, handle in handles.items()}
+        )
+        self._scrape = Scrape(handles, config.ingress_replicas)
+        # A thread of its own: those of the requests may all be busy, and Serve's controller may hang.
+        self._controller = ThreadPoolExecutor(1, "controller")
+        self._running = Shared(
+            self._ask_controller, fresh_s=READY_FRESH_S, stale_s=READY_STALE_S, wait_s=CONTROLLER_WAIT_S
+        )
+
+    def check(self, request: OmniRequest) -> None:
+        """See `Pipeline.check`."""
+        self.bound.check(request)
+
+    async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        """See `Pipeline.stream`."""
+        sent = await posted(request)
+        del request  # its media lie in the object store now
+        async with contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
+            async for event in events:
+                yield event
+
+    async def replicas(self) -> dict[str, int]:
+        """See `Pipeline.replicas`: those that Serve holds to be healthy."""
+        try:
+            running = await self._running.get()
+        except (TimeoutError, RayError):
+            reason = f"Ray Serve's controller has not answered for {READY_STALE_S:g} s."
+            raise StatusUnknown(reason) from None
+        return {stage.model_stage: running.get(stage.model_stage, 0) for stage in self.bound.config.stages}
+
+    async def _ask_controller(self) -> dict[str, int]:
+        return await asyncio.get_running_loop().run_in_executor(self._controller, running_replicas)
+
+    async def metrics(self, own: Collector) -> bytes:
+        """See `Pipeline.metrics`: those of all replicas, other ingresses included."""
+        return await self._scrape.text(ReplicaMetrics.of(own, own_replica_id()))
+
+    def close(self) -> None:
+        self._controller.shutdown(wait=False)

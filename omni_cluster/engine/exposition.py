@@ -1,0 +1,57 @@
+"""Metrics of several replicas as one text, in the form that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMetrics:
+    """What one replica, of a stage or of the ingress, counted so far and holds now."""
+
+    replica: str
+    metrics: list[Metric]
+
+    @classmethod
+    def of(cls, registry: Collector, replica: str, **labels: str) -> ReplicaMetrics:
+        """All of the registry, each sample with `labels` and the replica's id too.
+
+        Without the times at which counters were made: Prometheus' text format would have each as a metric of its own.
+        """
+        metrics = list(registry.collect())
+        for metric in metrics:
+            kept = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            metric.samples = [
+                sample._replace(labels={**sample.labels, **labels, "replica": replica}) for sample in kept
+            ]
+        return cls(replica, metrics)
+
+
+def merged(metrics: Iterable[Metric]) -> list[Metric]:
+    """One metric of each name, with the samples of all: a scrape may name it only once."""
+    by_name: dict[str, Metric] = {}
+    for metric in metrics:
+        if metric.name in by_name:
+            by_name[metric.name].samples.extend(metric.samples)
+        else:
+            by_name[metric.name] = metric
+    return list(by_name.values())
+
+
+def text_of(metrics: Iterable[Metric]) -> bytes:
+    """Prometheus' text format."""
+    return generate_latest(_Collected(metrics))
+
+
+class _Collected(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics

@@ -1,0 +1,59 @@
+"""The seam between the HTTP face and the stages: what one asks of the other, wherever the stages run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Protocol
+
+from prometheus_client.registry import Collector
+
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.errors import OmniError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import OmniRequestOutput
+
+
+class StatusUnknown(OmniError):
+    """Nobody knows at the moment which replicas run."""
+
+
+class Pipeline(Protocol):
+    """All stages of a configuration. `AsyncOmniLLM` has them in this process, `ServePipeline` on a Ray cluster."""
+
+    @property
+    def bound(self) -> BoundPipeline:
+        """The configuration, and the family with its voices and its prompts."""
+
+    def check(self, request: OmniRequest) -> None:
+        """Raises RequestError for what is known to be refused before any stage has begun. May be asked in a thread."""
+
+    def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        """Chunks of all stages that a request needs, as they are made; `check` let the request pass.
+
+        Closing the iterator ends the request in every stage. Raises RequestError for what a stage refuses, StageDied,
+        StoreFull, DeadlineExceeded, and what else broke in a stage.
+        """
+
+    async def replicas(self) -> Mapping[str, int]:
+        """How many of each stage answer, by its name. Raises StatusUnknown."""
+
+    async def metrics(self, own: Collector) -> bytes:
+        """All that was counted, in Prometheus' text format; `own`: what its caller has counted itself."""
+
+
+def answer_to(request_id: str, bound: BoundPipeline) -> Answer:
+    """The answer to a request, of which nothing is there yet."""
+    return Answer(request_id, {stage.model_stage: stage.final_output_type for stage in bound.config.stages})
+
+
+async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:
+    """The answer to a request once all of it is there."""
+    answer = answer_to(request.request_id, pipeline.bound)
+    async with contextlib.aclosing(pipeline.stream(request, deadline)) as events:
+        async for event in events:
+            answer.add(event.stage, event.chunk)
+    return answer.finish()

@@ -1,0 +1,69 @@
+"""The HTTP face over a pipeline, as one ASGI application."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.openai_api.access import guarded
+from omni_cluster.openai_api.errors import route_refused
+from omni_cluster.server.answers import api_keys
+from omni_cluster.server.door import Door
+from omni_cluster.server.endpoints.chat import ChatEndpoint
+from omni_cluster.server.endpoints.models import ModelsEndpoint
+from omni_cluster.server.endpoints.operations import OperationsEndpoint
+from omni_cluster.server.endpoints.speech import SpeechEndpoint
+from omni_cluster.server.metrics import IngressMetrics, Metered
+from omni_cluster.server.reader import Reader
+
+CODING_THREADS = 4
+GREETING = [{"role": "user", "content": "Hello"}]
+
+
+class HttpServer:
+    """Who may come in, the endpoints, and what is counted of them.
+
+    `ingresses` of them share the requests that the configuration lets run at once. `answers_id`: False where what is
+    before the application adds the request's id to every answer.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, ingresses: int = 1, answers_id: bool = True) -> None:
+        """Raises ConfigError for API keys that cannot be read."""
+        bound = pipeline.bound
+        self._api_config = bound.config.api
+        self._answers_id = answers_id
+        self._keys = api_keys(bound.config)
+        self.door = Door(bound.config.limits, ingresses)
+        self.metrics = IngressMetrics()
+        self.metrics.watch(self.door)
+        self._reader = Reader(bound)
+        self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
+        self._endpoints = (
+            OperationsEndpoint(pipeline, self.metrics.registry),
+            ModelsEndpoint(bound),
+            ChatEndpoint(pipeline, self._reader, self._coding),
+            SpeechEndpoint(pipeline, self._reader, self._coding),
+        )
+        bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
+
+    def app(self) -> ASGIApp:
+        api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)
+        api.add_exception_handler(HTTPException, route_refused)
+        for endpoint in self._endpoints:
+            endpoint.add_to(api)
+        app = guarded(
+            self.door.before(api),
+            keys=self._keys,
+            origins=self._api_config.cors_origins,
+            answers_id=self._answers_id,
+        )
+        return Metered(app, self.metrics, [route.path for route in api.routes if isinstance(route, Route)])
+
+    async def close(self) -> None:
+        await self._reader.close()
+        self._coding.shutdown(wait=False)

@@ -1,0 +1,153 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import StageEvent, chain
+from omni_cluster.engine.pipeline import Pipeline, answer_to, whole_answer
+from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.openai_api import openapi, sse
+from omni_cluster.openai_api.chat import ChatRequest, chat_body
+from omni_cluster.openai_api.completion import ChatStream, completion
+from omni_cluster.openai_api.errors import blamed_on
+from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.server.answers import (
+    StreamedSound,
+    error_answer,
+    finish_reason,
+    stage_sampling,
+    timings,
+    usage,
+    whole_audio,
+)
+from omni_cluster.server.door import Visit, refusal
+from omni_cluster.server.metrics import HttpMeter, heard
+from omni_cluster.server.off_loop import OffLoop
+from omni_cluster.server.reader import Reader
+
+
+class ChatEndpoint:
+    """Renders prompts, and turns what the stages say into OpenAI's shapes; sound is coded in `coding`."""
+
+    def __init__(self, pipeline: Pipeline, reader: Reader, coding: ThreadPoolExecutor) -> None:
+        self._pipeline = pipeline
+        self._bound = pipeline.bound
+        self._config = pipeline.bound.config
+        self._reader = reader
+        self._coding = coding
+
+    def add_to(self, api: FastAPI) -> None:
+        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        api.add_api_route(
+            "/v1/chat/completions",
+            self.chat_completions,
+            methods=["POST"],
+            response_model=None,
+            responses=openapi.answers("application/json", "text/event-stream"),
+            openapi_extra=chat_body([self._config.model]),
+        )
+
+    async def chat_completions(self, http_request: Request) -> Response:
+        visit: Visit = http_request.state.visit
+        try:
+            async with visit.in_time():
+                chat = await self._reader.chat(http_request)
+                request_id = http_request.state.request_id
+                request = await self._reader.off_loop(lambda: self._omni_request(chat, request_id))
+                told = chat.without_media()  # nothing here looks at them again
+                if told.stream:
+                    return await self._streamed(told, request, visit.deadline, http_request.state.meter)
+                return await self._whole(told, request, visit.deadline)
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error))
+
+    def _omni_request(self, chat: ChatRequest, request_id: str) -> OmniRequest:
+        with blamed_on("messages"):
+            prompt = self._bound.family.render(chat.messages, chat.tools)
+        request = OmniRequest(
+            # The client's own id may come twice; what stages log begins with it.
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+            prompt=prompt,
+            media=Media(chat.audios, chat.images, chat.videos),
+            wants_audio=chat.wants_audio,
+            voice=chat.voice,
+            sampling=stage_sampling(chat, self._config),
+            seed=chat.seed if chat.seed is not None else random.getrandbits(31),
+            streams_audio=chat.stream and chat.wants_audio,
+        )
+        self._pipeline.check(request)
+        return request
+
+    async def _whole(self, chat: ChatRequest, request: OmniRequest, deadline: Deadline) -> Response:
+        output = await whole_answer(self._pipeline, request, deadline)
+        return await asyncio.to_thread(self._completed, chat, output)
+
+    def _completed(self, chat: ChatRequest, output: OmniRequestOutput) -> Response:
+        """The sound of a minute takes seconds to code, and is megabytes of JSON."""
+        sound = whole_audio(chat, output.audio) if chat.wants_audio else None
+        body = completion(
+            chat,
+            text=output.text,
+            audio=sound,
+            finish_reason=finish_reason(output),
+            usage=usage(output, self._config),
+            choices=output.choices,
+        )
+        return JSONResponse(body | {"omni": timings(output)})
+
+    async def _streamed(
+        self, chat: ChatRequest, request: OmniRequest, deadline: Deadline, meter: HttpMeter
+    ) -> Response:
+        """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
+        answer = answer_to(request.request_id, self._bound)
+        events = heard(self._pipeline.stream(request, deadline), meter)
+        first = await anext(events)
+        body = self._sse(chat, answer, first, events)
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _sse(
+        self, chat: ChatRequest, answer: Answer, first: StageEvent, events: AsyncGenerator[StageEvent, None]
+    ) -> AsyncIterator[bytes]:
+        stream, sound = ChatStream(chat), StreamedSound(chat.audio_format)
+        off_loop = OffLoop(self._coding, sound.close)
+        try:
+            async with contextlib.aclosing(events):
+                yield sse.event(stream.start())
+                async for event in chain(first, events):
+                    answer.add(event.stage, event.chunk)
+                    if event.chunk.text or event.chunk.choices:
+                        yield sse.event(stream.text(event.chunk.text, event.chunk.choices))
+                    if (pcm := event.chunk.pcm) is not None:
+                        said = functools.partial(_sound_event, stream, functools.partial(sound.push, pcm))
+                        if piece := said() if sound.is_quick(pcm) else await off_loop.run(said):
+                            yield piece
+            if rest := await off_loop.run(functools.partial(_sound_event, stream, sound.flush)):
+                yield rest
+            output = answer.finish()
+            yield sse.event(stream.finish(finish_reason(output)) | {"omni": timings(output)})
+            if (used := stream.usage(usage(output, self._config))) is not None:
+                yield sse.event(used)
+            yield sse.DONE
+        except Exception as error:  # the boundary to the client, after the first byte
+            status, body = error_answer(error)
+            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+        finally:
+            off_loop.close()
+
+
+def _sound_event(stream: ChatStream, made: Callable[[], bytes]) -> bytes:
+    """The event of a piece of sound; no bytes where none may be sent yet."""
+    piece = made()
+    return sse.event(stream.audio(piece)) if piece else b""

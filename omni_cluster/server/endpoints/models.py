@@ -1,0 +1,45 @@
+"""What is served: the model and its voices."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
+
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.wire import check_model
+
+
+class ModelsEndpoint:
+    """`/v1/models`, `/v1/models/NAME` and `/v1/audio/voices`."""
+
+    def __init__(self, bound: BoundPipeline) -> None:
+        self._name = bound.config.model
+        self._voices = bound.family.voices
+        self._created = int(time.time())
+
+    def add_to(self, api: FastAPI) -> None:
+        api.add_api_route("/v1/models", self.models, methods=["GET"])
+        api.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"], response_model=None)
+        api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, name: str) -> Response:
+        try:
+            check_model(name, [self._name])
+        except BadRequest as error:
+            return JSONResponse(error.body(), error.status)
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        model = {"id": self._name, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
+        return model | {"voices": list(self._voices)}
+
+    async def voices(self) -> dict[str, Any]:
+        """The default voice first."""
+        return {"voices": list(self._voices)}

@@ -1,0 +1,43 @@
+"""What operators and their tools ask: whether it lives, whether it serves, and what was counted."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from prometheus_client.registry import Collector
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from omni_cluster.engine.exposition import CONTENT_TYPE
+from omni_cluster.engine.pipeline import Pipeline, StatusUnknown
+from omni_cluster.server.shared import Shared
+
+SCRAPE_WAIT_S = 10.0
+
+
+class OperationsEndpoint:
+    """`/health`, `/ready` and `/metrics`. `counted`: what the HTTP face itself has counted."""
+
+    def __init__(self, pipeline: Pipeline, counted: Collector) -> None:
+        self._pipeline = pipeline
+        self._scraped = Shared(lambda: pipeline.metrics(counted), wait_s=SCRAPE_WAIT_S)
+
+    def add_to(self, api: FastAPI) -> None:
+        api.add_api_route("/health", self.health, methods=["GET"])
+        api.add_api_route("/ready", self.ready, methods=["GET"])
+        api.add_api_route("/metrics", self.metrics_text, methods=["GET"], response_class=PlainTextResponse)
+
+    async def health(self) -> Response:
+        """This process lives."""
+        return Response(status_code=200)
+
+    async def ready(self) -> Response:
+        """200 when every stage has a replica that answers, 503 with those that have none, or if nobody knows."""
+        try:
+            stages = await self._pipeline.replicas()
+        except StatusUnknown as unknown:
+            return JSONResponse({"ready": False, "reason": str(unknown)}, 503)
+        is_ready = all(stages.values())
+        return JSONResponse({"ready": is_ready, "replicas": dict(stages)}, 200 if is_ready else 503)
+
+    async def metrics_text(self) -> Response:
+        """The whole application's metrics for Prometheus, whichever ingress is asked."""
+        return Response(await self._scraped.get(), media_type=CONTENT_TYPE)

@@ -1,0 +1,93 @@
+"""`/v1/audio/speech`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response, StreamingResponse
+
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import chain
+from omni_cluster.engine.pipeline import Pipeline, answer_to, whole_answer
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.openai_api import openapi
+from omni_cluster.openai_api.encoding import MEDIA_TYPES
+from omni_cluster.openai_api.errors import blamed_on
+from omni_cluster.openai_api.speech import SpeechRequest, speech_body
+from omni_cluster.server.answers import error_answer, whole_sound
+from omni_cluster.server.door import Visit, refusal
+from omni_cluster.server.metrics import HttpMeter, heard
+from omni_cluster.server.reader import Reader
+from omni_cluster.server.spoken import spoken_sound
+
+
+class SpeechEndpoint:
+    """Reads a text aloud, whole or as it is made; sound is coded in `coding`."""
+
+    def __init__(self, pipeline: Pipeline, reader: Reader, coding: ThreadPoolExecutor) -> None:
+        self._pipeline = pipeline
+        self._bound = pipeline.bound
+        self._reader = reader
+        self._coding = coding
+
+    def add_to(self, api: FastAPI) -> None:
+        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        api.add_api_route(
+            "/v1/audio/speech",
+            self.speech,
+            methods=["POST"],
+            response_model=None,
+            responses=openapi.answers(*MEDIA_TYPES.values(), "text/event-stream"),
+            openapi_extra=speech_body([self._bound.config.model]),
+        )
+
+    async def speech(self, http_request: Request) -> Response:
+        visit: Visit = http_request.state.visit
+        try:
+            async with visit.in_time():
+                spoken = await self._reader.speech(http_request)
+                request_id = http_request.state.request_id
+                request = await self._reader.off_loop(lambda: self._reading(spoken, request_id))
+                if spoken.stream_format is None:
+                    return await self._whole(spoken, request, visit.deadline)
+                return await self._streamed(spoken, request, visit.deadline, http_request.state.meter)
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error, "input"))
+
+    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, deadline: Deadline) -> Response:
+        output = await whole_answer(self._pipeline, request, deadline)
+        sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
+        return Response(sound, media_type=MEDIA_TYPES[spoken.format])
+
+    async def _streamed(
+        self, spoken: SpeechRequest, request: OmniRequest, deadline: Deadline, meter: HttpMeter
+    ) -> Response:
+        """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
+        events = heard(self._pipeline.stream(request, deadline), meter)
+        told = chain(await anext(events), events)
+        sound = spoken_sound(spoken, answer_to(request.request_id, self._bound), told, self._coding)
+        media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
+        return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+    def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
+        with blamed_on("input"):
+            prompt = self._bound.family.reading(spoken.text)
+        request = OmniRequest(
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+            prompt=prompt,
+            voice=spoken.voice,
+            sampling={} if spoken.seed is None else self._seeded(spoken.seed),
+            seed=spoken.seed if spoken.seed is not None else random.getrandbits(31),
+            streams_audio=spoken.stream_format is not None,
+            reply=spoken.text,
+        )
+        self._pipeline.check(request)
+        return request
+
+    def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
+        return {stage.model_stage: {"seed": seed} for stage in self._bound.config.stages if stage.diffusion is None}

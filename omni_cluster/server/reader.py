@@ -1,0 +1,82 @@
+"""From the body of an HTTP request to what it asks for, checked, with its media decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from fastapi import Request
+
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
+from omni_cluster.openai_api.decoders import Decoders
+from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
+from omni_cluster.openai_api.messages import MediaUrl
+from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
+from omni_cluster.server.answers import api_limits, decoder_limits, fetch_limits
+from omni_cluster.server.door import Visit
+
+SMALL_BODY_BYTES = 65_536
+"""What is checked beside other requests, in some milliseconds; more is a decoder's work."""
+CHECKING_THREADS = 4
+T = TypeVar("T")
+
+
+class Reader:
+    """Reads and checks bodies, off the event loop; what media cost is paid by processes of their own."""
+
+    def __init__(self, bound: BoundPipeline) -> None:
+        self._models = [bound.config.model]
+        self._voices = bound.family.voices
+        self._limits = api_limits(bound.config)
+        self._fetcher = Fetcher(fetch_limits(bound.config))
+        self._decoders = Decoders(decoder_limits(bound.config), self._limits, self._models, self._voices)
+        # Of their own: what takes long in one of them keeps nothing in another waiting.
+        self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="checking")
+
+    async def chat(self, http_request: Request) -> ChatRequest:
+        """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
+        visit: Visit = http_request.state.visit
+        body = await visit.body(http_request, self._limits.max_body_bytes)
+        # A large one would keep the interpreter, and with it every other request, for its checks alone.
+        if len(body) <= SMALL_BODY_BYTES:
+            checked = await self.off_loop(lambda: self._check(body))
+            if not checked.has_media:
+                return await self.off_loop(lambda: open_chat_request(checked, {}, self._limits))
+        return await self._decoders.open(body, self._fetched)
+
+    async def speech(self, http_request: Request) -> SpeechRequest:
+        """Raises BadRequest."""
+        visit: Visit = http_request.state.visit
+        body = await visit.body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
+        return await self.off_loop(lambda: parse_speech_request(body, models=self._models, voices=self._voices))
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """What the work gives, done in a thread that checks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check(self, body: bytes | bytearray) -> CheckedChat:
+        return check_chat_request(body, models=self._models, voices=self._voices, limits=self._limits)
+
+    async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
+        """What the URLs lead to, by their params; when one fails, none of the others is waited for."""
+        total = TotalBytes(self._limits.max_body_bytes)
+        tasks = [asyncio.create_task(self._fetch(each, total)) for each in urls]
+        try:
+            return {each.param: data for each, data in zip(urls, await asyncio.gather(*tasks), strict=True)}
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, each: MediaUrl, total: TotalBytes) -> bytes:
+        made = await self._fetcher.fetch(each.url, each.param)
+        total.add(len(made.data), each.param)
+        return made.data
+
+    async def close(self) -> None:
+        self._decoders.close()
+        await self._fetcher.close()
+        self._threads.shutdown(wait=False)
