@@ -19,7 +19,7 @@ ONE_MODULE = "serve_private.py"
 TREES = {path.name: ast.parse(path.read_text()) for path in sorted((ROOT / "omni_cluster" / "cluster").glob("*.py"))}
 CLUSTER = UsedNames(TREES, "ray")
 OTHERS = UsedNames({name: tree for name, tree in TREES.items() if name != ONE_MODULE}, "ray")
-OF_OTHERS = {"_exit": "os's", "_replace": "a named tuple's"}
+OF_OTHERS = {"_exit": "os's"}
 PRIVATE_PATH = re.compile(r"[.:]_|\.internal_kv")
 
 
