@@ -14,13 +14,18 @@ export RAY_USAGE_STATS_ENABLED := 0
 # On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 
-.PHONY: demo test fuzz lint setup format clean
+.PHONY: demo test coverage fuzz lint setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu"
+
+# Lines of API and configuration that their own tests reach; not in `make test`, whose engines and replicas are processes
+# of their own, and which it would make slower.
+coverage: $(READY)
+	$(BIN)/python -m pytest tests/openai_api tests/config --cov
 
 # A million mutated bodies, media files and payloads; FUZZ="--seed 1 --count 5000" for others or fewer.
 fuzz: $(READY)
@@ -29,6 +34,7 @@ fuzz: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 format: $(READY)

@@ -88,7 +88,7 @@ class StageExtra(msgspec.Struct, frozen=True):
     def of(cls, extra_args: Mapping[str, Any] | None) -> StageExtra | None:
         """The extra of a request, None for a request without one; `msgspec.ValidationError` for a malformed one."""
         wire = (extra_args or {}).get(EXTRA_KEY)
-        return None if wire is None else msgspec.convert(wire, cls)
+        return None if wire is None else msgspec.convert(wire, cls, builtin_types=(bytes,))
 
     def to_extra_args(self) -> dict[str, Any]:
         """As vLLM carries it: plain containers and bytes, which survive msgpack."""

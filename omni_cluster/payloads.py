@@ -1,4 +1,4 @@
-"""What stages hand to each other as bytes: tensors, small named facts, and the rows of a request.
+"""What stages hand to each other as bytes: tensors, alone and by name, and the rows of a request.
 
 Every header is checked before memory is taken, and nothing here is ever unpickled or given to `torch.load`.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -31,12 +31,7 @@ _DTYPE_CODES = tuple(ITEM_BYTES)
 _MAX_DIMS = 4
 # A zero among the dims hides the others from the element count, but torch still multiplies them into strides.
 _MAX_EXTENT = 2**40
-# msgspec reserves an array by its announced length, so the length is bounded before it does.
-_MAX_INTS = 2**20
 _MAX_ENTRIES = 1024
-_INT64 = range(-(2**63), 2**63)
-
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,101 +80,26 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             )
         return elements
 
-    def to_wire(self) -> dict[str, Any]:
-        """The dict to put into `extra_args`: {"data": bytes, "shape": list, "dtype": str}."""
-        return {"data": self.data, "shape": list(self.shape), "dtype": self.dtype}
-
-    @classmethod
-    def from_wire(cls, obj: object) -> PromptEmbedsPayload:
-        """Rebuild from what arrives in `extra_args`. Raises PayloadError unless every field has its exact type."""
-        return _converted(obj, cls)
-
-    def encode(self) -> bytes:
-        """The payload as msgpack."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, encoded: bytes, max_bytes: int) -> PromptEmbedsPayload:
-        """Rebuild from msgpack. Raises PayloadError above `max_bytes` or when a field has a wrong type."""
-        return _decoded(encoded, cls, max_bytes)
-
-
-class AdditionalInformationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One named fact: exactly one of a tensor, a tuple of int64 numbers or a text. Raises PayloadError otherwise."""
-
-    tensor: PromptEmbedsPayload | None = None
-    ints: Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_INTS)] | None = None
-    text: str | None = None
-
-    def __post_init__(self) -> None:
-        given = sum(value is not None for value in (self.tensor, self.ints, self.text))
-        if given != 1:
-            raise PayloadError(f"An entry has {given} of tensor, ints and text, but it must have exactly one.")
-        if self.ints is not None and not all(number in _INT64 for number in self.ints):
-            raise PayloadError("An entry's ints hold a number outside int64; send numbers from -2**63 to 2**63 - 1.")
-
-    @classmethod
-    def of(cls, value: torch.Tensor | Sequence[int] | str) -> AdditionalInformationEntry:
-        """Wrap a tensor, a text or a sequence of integers. Raises PayloadError for anything else."""
-        import torch
-
-        if isinstance(value, torch.Tensor):
-            return cls(tensor=PromptEmbedsPayload.from_tensor(value))
-        if isinstance(value, str):
-            return cls(text=value)
-        return cls(ints=_as_ints(value))
-
-    def count(self, *, max_elements: int) -> int:
-        """What the entry counts towards a limit: elements, numbers or characters. Raises PayloadError."""
-        if self.tensor is not None:
-            return self.tensor.count(max_elements=max_elements)
-        return len(self.ints if self.ints is not None else self.text or "")
-
-    def value(self, *, max_elements: int) -> torch.Tensor | tuple[int, ...] | str:
-        """The fact itself. Raises PayloadError when a tensor does not match its header."""
-        if self.tensor is not None:
-            return self.tensor.to_tensor(max_elements=max_elements)
-        return self.ints if self.ints is not None else self.text or ""
-
 
 class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Named facts that travel with a request from one stage to the next."""
+    """Named tensors that travel with a request from one stage to the next."""
 
-    entries: Annotated[dict[str, AdditionalInformationEntry], msgspec.Meta(max_length=_MAX_ENTRIES)]
+    entries: Annotated[dict[str, PromptEmbedsPayload], msgspec.Meta(max_length=_MAX_ENTRIES)]
 
     @classmethod
-    def from_mapping(cls, facts: Mapping[str, torch.Tensor | Sequence[int] | str]) -> AdditionalInformationPayload:
-        """Wrap each value by its type. Raises PayloadError for a value that is none of tensor, integers and text."""
-        return cls(entries={name: AdditionalInformationEntry.of(value) for name, value in facts.items()})
+    def from_mapping(cls, tensors: Mapping[str, torch.Tensor]) -> AdditionalInformationPayload:
+        """Copies each tensor. Raises PayloadError for a dtype or a rank that is not carried."""
+        return cls(entries={name: PromptEmbedsPayload.from_tensor(tensor) for name, tensor in tensors.items()})
 
-    def to_mapping(self, *, max_elements: int) -> dict[str, torch.Tensor | tuple[int, ...] | str]:
-        """The facts by name; elements, numbers and characters of all entries together are at most `max_elements`.
+    def to_mapping(self, *, max_elements: int) -> dict[str, torch.Tensor]:
+        """The tensors by name; all together have at most `max_elements` elements.
 
         Raises PayloadError, before any tensor is made, when they are more or when a header is wrong.
         """
         total = sum(entry.count(max_elements=max_elements) for entry in self.entries.values())
         if total > max_elements:
             raise PayloadError(f"The entries hold {total} elements together, but at most {max_elements} are taken.")
-        return {name: entry.value(max_elements=max_elements) for name, entry in self.entries.items()}
-
-    def to_wire(self) -> dict[str, Any]:
-        """The dict to put into `extra_args`; tensors keep their bytes."""
-        wire: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(bytes,))
-        return wire
-
-    @classmethod
-    def from_wire(cls, obj: object) -> AdditionalInformationPayload:
-        """Rebuild from what arrives in `extra_args`. Raises PayloadError unless every field has its exact type."""
-        return _converted(obj, cls)
-
-    def encode(self) -> bytes:
-        """The payload as msgpack."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, encoded: bytes, max_bytes: int) -> AdditionalInformationPayload:
-        """Rebuild from msgpack. Raises PayloadError above `max_bytes` or when a field has a wrong type."""
-        return _decoded(encoded, cls, max_bytes)
+        return {name: entry.to_tensor(max_elements=max_elements) for name, entry in self.entries.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,30 +357,3 @@ def _known_dtypes() -> str:
 
 def _described(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} of {tensor.dtype} on {tensor.device.type}"
-
-
-def _as_ints(value: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(value, (bytes, bytearray)) or not isinstance(value, Sequence):
-        raise PayloadError(f"An entry cannot hold a {type(value).__name__}; give a tensor, integers or a text.")
-    if len(value) > _MAX_INTS:
-        raise PayloadError(f"An entry has {len(value)} integers, but at most {_MAX_INTS} are taken; send a tensor.")
-    for number in value:
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise PayloadError(f"An entry's ints hold a {type(number).__name__}; every one must be an int.")
-    return tuple(value)
-
-
-def _converted(obj: object, kind: type[_Struct]) -> _Struct:
-    try:
-        return msgspec.convert(obj, kind, builtin_types=(bytes,), strict=True)
-    except msgspec.ValidationError as error:
-        raise PayloadError(f"The wire form of a {kind.__name__} is not valid: {error}.") from None
-
-
-def _decoded(encoded: bytes, kind: type[_Struct], max_bytes: int) -> _Struct:
-    if len(encoded) > max_bytes:
-        raise PayloadError(f"A {kind.__name__} of {len(encoded)} bytes came, but at most {max_bytes} are taken.")
-    try:
-        return msgspec.msgpack.decode(encoded, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for text that is no UTF-8
-        raise PayloadError(f"The bytes are not a {kind.__name__}: {error}.") from None

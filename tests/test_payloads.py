@@ -4,16 +4,17 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import msgpack
 import msgspec
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from omni_cluster.errors import PayloadError
+from omni_cluster.inputs import EXTRA_KEY, StageExtra
 from omni_cluster.payloads import (
     ITEM_BYTES,
-    AdditionalInformationEntry,
     AdditionalInformationPayload,
     PromptEmbedsPayload,
     RowsChunk,
@@ -45,6 +46,35 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
 
 
+def hop(wire: Any) -> Any:
+    """As vLLM carries it to an engine: MessagePack that knows no types of ours."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(wire))
+
+
+def test_another_reader_of_messagepack_reads_what_goes_to_an_engine() -> None:
+    extra = StageExtra("a", emit_rows=True, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(1, 2)))
+    read = msgpack.unpackb(msgspec.msgpack.encode(extra.to_extra_args()))[EXTRA_KEY]
+    assert (read["key"], read["emit_rows"], read["rows_complete"]) == ("a", True, False)
+    assert read["prompt_embeds"] == {"data": b"\0\0\x80?" * 2, "shape": [1, 2], "dtype": "float32"}
+
+
+def extra_of(wire: Any) -> StageExtra:
+    extra = StageExtra.of({EXTRA_KEY: wire})
+    assert extra is not None
+    return extra
+
+
+def wire_of(payload: PromptEmbedsPayload) -> dict[str, Any]:
+    wire: dict[str, Any] = StageExtra("a", prompt_embeds=payload).to_extra_args()[EXTRA_KEY]["prompt_embeds"]
+    return wire
+
+
+def arrived(wire: Any) -> PromptEmbedsPayload:
+    payload = extra_of({"key": "a", "prompt_embeds": wire}).prompt_embeds
+    assert payload is not None
+    return payload
+
+
 class TestPromptEmbedsPayload:
     @SETTINGS
     @given(shapes, dtypes, st.integers(0, 99))
@@ -72,9 +102,7 @@ class TestPromptEmbedsPayload:
     @given(shapes, dtypes)
     def test_it_passes_through_an_untyped_msgpack_hop(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         payload = PromptEmbedsPayload.from_tensor(tensor_of(shape, dtype))
-        arrived = msgspec.msgpack.decode(msgspec.msgpack.encode({"embeds": payload.to_wire()}))
-        assert PromptEmbedsPayload.from_wire(arrived["embeds"]) == payload
-        assert PromptEmbedsPayload.decode(payload.encode(), max_bytes=10_000) == payload
+        assert arrived(hop(wire_of(payload))) == payload
 
     @pytest.mark.parametrize(
         ("tensor", "words"),
@@ -133,125 +161,69 @@ class TestPromptEmbedsPayload:
     @SETTINGS
     @given(garbage)
     def test_garbage_from_the_wire_is_refused(self, obj: Any) -> None:
-        with pytest.raises(PayloadError):
-            PromptEmbedsPayload.from_wire(obj)
+        assume(obj is not None)  # no payload
+        with pytest.raises(msgspec.ValidationError):
+            arrived(obj)
 
     @SETTINGS
     @given(st.sampled_from(["data", "shape", "dtype"]), garbage)
     def test_one_field_replaced_by_garbage(self, field: str, value: Any) -> None:
-        wire = PromptEmbedsPayload.from_tensor(torch.ones(2, 2)).to_wire() | {field: value}
+        wire = wire_of(PromptEmbedsPayload.from_tensor(torch.ones(2, 2))) | {field: value}
         try:
-            payload = PromptEmbedsPayload.from_wire(wire)
+            payload = arrived(wire)
             tensor = payload.to_tensor(max_elements=4)
-        except PayloadError:
+        except (PayloadError, msgspec.ValidationError):
             return
         assert tensor.numel() * tensor.element_size() == len(payload.data)
 
     @pytest.mark.parametrize("field", ["data", "shape", "dtype"])
     def test_a_missing_field_is_named(self, field: str) -> None:
-        wire = PromptEmbedsPayload.from_tensor(torch.ones(2)).to_wire()
+        wire = wire_of(PromptEmbedsPayload.from_tensor(torch.ones(2)))
         del wire[field]
-        with pytest.raises(PayloadError, match=field):
-            PromptEmbedsPayload.from_wire(wire)
+        with pytest.raises(msgspec.ValidationError, match=field):
+            arrived(wire)
 
     def test_types_are_not_coerced(self) -> None:
-        wire = PromptEmbedsPayload.from_tensor(torch.ones(1)).to_wire()
+        wire = wire_of(PromptEmbedsPayload.from_tensor(torch.ones(1)))
         for change in ({"data": "AACAPw=="}, {"shape": [True]}, {"shape": [1.0]}, {"shape": ["1"]}, {"more": 1}):
-            with pytest.raises(PayloadError):
-                PromptEmbedsPayload.from_wire(wire | change)
-
-    def test_too_many_bytes_are_not_decoded(self) -> None:
-        encoded = PromptEmbedsPayload.from_tensor(torch.ones(100)).encode()
-        with pytest.raises(PayloadError, match=f"{len(encoded)} bytes"):
-            PromptEmbedsPayload.decode(encoded, max_bytes=len(encoded) - 1)
-
-    @SETTINGS
-    @given(st.binary(max_size=64))
-    def test_arbitrary_bytes_are_refused(self, encoded: bytes) -> None:
-        for kind in (PromptEmbedsPayload, AdditionalInformationPayload):
-            with pytest.raises(PayloadError):
-                kind.decode(encoded, max_bytes=64)
-
-    @pytest.mark.parametrize("key", ["data", "shape", "dtype", "unknown"])
-    def test_deep_nesting_is_refused(self, key: str) -> None:
-        encoded = b"\x81" + msgspec.msgpack.encode(key) + b"\x91" * 200_000
-        with pytest.raises(PayloadError):
-            PromptEmbedsPayload.decode(encoded, max_bytes=10**6)
-
-    def test_a_length_that_is_only_announced_reserves_nothing(self) -> None:
-        announced = b"\x83\xa4data\xc4\x00\xa5dtype\xa1x\xa5shape\xdd\xff\xff\xff\xff"
-        with pytest.raises(PayloadError, match="length"):
-            PromptEmbedsPayload.decode(announced, max_bytes=100)
-        announced = b"\x81\xa7entries\x81\xa1a\x81\xa4ints\xdd\xff\xff\xff\xff"
-        with pytest.raises(PayloadError, match="length"):
-            AdditionalInformationPayload.decode(announced, max_bytes=100)
+            with pytest.raises(msgspec.ValidationError):
+                arrived(wire | change)
 
 
-facts = st.dictionaries(
-    st.text(max_size=6),
-    st.one_of(
-        st.text(max_size=9),
-        st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6).map(tuple),
-        st.tuples(shapes, dtypes).map(lambda made: tensor_of(*made)),
-    ),
-    max_size=4,
-)
+named = st.dictionaries(st.text(max_size=6), st.tuples(shapes, dtypes).map(lambda made: tensor_of(*made)), max_size=4)
 
 
 class TestAdditionalInformationPayload:
     @SETTINGS
-    @given(facts)
-    def test_facts_come_back_by_every_way(self, given_facts: dict[str, Any]) -> None:
-        payload = AdditionalInformationPayload.from_mapping(given_facts)
-        hop = msgspec.msgpack.decode(msgspec.msgpack.encode(payload.to_wire()))
-        for arrived in (
-            payload,
-            AdditionalInformationPayload.from_wire(payload.to_wire()),
-            AdditionalInformationPayload.from_wire(hop),
-            AdditionalInformationPayload.decode(payload.encode(), max_bytes=10**6),
-        ):
-            back = arrived.to_mapping(max_elements=10**5)
-            assert back.keys() == given_facts.keys()
-            for name, fact in given_facts.items():
-                value = back[name]
-                if isinstance(fact, torch.Tensor):
-                    assert isinstance(value, torch.Tensor) and same(value, fact)
-                else:
-                    assert value == fact
+    @given(named)
+    def test_tensors_come_back_by_name(self, given_tensors: dict[str, torch.Tensor]) -> None:
+        payload = AdditionalInformationPayload.from_mapping(given_tensors)
+        taken = extra_of(
+            hop({"key": "a", "additional_information": msgspec.to_builtins(payload, builtin_types=(bytes,))})
+        )
+        assert taken.additional_information == payload
+        back = payload.to_mapping(max_elements=10**5)
+        assert back.keys() == given_tensors.keys()
+        assert all(same(back[name], tensor) for name, tensor in given_tensors.items())
 
     def test_the_limit_holds_for_the_sum(self) -> None:
-        payload = AdditionalInformationPayload.from_mapping({"a": torch.ones(2, 3), "b": [1, 2], "c": "xy"})
-        assert len(payload.to_mapping(max_elements=10)) == 3
+        payload = AdditionalInformationPayload.from_mapping({"a": torch.ones(2, 3), "b": torch.ones(4)})
+        assert len(payload.to_mapping(max_elements=10)) == 2
         with pytest.raises(PayloadError, match="10 elements together"):
             payload.to_mapping(max_elements=9)
 
-    @pytest.mark.parametrize(
-        ("value", "words"),
-        [(b"ab", "bytes"), (1.5, "float"), ([1.5], "float"), ([True], "bool"), (["1"], "str"), ([2**63], "int64")],
-    )
-    def test_a_fact_of_another_type_is_refused(self, value: Any, words: str) -> None:
-        with pytest.raises(PayloadError, match=words):
-            AdditionalInformationPayload.from_mapping({"a": value})
-
-    def test_an_entry_is_exactly_one_thing(self) -> None:
-        with pytest.raises(PayloadError, match="has 0 of"):
-            AdditionalInformationEntry()
-        for entry in ({}, {"text": "a", "ints": [1]}, {"text": None}):
-            with pytest.raises(PayloadError, match="exactly one"):
-                AdditionalInformationPayload.from_wire({"entries": {"a": entry}})
-
     def test_a_wrong_tensor_is_found_before_any_is_made(self) -> None:
         bad = PromptEmbedsPayload(data=b"", shape=(2**62,), dtype="float32")
-        payload = AdditionalInformationPayload(entries={"a": AdditionalInformationEntry(tensor=bad)})
         with pytest.raises(PayloadError, match="above"):
-            payload.to_mapping(max_elements=10)
+            AdditionalInformationPayload(entries={"a": bad}).to_mapping(max_elements=10)
 
     @SETTINGS
     @given(garbage)
     def test_garbage_from_the_wire_is_refused(self, obj: Any) -> None:
+        assume(obj is not None)  # no information
         for wire in (obj, {"entries": {"a": obj}}):
-            with pytest.raises(PayloadError):
-                AdditionalInformationPayload.from_wire(wire)
+            with pytest.raises(msgspec.ValidationError):
+                extra_of({"key": "a", "additional_information": wire})
 
 
 chunks = st.builds(
@@ -442,9 +414,3 @@ class TestRowsChunk:
     def test_chunks_that_do_not_follow_are_refused(self, chunks: list[RowsChunk], words: str) -> None:
         with pytest.raises(PayloadError, match=words):
             RowsChunk.joined(chunks)
-
-
-def test_text_that_is_no_utf_8_is_refused() -> None:
-    encoded = PromptEmbedsPayload.from_tensor(torch.ones(2)).encode().replace(b"float32", b"float\xff2")
-    with pytest.raises(PayloadError, match="The bytes are not a PromptEmbedsPayload"):
-        PromptEmbedsPayload.decode(encoded, max_bytes=1000)

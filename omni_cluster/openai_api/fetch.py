@@ -90,10 +90,9 @@ class FetchLimits:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A body, and the media type that its server claims, unchecked."""
+    """A body, whatever its server says it is."""
 
     data: bytes
-    content_type: str | None
 
 
 class _PassingFailure(BadRequest):
@@ -265,7 +264,7 @@ class Fetcher:
             response = await self._transport.handle_async_request(request)
             try:
                 _check_head(response, target, max_bytes)
-                return Fetched(await _body(response, target, max_bytes), response.headers.get("content-type"))
+                return Fetched(await _body(response, target, max_bytes))
             finally:
                 await response.aclose()
         except (httpx.NetworkError, httpx.ConnectTimeout):

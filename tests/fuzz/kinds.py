@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 import av
+import msgspec
 
 from omni_cluster.errors import PayloadError, RequestError
 from tests.fuzz import bodies, links, media, payloads
@@ -15,8 +16,7 @@ KINDS: Mapping[str, Kind] = {
     "chat": Kind(bodies.chat_body, bodies.take_chat, (RequestError,), 300),
     "speech": Kind(bodies.speech_body, bodies.take_speech, (RequestError,), 150),
     "rows": Kind(payloads.rows, payloads.take_rows, (PayloadError,), 150),
-    "embeds": Kind(payloads.embeds, payloads.take_embeds, (PayloadError,), 120),
-    "facts": Kind(payloads.facts, payloads.take_facts, (PayloadError,), 100),
+    "extra": Kind(payloads.extra, payloads.take_extra, (PayloadError, msgspec.ValidationError), 200),
     "frame": Kind(
         links.frame,
         links.take_frame,

@@ -45,11 +45,17 @@ def _change_bytes(made: bytearray, rng: Random) -> None:
 
 def changed_body(body: Any, rng: Random) -> bytes:
     """JSON with other values here and there; sometimes with other bytes too."""
+    made = changed_values(body, rng)
+    data = json.dumps(made, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
+    return changed_bytes(data, rng) if rng.random() < 0.2 else data
+
+
+def changed_values(body: Any, rng: Random) -> Any:
+    """A copy with other values here and there."""
     made = copy.deepcopy(body)
     for _ in range(rng.randint(1, _MOST_CHANGES)):
         made = _changed_value(made, rng)
-    data = json.dumps(made, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-    return changed_bytes(data, rng) if rng.random() < 0.2 else data
+    return made
 
 
 def _changed_value(body: Any, rng: Random) -> Any:

@@ -1,20 +1,22 @@
-"""What stages hand to each other: packed rows, tensors with a header, named facts."""
+"""What stages hand to each other: packed rows, and tensors with a header."""
 
 from __future__ import annotations
 
 import functools
 import struct
 from random import Random
+from typing import Any
 
 import msgspec
 import torch
 
+from omni_cluster.inputs import EXTRA_KEY, StageExtra
 from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload, RowsChunk
-from tests.fuzz.mutate import ODD_VALUES, changed_bytes
+from tests.fuzz.mutate import changed_bytes, changed_values
 
 MAX_ELEMENTS = 10_000
-MAX_BYTES = 100_000
 _NUMBERS = (-1, 0, 1, 2, 5, 8, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
+_ODD_HEADER = (*_NUMBERS, [2, 3], [2**40] * 4, [0, 2**40], [2.0, 12], [-1, 4], "int64", "bfloat16", "object", b"")
 _TRAILER = struct.Struct("=6q")
 
 
@@ -45,28 +47,42 @@ def take_rows(data: bytes) -> None:
     assert chunk.rows.numel() <= MAX_ELEMENTS
 
 
-def embeds(rng: Random) -> bytes:
-    wire = PromptEmbedsPayload.from_tensor(torch.arange(24.0).view(2, 3, 4)).to_wire()
-    if rng.random() < 0.7:
-        odd = (*_NUMBERS[:-2], [2, 3], [2**40] * 4, [0, 2**40], [2.0, 12], "int64", "bfloat16", b"", *ODD_VALUES)
-        wire[rng.choice(list(wire))] = rng.choice([value for value in odd if _packs(value)])
-    data = msgspec.msgpack.encode(wire)
-    return data if rng.random() < 0.5 else changed_bytes(data, rng)
+@functools.cache
+def _extra() -> Any:
+    given = StageExtra(
+        "key",
+        emit_rows=True,
+        prompt_embeds=PromptEmbedsPayload.from_tensor(torch.arange(24.0).view(6, 4)),
+        additional_information=AdditionalInformationPayload.from_mapping(
+            {"positions": torch.arange(18).view(3, 6), "pad_row": torch.ones(4)}
+        ),
+    )
+    return given.to_extra_args()[EXTRA_KEY]
 
 
-def _packs(value: object) -> bool:
-    return not isinstance(value, int) or -(2**63) <= value < 2**64
+def extra(rng: Random) -> bytes:
+    """What goes with a request into its engine, as it comes out of vLLM's own messages."""
+    made = changed_values(_extra(), rng)
+    if rng.random() < 0.5:
+        payload = rng.choice(_headers(made) or [{}])
+        payload[rng.choice(("data", "shape", "dtype"))] = rng.choice(_ODD_HEADER)
+    try:
+        return msgspec.msgpack.encode(made)
+    except OverflowError:  # a number that no message holds
+        return msgspec.msgpack.encode(_extra())
 
 
-def take_embeds(data: bytes) -> None:
-    tensor = PromptEmbedsPayload.decode(data, MAX_BYTES).to_tensor(max_elements=MAX_ELEMENTS)
-    assert tensor.numel() <= MAX_ELEMENTS
+def _headers(node: object) -> list[dict[str, Any]]:
+    """All payloads below."""
+    if not isinstance(node, dict):
+        return []
+    return [node] if "dtype" in node else [found for value in node.values() for found in _headers(value)]
 
 
-def facts(rng: Random) -> bytes:
-    given = {"positions": torch.arange(12).view(3, 4), "ids": [1, -5, 2**62], "name": "Chelsie"}
-    return changed_bytes(AdditionalInformationPayload.from_mapping(given).encode(), rng)
-
-
-def take_facts(data: bytes) -> None:
-    AdditionalInformationPayload.decode(data, MAX_BYTES).to_mapping(max_elements=MAX_ELEMENTS)
+def take_extra(data: bytes) -> None:
+    taken = StageExtra.of({EXTRA_KEY: msgspec.msgpack.decode(data)})
+    if taken is None or taken.prompt_embeds is None or taken.additional_information is None:
+        return
+    assert taken.prompt_embeds.to_tensor(max_elements=MAX_ELEMENTS).numel() <= MAX_ELEMENTS
+    named = taken.additional_information.to_mapping(max_elements=MAX_ELEMENTS)
+    assert sum(tensor.numel() for tensor in named.values()) <= MAX_ELEMENTS

@@ -89,8 +89,8 @@ class OmniModelInputBuilder:
         pad_row, positions = tensors.get("pad_row"), tensors.get("positions")
         self._requests[request_id] = RequestRows(
             rows,
-            pad_row.to(rows.dtype) if isinstance(pad_row, torch.Tensor) else rows.new_zeros(rows.shape[1]),
-            positions if isinstance(positions, torch.Tensor) else None,
+            rows.new_zeros(rows.shape[1]) if pad_row is None else pad_row.to(rows.dtype),
+            positions,
         )
 
     def push(self, request_id: str, rows: torch.Tensor) -> None:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 else:
     _Runner = object
 
-HIDDEN_STATES = "hidden_states"
-
 
 class OmniGPUModelRunner(_Runner):
     """Mixin over vLLM's `GPUModelRunner` (V1) or its CPU twin.
