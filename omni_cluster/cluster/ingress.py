@@ -63,7 +63,7 @@ def until_client_leaves(app: ASGIApp) -> ASGIApp:
             except TaskCancelledError:
                 return {"type": "http.disconnect"}
 
-        await app(scope, received, send)
+        await app(scope, received if scope["type"] == "http" else receive, send)
 
     return called
 

@@ -145,7 +145,9 @@ async def test_what_is_made_is_counted_and_who_leaves_ends_the_request(
     lengths = [{"max_tokens": 100, "ignore_eos": True}, {"max_tokens": 900, "ignore_eos": True}, None]
     endless = chat(pipeline, **SPOKEN, stream=True, sampling_params_list=lengths)
     async with client.stream("POST", "/v1/chat/completions", json=endless) as answer:
-        await anext(answer.aiter_lines())
+        assert answer.status_code == 200
+        lines = answer.aiter_lines()  # named, for the connection is closed with it
+        await anext(lines)
         running = await counted(client)
     for stage in STAGES:
         assert running["omni_cluster_stage_open_outboxes", stage] == 1
