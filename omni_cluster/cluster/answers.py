@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from omni_cluster.cluster.failures import DIED, StoreFull, named
-from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
+from omni_cluster.config.limits import Limits
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied
 from omni_cluster.openai_api.access import ApiKeys

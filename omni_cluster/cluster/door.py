@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omni_cluster.cluster.body import read_body, too_slow
 from omni_cluster.cluster.places import Places
 from omni_cluster.cluster.uploads import Uploads
-from omni_cluster.config.schema import Limits
+from omni_cluster.config.limits import Limits
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest

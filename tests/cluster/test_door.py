@@ -11,7 +11,7 @@ from omni_cluster.cluster.door import Door, deadline_of
 from omni_cluster.cluster.places import Places
 from omni_cluster.cluster.shared import Shared
 from omni_cluster.cluster.uploads import BASE_BYTES, Uploads
-from omni_cluster.config.schema import Limits
+from omni_cluster.config.limits import Limits
 from omni_cluster.openai_api.errors import BadRequest
 
 MIB = 1_048_576
