@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from omni_cluster.engine.omni_llm import AsyncOmniLLM
     from tests.engine.stages import Speak
     from tests.reference import Reference, SpeechReference
+
+# Examples have no deadline: the machine may be busy.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from omni_cluster.config.schema import MISSING, PROBLEM_TYPE, PipelineConfig, nearest
+from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, nearest
+from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20

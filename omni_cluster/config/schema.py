@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from omni_cluster.config.limits import Limits
+from omni_cluster.config.problems import MISSING, Problem, Strict, refuse
 from omni_cluster.sampling import sampling_faults
 
-PROBLEM_TYPE = "stage_config"
 PRESET_PREFIX = "preset:"
 PRESETS = ("preset:tiny",)
 RESERVED_ENGINE_ARGS = {
@@ -30,137 +27,7 @@ RESERVED_ENGINE_ARGS = {
 }
 
 
-class Missing:
-    """The value of a key that was not given."""
-
-    def __repr__(self) -> str:
-        return "missing"
-
-
-MISSING = Missing()
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A broken rule: the dotted key, relative to the model that found it, its value, and what would do."""
-
-    key: str
-    value: object
-    fix: str
-
-
-def refuse(problems: Sequence[Problem]) -> None:
-    """Raise the first of `problems`, if any, as a pydantic error that carries it and the number of further ones."""
-    if not problems:
-        return
-    first = problems[0]
-    context = {"key": first.key, "value": first.value, "fix": first.fix, "further": len(problems) - 1}
-    raise PydanticCustomError(PROBLEM_TYPE, "{key}: {fix}", context)
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """`did you mean x` for the known name closest to `word`, or the list of all when none is close."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}" if close else f"use one of {', '.join(known)}"
-
-
-class _Strict(BaseModel):
-    # strict: a YAML "2" or true where a number belongs is a slip of the pen, not a number.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class Limits(_Strict):
-    """What one request may ask of the deployment; every figure is checked before memory is taken."""
-
-    max_payload_elements: int = Field(
-        default=134_217_728, ge=1, description="Elements of a payload: 32,768 rows of 4,096.", examples=[134_217_728]
-    )
-    max_prompt_tokens: int = Field(
-        default=28_000, ge=1, description="Tokens of a prompt, media included.", examples=[28_000]
-    )
-    max_audio_parts: int = Field(default=4, ge=0, description="Audio parts of a request.", examples=[4])
-    max_image_parts: int = Field(default=4, ge=0, description="Image parts of a request.", examples=[4])
-    max_video_parts: int = Field(default=2, ge=0, description="Video parts of a request.", examples=[2])
-    max_media_bytes: int = Field(
-        default=26_214_400, ge=1, description="Bytes of a media file: 25 MiB.", examples=[26_214_400]
-    )
-    max_audio_input_s: float = Field(
-        default=600.0, gt=0, description="Decoded seconds of one audio part.", examples=[600.0]
-    )
-    max_image_pixels: int = Field(
-        default=178_956_970, ge=1, description="Decoded pixels of one image.", examples=[178_956_970]
-    )
-    # The largest image that is accepted, at three bytes a pixel.
-    max_decoded_bytes: int = Field(
-        default=536_870_912,
-        ge=1,
-        description="Bytes that all media of a request come to when decoded: 512 MiB.",
-        examples=[536_870_912],
-    )
-    max_video_s: float = Field(default=300.0, gt=0, description="Seconds of one video part.", examples=[300.0])
-    max_video_frames: int = Field(
-        default=128, ge=2, description="Frames of one video that the model is shown.", examples=[128]
-    )
-    max_frame_pixels: int = Field(
-        default=8_847_360, ge=1, description="Pixels of a video's frame: 4096 x 2160.", examples=[8_847_360]
-    )
-    max_body_bytes: int = Field(
-        default=67_108_864,
-        ge=1,
-        description="Bytes of an HTTP body, and of all files that its URLs name: 64 MiB.",
-        examples=[67_108_864],
-    )
-    max_output_tokens: int = Field(
-        default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]
-    )
-    max_codec_tokens: int = Field(default=4_096, ge=1, description="Codec tokens of a request.", examples=[4_096])
-    max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
-    max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
-    request_timeout_s: float = Field(
-        default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
-    )
-    upload_timeout_s: float = Field(
-        default=60.0, gt=0, description="Seconds in which each MiB of a body has to come.", examples=[60.0]
-    )
-    max_upload_bytes: int = Field(
-        default=536_870_912,
-        ge=1_048_576,
-        description="Bytes of all bodies that one ingress holds and does not work on yet: 512 MiB.",
-        examples=[536_870_912],
-    )
-    max_unread_bytes: int = Field(
-        default=8_388_608,
-        ge=131_072,
-        description="Bytes of an answer that its client may leave unread in Serve's proxy: 8 MiB.",
-        examples=[8_388_608],
-    )
-    max_unread_total_bytes: int = Field(
-        default=268_435_456,
-        ge=131_072,
-        description="The same of all answers of one proxy: 256 MiB.",
-        examples=[268_435_456],
-    )
-    outbox_max_bytes: int = Field(
-        default=2_147_483_648,
-        ge=1,
-        description="Rows and codes of a request that a replica keeps.",
-        examples=[2**31],
-    )
-
-    @model_validator(mode="after")
-    def _sums_hold_one(self) -> Limits:
-        problems = []
-        if self.max_upload_bytes < (least := self.max_body_bytes + 1_048_576):
-            fix = f"it must hold a body of max_body_bytes and 1 MiB, for example {least}"
-            problems.append(Problem("max_upload_bytes", self.max_upload_bytes, fix))
-        if self.max_unread_total_bytes < self.max_unread_bytes:
-            fix = f"it must be at least max_unread_bytes, for example {self.max_unread_bytes}"
-            problems.append(Problem("max_unread_total_bytes", self.max_unread_total_bytes, fix))
-        refuse(problems)
-        return self
-
-
-class HandoverConfig(_Strict):
+class HandoverConfig(Strict):
     """How conditioning rows travel from a producing replica to its consumer."""
 
     rows: Literal["object", "inline"] = Field(
@@ -170,7 +37,7 @@ class HandoverConfig(_Strict):
     )
 
 
-class ApiConfig(_Strict):
+class ApiConfig(Strict):
     """Who may use the HTTP API."""
 
     keys_file: str | None = Field(
@@ -189,7 +56,7 @@ class ApiConfig(_Strict):
     )
 
 
-class FetchConfig(_Strict):
+class FetchConfig(Strict):
     """How media are fetched that a request names by URL; their sizes are `limits`'."""
 
     timeout_s: float = Field(default=10.0, gt=0, description="One fetch, retries included.", examples=[10.0])
@@ -203,7 +70,7 @@ class FetchConfig(_Strict):
     )
 
 
-class DecodersConfig(_Strict):
+class DecodersConfig(Strict):
     """The processes of an ingress that read media, and bodies that are large."""
 
     processes: int = Field(default=2, ge=1, le=64, description="Requests that are decoded at once.", examples=[2])
@@ -223,7 +90,7 @@ class DecodersConfig(_Strict):
     )
 
 
-class AutoscalingConfig(_Strict):
+class AutoscalingConfig(Strict):
     """Replicas between two bounds, following the stage's own load signal."""
 
     # At least one: a stage without replicas has no statistics to scale up on.
@@ -257,7 +124,7 @@ Precision = Literal["float32", "tfloat32", "bfloat16", "float16"]
 """tfloat32: float32 tensors whose products round their inputs to 10 bits on a GPU; on a CPU the same as float32."""
 
 
-class DiffusionConfig(_Strict):
+class DiffusionConfig(Strict):
     """How a diffusion stage forms its batches."""
 
     max_batch_size: int = Field(default=16, ge=1, description="Requests of one batch.", examples=[16])
@@ -292,7 +159,7 @@ class DiffusionConfig(_Strict):
         return self.max_streams + min(self.max_batch_size, self.max_streams)
 
 
-class StageConfig(_Strict):
+class StageConfig(Strict):
     """One stage: what it runs, on which devices, how many times, and which stages feed it."""
 
     stage_id: int = Field(ge=0, description="What engine_input_source refers to.", examples=[0])
@@ -398,7 +265,7 @@ class StageConfig(_Strict):
         return self
 
 
-class PipelineConfig(_Strict):
+class PipelineConfig(Strict):
     """A whole deployment: a checkpoint, its family, and the stages that serve it."""
 
     model: str = Field(min_length=1, description="A folder, a hub name, or preset:tiny.", examples=["preset:tiny"])

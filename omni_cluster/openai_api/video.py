@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,21 +25,20 @@ from av.video.stream import VideoStream
 from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.kept_frames import (
+    FRAME_FACTOR,
+    floor_even,
+    frame_count,
+    kept_size,
+    scaled,
+    spread_indices,
+)
 from omni_cluster.openai_api.media import Block, Picture, mono_blocks, resampled
-from omni_cluster.openai_api.memory_bound import not_counted
+from omni_cluster.openai_api.mov_boxes import check_claims
 
 Demuxer = Literal["mov", "matroska"]
 
-FRAME_FACTOR: Final = 2
-MIN_FRAMES: Final = 4
 MAX_FILE_FPS: Final = 120
-MAX_KEPT_PIXELS: Final = 64 * 768 * 28 * 28
-"""Pixels of all frames of a video up to which they are kept as decoded: 38.5 million, 116 MB."""
-
-_PATCH: Final = 28
-_MIN_PIXELS: Final = 128 * _PATCH * _PATCH
-_MAX_PIXELS: Final = 768 * _PATCH * _PATCH
-_TOTAL_PIXELS: Final = int(128_000 * _PATCH * _PATCH * 0.9)
 
 # The first box of an mp4 or mov file; those without ftyp are of QuickTime's own time.
 _MOV_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
@@ -49,26 +47,9 @@ _PICTURE_BRANDS: Final = (b"heic", b"heix", b"mif1", b"avif")
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 _VIDEO_CODECS: Final = ("h264", "hevc", "vp8", "vp9", "libdav1d")
 _AUDIO_CODECS: Final = (
-    "aac",
-    "mp3float",
-    "mp3",
-    "opus",
-    "vorbis",
-    "flac",
-    "pcm_s16le",
-    "pcm_s16be",
-    "pcm_s24le",
-    "pcm_s24be",
-    "pcm_s32le",
-    "pcm_s32be",
-    "pcm_u8",
-    "pcm_f32le",
-    "pcm_f32be",
-    "pcm_f64le",
-    "pcm_f64be",
-    "pcm_mulaw",
-    "pcm_alaw",
-)
+    "aac", "mp3float", "mp3", "opus", "vorbis", "flac", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le",
+    "pcm_s32be", "pcm_u8", "pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_mulaw", "pcm_alaw",
+)  # fmt: skip
 _FAULTS: Final = (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError)
 
 # A rate that a file states is taken where its stamps agree so far: a frame that was dropped does not change it.
@@ -95,7 +76,7 @@ class VideoLimits:
     @property
     def most_frames(self) -> int:
         """The largest even number of frames."""
-        return _floor_even(self.max_frames)
+        return floor_even(self.max_frames)
 
     @property
     def max_file_frames(self) -> int:
@@ -142,7 +123,8 @@ def decode_video(
     file = _File(data, _demuxer_of(data, param), limits, budget, param)
     _check_fps(fps, param)
     try:
-        _check_claims(file)
+        if file.demuxer == "mov":
+            check_claims(data)
         timing = _timing(file)
         audio = _sound(file, max_audio_s) if with_audio else None
         frames, sampled_fps = _sampled(file, timing, fps)
@@ -159,7 +141,7 @@ def take_frames(pictures: Sequence[Picture], limits: VideoLimits, budget: Budget
     _check_pictures(pictures, limits, param)
     width, height = pictures[0].size
     count = len(pictures) + len(pictures) % FRAME_FACTOR
-    budget.take(count * math.prod(_kept_size(count, height, width)) * 3, param)
+    budget.take(count * math.prod(kept_size(count, height, width)) * 3, param)
 
 
 def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLimits, param: str) -> Video:
@@ -176,9 +158,9 @@ def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLim
         raise _too_long(limits, param)
     count = len(pictures) + len(pictures) % FRAME_FACTOR
     first = pictures[0].decode()
-    frames = np.empty((count, *_kept_size(count, *first.shape[:2]), 3), np.uint8)
+    frames = np.empty((count, *kept_size(count, *first.shape[:2]), 3), np.uint8)
     for place, picture in enumerate(_of_one_size(first, pictures, param)):
-        frames[place] = _scaled(picture, frames.shape[1:3])
+        frames[place] = scaled(picture, frames.shape[1:3])
     frames[len(pictures) :] = frames[len(pictures) - 1]
     return Video(frames, fps)
 
@@ -201,34 +183,13 @@ def _size(picture: npt.NDArray[np.uint8]) -> tuple[int, int]:
 # -------------------------------------------------------------------- sampling
 
 
-def _floor_even(number: float) -> int:
-    return math.floor(number / FRAME_FACTOR) * FRAME_FACTOR
-
-
-def _frame_count(total: int, file_fps: float, fps: float, limits: VideoLimits) -> int:
-    """`smart_nframes`, in its own order of floating-point steps; 2 for a file of one frame."""
-    most = _floor_even(min(limits.max_frames, total))
-    wanted = min(max(total / file_fps * fps, MIN_FRAMES), most, total)
-    return max(_floor_even(wanted), FRAME_FACTOR)
-
-
-def spread_indices(total: int, count: int) -> list[int]:
-    """`torch.linspace(0, total - 1, count).round()`, in its own order of steps of float32."""
-    step = np.float32(total - 1) / np.float32(count - 1)
-    places = np.arange(count, dtype=np.float32)
-    from_end = np.float32(total - 1) - step * np.float32(count - 1 - places)
-    spread = np.where(places < count // 2, step * places, from_end)
-    chosen: list[int] = np.rint(spread).astype(int).tolist()
-    return chosen
-
-
 def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.uint8], float]:
     """The chosen frames and their rate. Packets are not always frames: then they are chosen again by the true count."""
     total = timing.packets
     for _ in range(2):
         file_fps = timing.file_fps(total) or fps
         _check_duration(total / file_fps, file)
-        chosen = spread_indices(total, _frame_count(total, file_fps, fps, file.limits))
+        chosen = spread_indices(total, frame_count(total, file_fps, fps, file.limits.max_frames))
         frames, decoded = _frames_at(chosen, file)
         if decoded == total:
             return frames, len(chosen) / total * file_fps
@@ -313,57 +274,6 @@ def _read_only(stream: VideoStream | AudioStream, container: InputContainer) -> 
             other.discard = Discard.all
 
 
-# ---------------------------------------------------------------------- claims
-
-
-def _check_claims(file: _File) -> None:
-    """ValueError where boxes claim more samples than the file has bytes.
-
-    FFmpeg takes memory for each sample that is claimed before it reads one: 58 bytes, times the edits. It would also
-    inflate a compressed header to any size.
-    """
-    if file.demuxer != "mov":
-        return
-    samples = edits = size_bytes = 0
-    for kind, body in _boxes_that_claim(file.data):
-        if kind == b"cmov":
-            raise ValueError("a compressed header")
-        first, second = struct.unpack_from(">4xII", body.ljust(12, b"\0"))
-        if kind == b"stsz":
-            samples += second
-            size_bytes += first * second
-        elif kind == b"trun":
-            samples += first
-        else:
-            edits = max(edits, first)
-        if max(samples, 1) * max(edits, 1) > len(file.data) or size_bytes > len(file.data):
-            raise ValueError("more samples than bytes")
-
-
-def _boxes_that_claim(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Kind and first 12 bytes of each box of samples or edits; found by name, so that no nesting hides one."""
-    for start, end in _header_spans(data):
-        for kind in (b"stsz", b"trun", b"elst", b"cmov"):
-            place = data.find(kind, start, end)
-            while place >= 0:
-                yield kind, data[place + 4 : place + 16]
-                place = data.find(kind, place + 4, end)
-
-
-def _header_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where bytes are that may be headers: all but the media in boxes that are whole."""
-    place = 0
-    while place + 16 <= len(data):
-        size, kind, long_size = struct.unpack_from(">I4sQ", data, place)
-        size, least = (long_size, 16) if size == 1 else (size, 8)
-        if size < least or place + size > len(data):
-            break
-        if kind != b"mdat":
-            yield place, place + size
-        place += size
-    yield place, len(data)
-
-
 # ---------------------------------------------------------------------- timing
 
 
@@ -425,7 +335,7 @@ def _frames_at(chosen: Sequence[int], file: _File) -> tuple[npt.NDArray[np.uint8
         if not place:
             frames = _room_for(len(chosen), picture, file)
         end = place + copies[decoded - 1]
-        frames[place:end] = _scaled(picture, frames.shape[1:3])
+        frames[place:end] = scaled(picture, frames.shape[1:3])
         place = end
     if not decoded:
         raise ValueError("no frames")
@@ -433,7 +343,7 @@ def _frames_at(chosen: Sequence[int], file: _File) -> tuple[npt.NDArray[np.uint8
 
 
 def _room_for(count: int, picture: npt.NDArray[np.uint8], file: _File) -> npt.NDArray[np.uint8]:
-    shape = count, *_kept_size(count, *picture.shape[:2]), 3
+    shape = count, *kept_size(count, *picture.shape[:2]), 3
     file.budget.check(math.prod(shape), file.param)
     return np.empty(shape, np.uint8)
 
@@ -463,34 +373,6 @@ def _picture(frame: VideoFrame) -> npt.NDArray[np.uint8]:
     rgb = frame.to_ndarray(format="rgb24")
     quarters, rest = divmod(frame.rotation, 90)
     return np.ascontiguousarray(np.rot90(rgb, 0 if rest else quarters), np.uint8)
-
-
-def _kept_size(count: int, height: int, width: int) -> tuple[int, int]:
-    """Height and width of the frames that are kept: as decoded, or `smart_resize` of Qwen's package."""
-    share = _TOTAL_PIXELS * FRAME_FACTOR // count
-    max_pixels = max(min(_MAX_PIXELS, share), int(_MIN_PIXELS * 1.05))
-    if count * height * width <= MAX_KEPT_PIXELS or height * width <= max_pixels:
-        return height, width
-    rounded = round(height / _PATCH) * _PATCH, round(width / _PATCH) * _PATCH
-    if rounded[0] * rounded[1] <= max_pixels:
-        return max(_PATCH, rounded[0]), max(_PATCH, rounded[1])
-    shrink = math.sqrt(height * width / max_pixels)
-    return _floor_patch(height / shrink), _floor_patch(width / shrink)
-
-
-def _floor_patch(length: float) -> int:
-    return max(_PATCH, math.floor(length / _PATCH) * _PATCH)
-
-
-def _scaled(picture: npt.NDArray[np.uint8], size: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """As transformers' video processor scales: bicubic on bytes, with antialiasing."""
-    if picture.shape[:2] == size:
-        return picture
-    with not_counted():
-        import torch
-    planes = torch.from_numpy(picture).permute(2, 0, 1)[None]
-    scaled = torch.nn.functional.interpolate(planes, size=size, mode="bicubic", antialias=True)
-    return np.asarray(scaled[0].permute(1, 2, 0).numpy(), np.uint8)
 
 
 def _sound(file: _File, max_audio_s: float) -> npt.NDArray[np.float32]:

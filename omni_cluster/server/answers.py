@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from omni_cluster.config.schema import Limits, PipelineConfig, StageConfig
+from omni_cluster.config.limits import Limits
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull
 from omni_cluster.openai_api.access import ApiKeys

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omni_cluster.config.schema import Limits
+from omni_cluster.config.limits import Limits
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest

@@ -37,7 +37,8 @@ from omni_cluster.engine.memory import (
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.checkpoint_files import load_tensors
 from omni_cluster.models.memory import ARSizes, DiffusionSizes, WeightGroup, weight_bytes
-from omni_cluster.models.qwen2_5_omni.checkpoint import build_config, parameter_counts
+from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
+from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, stage_sizes, vocoder_frame_bytes
 from omni_cluster.vllm_engine.card_memory import CardMemory, measure_cards
 
@@ -107,7 +108,7 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
 def test_weights_of_7b_are_its_parameters(seven_b: Path, stage: str, part: str) -> None:
     sizes = stage_sizes(seven_b, stage)
     groups = sizes.weights + (sizes.vocoder_weights if isinstance(sizes, DiffusionSizes) else ())
-    assert weight_bytes(seven_b, groups, 2, 1) == 2 * parameter_counts("7b")[part]
+    assert weight_bytes(seven_b, groups, 2, 1) == 2 * _count_by_part(_weights("7b"))[part]
 
 
 def test_tensor_parallelism_halves_all_but_what_is_on_each_card(seven_b: Path) -> None:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from omni_cluster.models.prompts import PromptMaker
-from omni_cluster.models.qwen2_5_omni.checkpoint import CHAT_TEMPLATE, build_tokenizer
+from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, build_tokenizer
 from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.speech import parse_speech_request

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omni_cluster.inputs import Prompt
 from omni_cluster.models.prompts import PromptMaker
-from omni_cluster.models.qwen2_5_omni.checkpoint import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
+from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer("tiny")
 MAKER = PromptMaker(copy.deepcopy(TOKENIZER))

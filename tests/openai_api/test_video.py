@@ -22,14 +22,9 @@ from PIL import Image
 from omni_cluster.inputs import Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.kept_frames import MAX_KEPT_PIXELS, spread_indices
 from omni_cluster.openai_api.media import Picture, read_picture
-from omni_cluster.openai_api.video import (
-    MAX_KEPT_PIXELS,
-    VideoLimits,
-    decode_video,
-    spread_indices,
-    video_of_frames,
-)
+from omni_cluster.openai_api.video import VideoLimits, decode_video, video_of_frames
 
 PARAM = "messages[0].content[0].video_url.url"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<none>", "/tmp", "<_io")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.datastructures import Headers
 
-from omni_cluster.config.schema import Limits
+from omni_cluster.config.limits import Limits
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.door import Door, deadline_of
 from omni_cluster.server.places import Places

@@ -19,14 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.checkpoint_files import cache_folder
+from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config, text_ends
+from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, TokenLayout, build_tokenizer, token_layout
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Qwen2_5OmniConfig, Qwen2Tokenizer
 
 PRESETS: tuple[str, ...] = ("tiny", "3b", "7b")
 RECIPE_VERSION = 1
@@ -35,50 +36,6 @@ SEED = 1247
 MAX_SHARD_BYTES = 5_000_000_000
 CODEC_CODES = 8192
 REF_MEL_FRAMES = 100
-
-SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|box_end|>",
-    "<|quad_start|>", "<|quad_end|>", "<|vision_bos|>", "<|vision_eos|>", "<|vision_pad|>", "<|IMAGE|>", "<|VIDEO|>",
-)  # fmt: skip
-TOOL_TOKENS = (
-    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
-    "<|repo_name|>", "<|file_sep|>",
-)  # fmt: skip
-NAMED_TOKENS = {
-    "image_token": "<|IMAGE|>",
-    "audio_token": "<|AUDIO|>",
-    "video_token": "<|VIDEO|>",
-    "vision_bos_token": "<|vision_bos|>",
-    "vision_eos_token": "<|vision_eos|>",
-    "audio_bos_token": "<|audio_bos|>",
-    "audio_eos_token": "<|audio_eos|>",
-}
-
-CHAT_TEMPLATE = (
-    "{% set audio_count = namespace(value=0) %}{% set image_count = namespace(value=0) %}"
-    "{% set video_count = namespace(value=0) %}{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
-    "{% else %}{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
-    "{% set image_count.value = image_count.value + 1 %}"
-    "{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_bos|><|IMAGE|><|vision_eos|>"
-    "{% elif content['type'] == 'audio' or 'audio' in content or 'audio_url' in content or 'input_audio' in content %}"
-    "{% set audio_count.value = audio_count.value + 1 %}"
-    "{% if add_audio_id %}Audio {{ audio_count.value }}: {% endif %}<|audio_bos|><|AUDIO|><|audio_eos|>"
-    "{% elif content['type'] == 'video' or 'video' in content or 'video_url' in content %}"
-    "{% set video_count.value = video_count.value + 1 %}"
-    "{% if add_vision_id %}Video {{ video_count.value }}: {% endif %}<|vision_bos|><|VIDEO|><|vision_eos|>"
-    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-TRAINING_TEXT = (
-    "system user assistant You are a helpful assistant. Describe the audio. Describe the image. "
-    "Hello world, what is in the picture? Please answer in speech and text. "
-)
 
 _EMBEDDINGS = frozenset({"thinker.model.embed_tokens.weight", "talker.model.embed_tokens.weight"})
 _HEADS = frozenset({"thinker.lm_head.weight", "talker.codec_head.weight"})
@@ -115,26 +72,6 @@ class CheckpointSummary:
 
 
 @dataclass(frozen=True)
-class TokenLayout:
-    """Where ids lie in the text vocabulary: `base` byte-pair ids, then the named tokens, then ids that no text has."""
-
-    base: int
-    named: tuple[str, ...]
-    tts_text_pad: int
-    tts_text_start: int
-    tts_text_end: int
-    chelsie: int
-    ethan: int
-
-    def id_of(self, token: str) -> int:
-        return self.base + self.named.index(token)
-
-    @property
-    def voices(self) -> dict[str, int]:
-        return {"Chelsie": self.chelsie, "Ethan": self.ethan}
-
-
-@dataclass(frozen=True)
 class _Weight:
     name: str
     shape: tuple[int, ...]
@@ -143,10 +80,6 @@ class _Weight:
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-TINY_TOKENS = TokenLayout(400, SPECIAL_TOKENS, 480, 481, 482, chelsie=490, ethan=491)
-HUB_TOKENS = TokenLayout(151643, SPECIAL_TOKENS + TOOL_TOKENS, 151859, 151860, 151861, chelsie=151872, ethan=151870)
 
 
 def make_checkpoint(
@@ -191,35 +124,6 @@ def embedded_checkpoint(preset: str = "tiny", cache_dir: Path | None = None) -> 
         if not path.is_dir():
             make_checkpoint(preset, path)
     return path
-
-
-def token_layout(preset: str) -> TokenLayout:
-    return TINY_TOKENS if preset == "tiny" else HUB_TOKENS
-
-
-def parameter_counts(preset: str) -> dict[str, int]:
-    """Parameters of the thinker, the talker and token2wav, without memory taken for one of them."""
-    return _count_by_part(_weights(preset))
-
-
-def build_tokenizer(preset: str) -> Qwen2Tokenizer:
-    """A byte-level BPE whose ids lie as `token_layout` says; 3b and 7b make one token of each byte of text."""
-    from tokenizers import AddedToken
-    from transformers import Qwen2Tokenizer
-
-    tokens = token_layout(preset)
-    vocab, merges = _trained_pairs(tokens.base) if preset == "tiny" else (_bytes_then_words(tokens.base), [])
-    # Already in the vocabulary, so that each keeps its own id whatever the order in which the tokenizer adds them.
-    vocab.update({token: tokens.id_of(token) for token in tokens.named})
-    tokenizer = Qwen2Tokenizer(
-        vocab=vocab, merges=merges, unk_token=None, bos_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        extra_special_tokens=NAMED_TOKENS, model_max_length=32768,
-    )  # fmt: skip
-    tokenizer.add_tokens([AddedToken(t, special=t in SPECIAL_TOKENS, normalized=False) for t in tokens.named])
-    return tokenizer
-
-
-# ------------------------------------------------------------------ checks
 
 
 def _check_preset(preset: str) -> None:
@@ -410,31 +314,6 @@ def _write_voices(preset: str, folder: Path) -> None:
 # ------------------------------------------------------ tokenizer and processor
 
 
-def _trained_pairs(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A vocabulary of `size` ids: the bytes, and pairs of a short text, so that merging is exercised."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, min_frequency=1, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator([TRAINING_TEXT * 4], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    vocab = {str(piece): int(index) for piece, index in model["vocab"].items()}
-    vocab.update({f"ĠĠunused{index}": index for index in range(len(vocab), size)})
-    return vocab, [(str(left), str(right)) for left, right in model["merges"]]
-
-
-def _bytes_then_words(size: int) -> dict[str, int]:
-    """The 256 bytes in the hub's order, then harmless words, which encoding never makes because nothing merges."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    stand_ins = [chr(256 + offset) for offset in range(256 - len(printable))]
-    vocab = {piece: index for index, piece in enumerate([*map(chr, printable), *stand_ins])}
-    vocab.update({f"Ġw{index}": index for index in range(len(vocab), size)})
-    return vocab
-
-
 def _write_tokenizer_and_processor(preset: str, folder: Path) -> None:
     from transformers import (
         Qwen2_5OmniProcessor,
@@ -476,130 +355,4 @@ def _write_configs(preset: str, folder: Path) -> None:
     config = build_config(preset)
     config.architectures = ["Qwen2_5OmniModel"]
     config.save_pretrained(folder)
-    GenerationConfig(**_text_ends(tokens)).save_pretrained(folder)
-
-
-def build_config(preset: str) -> Qwen2_5OmniConfig:
-    from transformers import Qwen2_5OmniConfig
-
-    sizes = {"tiny": _tiny_sizes, "3b": _3b_sizes, "7b": _7b_sizes}[preset]()
-    tokens = token_layout(preset)
-    dtype = "float32" if preset == "tiny" else "bfloat16"
-    return Qwen2_5OmniConfig(
-        thinker_config={**sizes["thinker"], **_media_ids(tokens), **_text_ends(tokens), "dtype": dtype},
-        talker_config={**sizes["talker"], **_media_ids(tokens), **_speech_ids(tokens), "dtype": dtype},
-        token2wav_config={**sizes["token2wav"], "dtype": "float32"},
-        enable_audio_output=True,
-        dtype=dtype,
-    )
-
-
-def _media_ids(tokens: TokenLayout) -> dict[str, int]:
-    return {
-        "audio_token_index": tokens.id_of("<|AUDIO|>"),
-        "image_token_index": tokens.id_of("<|IMAGE|>"),
-        "video_token_index": tokens.id_of("<|VIDEO|>"),
-        "audio_start_token_id": tokens.id_of("<|audio_bos|>"),
-        "audio_end_token_id": tokens.id_of("<|audio_eos|>"),
-        "vision_start_token_id": tokens.id_of("<|vision_bos|>"),
-        "vision_end_token_id": tokens.id_of("<|vision_eos|>"),
-        "position_id_per_seconds": 25,
-        "seconds_per_chunk": 2,
-    }
-
-
-def _text_ends(tokens: TokenLayout) -> dict[str, int]:
-    return {
-        "bos_token_id": tokens.id_of("<|im_start|>"),
-        "eos_token_id": tokens.id_of("<|im_end|>"),
-        "pad_token_id": tokens.id_of("<|endoftext|>"),
-    }
-
-
-def _speech_ids(tokens: TokenLayout) -> dict[str, int]:
-    return {
-        "tts_text_pad_token_id": tokens.tts_text_pad,
-        "tts_text_start_token_id": tokens.tts_text_start,
-        "tts_text_end_token_id": tokens.tts_text_end,
-        "tts_codec_pad_token_id": 8292,
-        "tts_codec_start_token_id": 8293,
-        "tts_codec_end_token_id": 8294,
-        "tts_codec_mask_token_id": 8296,
-    }
-
-
-def _mrope(*sections: int) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": list(sections)}
-
-
-def _tiny_sizes() -> dict[str, dict[str, Any]]:
-    hidden = 128
-    thinker = {
-        "user_token_id": 1,
-        "text_config": {
-            "vocab_size": 512, "hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-            "rope_parameters": _mrope(4, 6, 6), "tie_word_embeddings": False,
-        },
-        "audio_config": {
-            "num_mel_bins": 128, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 128,
-            "d_model": 64, "max_source_positions": 1500, "n_window": 100, "output_dim": hidden,
-        },
-        "vision_config": {
-            "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 14,
-            "window_size": 112, "out_hidden_size": hidden, "fullatt_block_indexes": [1], "tokens_per_second": 25,
-        },
-    }  # fmt: skip
-    # heads * head_dim differs from hidden_size, as in the 7B talker.
-    talker = {
-        "vocab_size": 8448, "embedding_size": hidden, "hidden_size": 64, "head_dim": 32, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-        "rope_parameters": _mrope(4, 6, 6),
-    }  # fmt: skip
-    dit = {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32, "emb_dim": 32,
-        "look_ahead_layers": [0], "look_backward_layers": [1], "enc_dim": 16, "enc_channels": [16, 16, 16, 16, 48],
-        "enc_attention_channels": 16, "enc_res2net_scale": 2, "enc_se_channels": 16,
-    }  # fmt: skip
-    token2wav = {"dit_config": dit, "bigvgan_config": {"upsample_initial_channel": 64}}
-    return {"thinker": thinker, "talker": talker, "token2wav": token2wav}
-
-
-def _7b_sizes() -> dict[str, dict[str, Any]]:
-    text = {
-        "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "rope_parameters": _mrope(16, 24, 24),
-    }  # fmt: skip
-    talker = {
-        "embedding_size": 3584, "intermediate_size": 18944, "num_attention_heads": 12, "num_key_value_heads": 4,
-        "head_dim": 128, "rope_parameters": _mrope(16, 24, 24),
-    }  # fmt: skip
-    return _hub_sizes(text, talker)
-
-
-def _3b_sizes() -> dict[str, dict[str, Any]]:
-    text = {
-        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "rope_parameters": _mrope(16, 24, 24),
-    }  # fmt: skip
-    talker = {
-        "embedding_size": 2048, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2,
-        "head_dim": 64, "rope_parameters": _mrope(16, 16, 0),
-    }  # fmt: skip
-    return _hub_sizes(text, talker)
-
-
-def _hub_sizes(text: dict[str, Any], talker: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What 3b and 7b share; transformers' defaults are the hub's for the audio encoder, the DiT and BigVGAN."""
-    vision = {
-        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "window_size": 112,
-        "out_hidden_size": text["hidden_size"], "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 25,
-    }  # fmt: skip
-    thinker = {
-        "user_token_id": 872,
-        "text_config": {**text, "max_position_embeddings": 32768, "tie_word_embeddings": False},
-        "audio_config": {"output_dim": text["hidden_size"]},
-        "vision_config": vision,
-    }
-    shared = {"vocab_size": 8448, "hidden_size": 896, "num_hidden_layers": 24, "max_position_embeddings": 32768}
-    return {"thinker": thinker, "talker": {**shared, **talker}, "token2wav": {}}
+    GenerationConfig(**text_ends(tokens)).save_pretrained(folder)

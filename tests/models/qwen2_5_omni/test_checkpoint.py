@@ -15,13 +15,13 @@ from omni_cluster.errors import ConfigError
 from omni_cluster.models.qwen2_5_omni import checkpoint as checkpoint_module
 from omni_cluster.models.qwen2_5_omni.checkpoint import (
     CheckpointSummary,
-    build_config,
-    build_tokenizer,
+    _count_by_part,
+    _weights,
     embedded_checkpoint,
     make_checkpoint,
-    parameter_counts,
-    token_layout,
 )
+from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
+from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import build_tokenizer, token_layout
 
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 
@@ -141,7 +141,7 @@ def test_ids_that_no_tokenizer_or_codec_has_are_never_greedy(made: CheckpointSum
     [("7b", 8.93, 1.35, 0.449), ("3b", 4.70, 0.385, 0.449)],
 )
 def test_parameter_counts(preset: str, thinker: float, talker: float, token2wav: float) -> None:
-    counts = parameter_counts(preset)
+    counts = _count_by_part(_weights(preset))
     assert counts["thinker"] / 1e9 == pytest.approx(thinker, abs=0.005)
     assert counts["talker"] / 1e9 == pytest.approx(talker, abs=0.005)
     assert counts["token2wav"] / 1e9 == pytest.approx(token2wav, abs=0.0005)

@@ -1,0 +1,98 @@
+"""What one request may ask of a deployment."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from omni_cluster.config.problems import Problem, Strict, refuse
+
+
+class Limits(Strict):
+    """What one request may ask of the deployment; every figure is checked before memory is taken."""
+
+    max_payload_elements: int = Field(
+        default=134_217_728, ge=1, description="Elements of a payload: 32,768 rows of 4,096.", examples=[134_217_728]
+    )
+    max_prompt_tokens: int = Field(
+        default=28_000, ge=1, description="Tokens of a prompt, media included.", examples=[28_000]
+    )
+    max_audio_parts: int = Field(default=4, ge=0, description="Audio parts of a request.", examples=[4])
+    max_image_parts: int = Field(default=4, ge=0, description="Image parts of a request.", examples=[4])
+    max_video_parts: int = Field(default=2, ge=0, description="Video parts of a request.", examples=[2])
+    max_media_bytes: int = Field(
+        default=26_214_400, ge=1, description="Bytes of a media file: 25 MiB.", examples=[26_214_400]
+    )
+    max_audio_input_s: float = Field(
+        default=600.0, gt=0, description="Decoded seconds of one audio part.", examples=[600.0]
+    )
+    max_image_pixels: int = Field(
+        default=178_956_970, ge=1, description="Decoded pixels of one image.", examples=[178_956_970]
+    )
+    # The largest image that is accepted, at three bytes a pixel.
+    max_decoded_bytes: int = Field(
+        default=536_870_912,
+        ge=1,
+        description="Bytes that all media of a request come to when decoded: 512 MiB.",
+        examples=[536_870_912],
+    )
+    max_video_s: float = Field(default=300.0, gt=0, description="Seconds of one video part.", examples=[300.0])
+    max_video_frames: int = Field(
+        default=128, ge=2, description="Frames of one video that the model is shown.", examples=[128]
+    )
+    max_frame_pixels: int = Field(
+        default=8_847_360, ge=1, description="Pixels of a video's frame: 4096 x 2160.", examples=[8_847_360]
+    )
+    max_body_bytes: int = Field(
+        default=67_108_864,
+        ge=1,
+        description="Bytes of an HTTP body, and of all files that its URLs name: 64 MiB.",
+        examples=[67_108_864],
+    )
+    max_output_tokens: int = Field(
+        default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]
+    )
+    max_codec_tokens: int = Field(default=4_096, ge=1, description="Codec tokens of a request.", examples=[4_096])
+    max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
+    max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
+    )
+    upload_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds in which each MiB of a body has to come.", examples=[60.0]
+    )
+    max_upload_bytes: int = Field(
+        default=536_870_912,
+        ge=1_048_576,
+        description="Bytes of all bodies that one ingress holds and does not work on yet: 512 MiB.",
+        examples=[536_870_912],
+    )
+    max_unread_bytes: int = Field(
+        default=8_388_608,
+        ge=131_072,
+        description="Bytes of an answer that its client may leave unread in Serve's proxy: 8 MiB.",
+        examples=[8_388_608],
+    )
+    max_unread_total_bytes: int = Field(
+        default=268_435_456,
+        ge=131_072,
+        description="The same of all answers of one proxy: 256 MiB.",
+        examples=[268_435_456],
+    )
+    outbox_max_bytes: int = Field(
+        default=2_147_483_648,
+        ge=1,
+        description="Rows and codes of a request that a replica keeps.",
+        examples=[2**31],
+    )
+
+    @model_validator(mode="after")
+    def _sums_hold_one(self) -> Limits:
+        problems = []
+        if self.max_upload_bytes < (least := self.max_body_bytes + 1_048_576):
+            fix = f"it must hold a body of max_body_bytes and 1 MiB, for example {least}"
+            problems.append(Problem("max_upload_bytes", self.max_upload_bytes, fix))
+        if self.max_unread_total_bytes < self.max_unread_bytes:
+            fix = f"it must be at least max_unread_bytes, for example {self.max_unread_bytes}"
+            problems.append(Problem("max_unread_total_bytes", self.max_unread_total_bytes, fix))
+        refuse(problems)
+        return self
