@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -26,7 +27,8 @@ class IngressRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[CountedReplica], pending_request: PendingRequest | None = None
     ) -> list[list[CountedReplica]]:
-        least = min(candidate_replicas, key=lambda replica: replica.under_way)
+        in_any_order = random.sample(candidate_replicas, len(candidate_replicas))
+        least = min(in_any_order, key=lambda replica: replica.under_way)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
             least.expect(pending_request)
