@@ -77,6 +77,7 @@ class Link:
         # In a context of its own: Serve ends the calls that a request made when that request ends, and the link is not
         # only its first reader's.
         self._receiver = asyncio.create_task(self._receive(first), context=contextvars.Context())
+        rows.broke.add_done_callback(lambda _: self._receiver.cancel())
 
     @property
     def is_over(self) -> bool:
@@ -104,6 +105,8 @@ class Link:
         except Exception as raised:  # given to every reader, who raises it
             error = named(raised)
         finally:
+            if self.rows.broke.done():
+                error = self.rows.broke.result()
             self._settle(is_open=False)
             self.rows.close(error)
             for reader, inbox in self._inboxes.items():

@@ -27,6 +27,7 @@ class RowsReader:
         self._half_met: dict[int, Rows] = {}  # batches of which either the message or the rows came
         self._error: Exception | None = None
         self._call: asyncio.Task[None] | None = None
+        self.broke: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     @property
     def is_broken(self) -> bool:
@@ -58,8 +59,8 @@ class RowsReader:
                             self._meet(number).set_result(rows)
                 if not self._is_waited_for():
                     return
-        except Exception as raised:  # given to every reader, who raises it
-            self.fail(named(raised))
+        except Exception as raised:  # given to every reader of the link, who raises it
+            self._fail(named(raised))
 
     def _is_waited_for(self) -> bool:
         return any(not rows.done() for rows in self._half_met.values())
@@ -71,9 +72,11 @@ class RowsReader:
             rows = self._half_met[number] = asyncio.get_running_loop().create_future()
         return rows
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """No further rows come."""
         self._error = error
+        if not self.broke.done():
+            self.broke.set_result(error)
         half_met, self._half_met = self._half_met, {}
         for rows in half_met.values():
             self._break(rows, error)
@@ -84,6 +87,6 @@ class RowsReader:
             rows.exception()  # whose reader may have left
 
     def close(self, error: Exception) -> None:
-        self.fail(error)
+        self._fail(error)
         if self._call is not None:
             self._call.cancel()
