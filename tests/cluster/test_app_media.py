@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from tests.cluster.served import BASE_URL, ServedApp, until
@@ -56,6 +57,31 @@ def sound(num_samples: int, rate_hz: int = 16_000, channels: int = 1, file_bytes
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
 
 
+def flac(num_samples: int, rate_hz: int, channels: int) -> dict[str, Any]:
+    """Noise, which takes two bytes a sample."""
+    samples = np.random.default_rng(1).integers(-32_768, 32_767, (num_samples, channels), np.int16)
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format="FLAC")
+    size = len(file.getvalue())
+    assert 0.98 * MAX_FILE_BYTES < size <= MAX_FILE_BYTES, size
+    return {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(file.getvalue()).decode(), "format": "flac"},
+    }
+
+
+def mp3(seconds: int, file_bytes: int) -> dict[str, Any]:
+    """A tag that fills the file up, as a cover picture does, and noise."""
+    file = io.BytesIO()
+    samples = np.random.default_rng(1).uniform(-0.1, 0.1, 16_000 * seconds)
+    soundfile.write(file, samples, 16_000, format="MP3")
+    rest = file_bytes - len(file.getvalue()) - 10
+    size = bytes(rest >> shift & 0x7F for shift in (21, 14, 7, 0))
+    data = b"ID3\x04\x00\x00" + size + bytes(rest) + file.getvalue()
+    assert len(data) == file_bytes
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "mp3"}}
+
+
 def film(**options: Any) -> dict[str, Any]:
     url = "data:video/mp4;base64," + base64.b64encode(video_file(**options)).decode()
     return {"type": "video_url", "video_url": {"url": url}}
@@ -82,6 +108,9 @@ ANSWERED: dict[str, Callable[[], dict[str, Any]]] = {
     "the largest picture": lambda: body_of(picture(13_377, 13_377, "PNG", plain=True)),
     "a minute of sound": lambda: body_of(sound(60 * 16_000)),
     "the largest file of sound": lambda: body_of(sound(192_000, 192_000, 8, MAX_FILE_BYTES)),
+    "the largest FLAC": lambda: body_of(flac(1_620_000, 192_000, 8)),
+    "the largest MP3": lambda: body_of(mp3(10, MAX_FILE_BYTES)),
+    "the largest frames": lambda: body_of(film(size=(4096, 2160), frames=2, rate=2)),
     "a body of 64 MiB": full_body,
 }
 
