@@ -17,9 +17,9 @@ from omni_cluster.cluster.serve_private import check_ray
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.cluster.transport import ROUTER
 from omni_cluster.config.loader import load_config
-from omni_cluster.config.plan import resolve_plan
+from omni_cluster.config.plan import in_data_order, resolve_plan
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.build import check_stages, in_data_order
+from omni_cluster.engine.build import check_stages
 from omni_cluster.engine.cards import card_environment
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families

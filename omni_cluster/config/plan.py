@@ -69,7 +69,7 @@ def resolve_plan(config: PipelineConfig) -> Plan:
         ConfigError: the engines pinned to one card state more than the whole of its memory.
     """
     _refuse_overfull_cards(config.stages)
-    ordered = _in_data_order(config.stages)
+    ordered = in_data_order(config.stages)
     return Plan(
         model=config.model,
         family=config.family,
@@ -91,7 +91,8 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_data_order(stages: Sequence[StageConfig]) -> list[StageConfig]:
+def in_data_order(stages: Sequence[StageConfig]) -> list[StageConfig]:
+    """Sources before their consumers."""
     by_id = {stage.stage_id: stage for stage in stages}
     sorter = TopologicalSorter({stage.stage_id: stage.engine_input_source for stage in stages})
     return [by_id[stage_id] for stage_id in sorter.static_order()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from pathlib import Path
 
+from omni_cluster.config.plan import in_data_order
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import ConfigError, RequestError
@@ -52,10 +52,9 @@ class BoundPipeline:
         return [s for s in self.config.stages if stage.stage_id in s.engine_input_source]
 
 
-def in_data_order(stages: Sequence[StageConfig]) -> list[StageConfig]:
-    """Sources before their consumers."""
-    by_id = {s.stage_id: s for s in stages}
-    return [by_id[i] for i in TopologicalSorter({s.stage_id: s.engine_input_source for s in stages}).static_order()]
+def samples_tokens(stage: StageConfig, config: PipelineConfig) -> bool:
+    """Whether the stage's engine is autoregressive, which its family says."""
+    return family_class(config.family).stages[stage.model_stage] is StageKind.AR
 
 
 def bind(config: PipelineConfig) -> BoundPipeline:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull
 from omni_cluster.openai_api.access import ApiKeys
@@ -82,8 +83,11 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
     """
     asked = {}
     for stage, (param, given) in zip(config.stages, _entries(chat, config.stages), strict=True):
+        samples = samples_tokens(stage, config)
+        if given and not samples:
+            raise _bad(param, f"{param} is for stage {stage.model_stage}, which samples no tokens; send null there.")
         _check_given(given, stage, config.limits, param)
-        if stage.diffusion is None:
+        if samples:
             asked[stage.model_stage] = _client_fields(chat, stage) | given
             _check_lengths(asked[stage.model_stage], stage, config.limits)
     return asked
@@ -114,8 +118,6 @@ def _client_fields(chat: ChatRequest, stage: StageConfig) -> dict[str, Any]:
 
 def _check_given(given: Mapping[str, Any], stage: StageConfig, limits: Limits, param: str) -> None:
     """Raises BadRequest for an entry that its stage has no use for, or that asks for more than is accepted."""
-    if stage.diffusion is not None and given:
-        raise _bad(param, f"{param} is for stage {stage.model_stage}, which samples no tokens; send null there.")
     if "stop" in given and stage.final_output_type != "text":
         name = f"{param}.stop"
         raise _bad(name, f"{name} is for stage {stage.model_stage}, which makes no text; leave it out.")

@@ -98,7 +98,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             worker_cls=AR_WORKER,
             additional_config=model_config.to_additional_config(),
             tensor_parallel_size=stage.tensor_parallel_size,
-            distributed_executor_backend=_executor(stage),
+            distributed_executor_backend=_executor(own_process=stage.tensor_parallel_size > 1),
             hf_overrides=traits.hf_overrides or {},
             **settings,
         )
@@ -116,7 +116,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             model=model,
             worker_cls=DIFFUSION_WORKER,
             additional_config=model_config.to_additional_config(),
-            distributed_executor_backend=_executor(stage),
+            distributed_executor_backend=_executor(own_process=stage.gpus_per_replica > 0),
             **(_DIFFUSION_DEFAULTS | _checked(stage)),
         )
 
@@ -157,9 +157,8 @@ def _schedules_async(settings: Mapping[str, Any]) -> bool:
     return not current_platform.is_cpu() and settings.get("async_scheduling") is not False
 
 
-def _executor(stage: StageConfig) -> str:
+def _executor(*, own_process: bool) -> str:
     # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism. A diffusion
     # model on a card gets a process too, as an AR engine has: launching its kernels would hold up the requests of this
     # one, which may also see other cards than the stage should.
-    own_process = stage.tensor_parallel_size > 1 or (stage.diffusion is not None and stage.gpus_per_replica > 0)
     return "mp" if own_process else IN_PROCESS_EXECUTOR

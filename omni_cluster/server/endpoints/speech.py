@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
+from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import chain
 from omni_cluster.engine.pipeline import Pipeline, answer_to, whole_answer
@@ -90,4 +91,5 @@ class SpeechEndpoint:
         return request
 
     def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
-        return {stage.model_stage: {"seed": seed} for stage in self._bound.config.stages if stage.diffusion is None}
+        config = self._bound.config
+        return {stage.model_stage: {"seed": seed} for stage in config.stages if samples_tokens(stage, config)}
