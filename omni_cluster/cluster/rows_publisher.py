@@ -81,6 +81,7 @@ class RowsPublishers:
     def __init__(self) -> None:
         self._open: dict[str, RowsPublisher] = {}
         self._opened = asyncio.Event()
+        self.calls = 0
 
     def open(self, name: str, is_read: Callable[[], bool]) -> RowsPublisher:
         publisher = self._open[name] = RowsPublisher(is_read)
@@ -93,11 +94,15 @@ class RowsPublishers:
 
     async def items(self, name: str) -> AsyncGenerator[list[Batch], None]:
         """See `RowsPublisher.items`. None at all when the connection of that name is gone, or does not come in time."""
-        publisher = await self._when_open(name)
-        if publisher is not None:
-            async with contextlib.aclosing(publisher.items()) as items:
-                async for item in items:
-                    yield item
+        self.calls += 1
+        try:
+            publisher = await self._when_open(name)
+            if publisher is not None:
+                async with contextlib.aclosing(publisher.items()) as items:
+                    async for item in items:
+                        yield item
+        finally:
+            self.calls -= 1
 
     async def _when_open(self, name: str) -> RowsPublisher | None:
         """Of call and connection either may come first."""

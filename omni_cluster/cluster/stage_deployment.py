@@ -192,6 +192,7 @@ class StageReplica:
             "requests": self._requests,
             "open_outboxes": len(self._outboxes),
             "open_links": len(self._sockets),
+            "open_rows_calls": self._sockets.publishers.calls,
             "rows_sent_bytes": asdict(self._sockets.rows_sent),
             "engine": await self._engine.counts(),
         }

@@ -23,6 +23,7 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.errors import RequestError
+from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.reference import KINDS, Reference, media, prompt_text
@@ -362,6 +363,29 @@ def has_sound(line: str) -> bool:
 
 async def talker_runs(served: ServedApp) -> bool:
     return any(s["engine"]["running"] for s in await served.statuses_of("talker"))
+
+
+async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_other(served: ServedApp) -> None:
+    await until(lambda: no_call_for_rows_is_open(served), "the calls of earlier requests have ended")
+    opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 24)))
+    await until(lambda: talker_runs(served), "the talker started on the first")
+    stays = asyncio.create_task(served.answer(with_lengths(request_for("text", "stays"), 400, 900)))
+    await opener
+    assert not stays.done()
+    answer = await stays
+    assert len(answer.token_ids) == 400 and len(answer.stage_token_ids["talker"]) == 900
+    await until(lambda: no_call_for_rows_is_open(served), "a call that nobody reads has ended")
+
+
+async def no_call_for_rows_is_open(served: ServedApp) -> bool:
+    return not any(status["open_rows_calls"] for status in await served.statuses_of("thinker"))
+
+
+def with_lengths(request: OmniRequest, text_tokens: int, codes: int) -> OmniRequest:
+    exact = {"thinker": text_tokens, "talker": codes}
+    return dataclasses.replace(
+        request, sampling={stage: {"max_tokens": n, "min_tokens": n} for stage, n in exact.items()}
+    )
 
 
 async def test_all_rows_cross_as_objects_and_none_of_them_stays(served: ServedApp, reference: Reference) -> None:

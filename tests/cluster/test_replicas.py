@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import http.server
 import io
 import threading
@@ -22,7 +21,6 @@ from openai import AuthenticationError, OpenAI
 
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import StageDied
-from omni_cluster.inputs import OmniRequest
 from tests.cluster.connections import Connections, read_all
 from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
@@ -56,36 +54,6 @@ async def test_eight_requests_at_once_equal_their_references(served_2x2: ServedA
 
 def voice_of(i: int) -> str:
     return ("Chelsie", "Ethan")[i % 2]
-
-
-async def test_the_end_of_the_requests_that_opened_the_links_disturbs_no_other(served_2x2: ServedApp) -> None:
-    await until(lambda: no_link_is_open(served_2x2), "the links of earlier requests have ended")
-    # Of three requests two have one ingress, which gives them different replicas.
-    first = [with_lengths(request_for("text", f"opens-{i}"), 4, 24) for i in range(3)]
-    openers = [asyncio.create_task(served_2x2.answer(request)) for request in first]
-    await until(lambda: every_talker_runs(served_2x2), "both talkers started on the first")
-    others = [with_lengths(request_for("text", f"stays-{i}"), 16, 900) for i in range(3)]
-    stays = [asyncio.create_task(served_2x2.answer(request)) for request in others]
-    await asyncio.gather(*openers)
-    assert not any(task.done() for task in stays)
-    for answer in await asyncio.gather(*stays):
-        assert len(answer.stage_token_ids["talker"]) == 900 and answer.audio is not None
-    await until(lambda: no_link_is_open(served_2x2), "links that nobody reads have ended")
-
-
-async def no_link_is_open(served: ServedApp) -> bool:
-    return all(status["open_links"] == 0 for status in await served.statuses())
-
-
-async def every_talker_runs(served: ServedApp) -> bool:
-    return all(s["engine"]["running"] for s in await served.statuses_of("talker"))
-
-
-def with_lengths(request: OmniRequest, text_tokens: int, codes: int) -> OmniRequest:
-    exact = {"thinker": text_tokens, "talker": codes}
-    return dataclasses.replace(
-        request, sampling={stage: {"max_tokens": n, "min_tokens": n} for stage, n in exact.items()}
-    )
 
 
 @pytest.mark.parametrize("header", [None, "Bearer another-key-of-nobody", f"Basic {KEY}"])
