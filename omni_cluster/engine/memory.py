@@ -14,7 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.config.memory import (
+from omni_cluster.config.schema import PRESET_PREFIX, DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.engine.build import BoundPipeline, bind
+from omni_cluster.engine.cards import VARIABLE, visible_cards
+from omni_cluster.errors import ConfigError
+from omni_cluster.memory.plan import (
     GIB,
     CacheNeed,
     EngineMemory,
@@ -27,11 +31,7 @@ from omni_cluster.config.memory import (
     gib,
     plan_memory,
 )
-from omni_cluster.config.schema import PRESET_PREFIX, DiffusionConfig, PipelineConfig, StageConfig
-from omni_cluster.engine.build import BoundPipeline, bind
-from omni_cluster.engine.cards import VARIABLE, visible_cards
-from omni_cluster.errors import ConfigError
-from omni_cluster.models.memory import ARSizes, DiffusionSizes, StageSizes, TowerSizes, weight_bytes
+from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes, TowerSizes, weight_bytes
 from omni_cluster.vllm_engine.card_memory import CardMemory, measure_cards
 
 MIB = 1 << 20

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cluster.errors import ConfigError
+from omni_cluster.memory.sizes import INDEX_NAME, SINGLE_NAME
 
 if TYPE_CHECKING:  # a process that only asks for files starts without torch
     import torch
 
 PRESET_PREFIX = "preset:"
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 
 
 def cache_folder() -> Path:

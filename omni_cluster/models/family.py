@@ -19,7 +19,7 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest, Prompt
-from omni_cluster.models.memory import StageSizes
+from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.outputs import StageChunk
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, Pace, StageKind
-from omni_cluster.models.memory import StageSizes
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.models.memory import ARSizes, DiffusionSizes, StageSizes, TowerSizes, WeightGroup
+from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes, TowerSizes, WeightGroup
 
 FLOAT32_BYTES = 4
 EVALUATIONS = 36

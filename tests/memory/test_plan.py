@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_cluster.config.memory import (
+from omni_cluster.config.schema import StageConfig
+from omni_cluster.errors import ConfigError
+from omni_cluster.memory.plan import (
     GIB,
     CacheNeed,
     Card,
@@ -20,8 +22,6 @@ from omni_cluster.config.memory import (
     plan_memory,
     render_memory,
 )
-from omni_cluster.config.schema import StageConfig
-from omni_cluster.errors import ConfigError
 
 Sizes = tuple[int, int, int, int]
 

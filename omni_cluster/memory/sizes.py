@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from omni_cluster.errors import ConfigError
-from omni_cluster.models.checkpoint_files import INDEX_NAME, SINGLE_NAME
 
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 OTHER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 

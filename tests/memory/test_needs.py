@@ -17,7 +17,6 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from vllm.config import CacheConfig, SchedulerConfig
 
 from omni_cluster.config.loader import STAGE_CONFIGS, load_config
-from omni_cluster.config.memory import GIB
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine import memory
 from omni_cluster.engine.build import BoundPipeline, bind
@@ -35,8 +34,9 @@ from omni_cluster.engine.memory import (
     sequence_bytes,
 )
 from omni_cluster.errors import ConfigError
+from omni_cluster.memory.plan import GIB
+from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, WeightGroup, weight_bytes
 from omni_cluster.models.checkpoint_files import load_tensors
-from omni_cluster.models.memory import ARSizes, DiffusionSizes, WeightGroup, weight_bytes
 from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, stage_sizes, vocoder_frame_bytes
