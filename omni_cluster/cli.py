@@ -233,8 +233,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _card_memory(config: PipelineConfig, options: argparse.Namespace) -> str:
-    from omni_cluster.engine.memory import bind_downloaded, memory_plan
-    from omni_cluster.memory.plan import GIB, render_memory
+    from omni_cluster.engine.fitting import bind_downloaded, memory_plan
+    from omni_cluster.memory.plan import render_memory
+    from omni_cluster.memory.sizes import GIB
 
     if options.model:
         config = config.model_copy(update={"model": options.model})

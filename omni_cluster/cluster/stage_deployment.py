@@ -26,8 +26,8 @@ from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
 from omni_cluster.engine.exposition import ReplicaMetrics
+from omni_cluster.engine.fitting import fit_replica
 from omni_cluster.engine.handover import Handover
-from omni_cluster.engine.memory import fit_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.outbox import Outbox, Outboxes, OutboxUnknown
 from omni_cluster.errors import OmniError

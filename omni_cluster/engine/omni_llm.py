@@ -24,8 +24,8 @@ from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
+from omni_cluster.engine.fitting import fit_process
 from omni_cluster.engine.handover import Handover
-from omni_cluster.engine.memory import fit_process
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.outbox import Outbox
 from omni_cluster.engine.pipeline import answer_to

@@ -1,80 +1,15 @@
-"""Memory of cards that stages share: named parts of every engine, and the division of what is left among KV caches.
-
-All sizes are bytes on one card. Nothing here reads a checkpoint or a card: see `engine.memory`.
-"""
+"""The division of cards among engines: their fixed parts, and what is left among their KV caches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 
-from omni_cluster.config.schema import StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.errors import ConfigError
-
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class FixedParts:
-    """What one engine takes of a card beside its KV cache."""
-
-    weights: int = 0
-    activations: int = 0
-    streams: int = 0
-    cuda_graphs: int = 0
-    cuda_context: int = 0
-    margin: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(astuple(self))
-
-
-@dataclass(frozen=True, slots=True)
-class CacheNeed:
-    """A KV cache's size: `least` it cannot do without, and `wanted`, above which more is of no use."""
-
-    least: int = 0
-    wanted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """A setting that makes a stage smaller: `value` in steps of `step`, each of which takes `step_bytes`."""
-
-    key: str
-    value: int
-    step: int
-    step_bytes: int
-
-    def fitting(self, excess_bytes: int) -> int:
-        """The largest value that takes at least `excess_bytes` less; below 1 when there is none."""
-        return (math.ceil(self.value / self.step) - math.ceil(excess_bytes / self.step_bytes)) * self.step
-
-
-@dataclass(frozen=True, slots=True)
-class EngineNeed:
-    """One engine of a stage on one card."""
-
-    stage_id: int
-    name: str
-    fixed: FixedParts
-    cache: CacheNeed
-    knob: Knob
-
-    @property
-    def least(self) -> int:
-        return self.fixed.total + self.cache.least
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """`usable` bytes, and how many engines of which stages run there."""
-
-    name: str
-    usable: int
-    engines: Mapping[int, int]
+from omni_cluster.memory.devices import Card
+from omni_cluster.memory.needs import EngineNeed, FixedParts, given_args, part_names
+from omni_cluster.memory.sizes import gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,52 +99,25 @@ def _parts(need: EngineNeed) -> str:
     return ", ".join(f"{name} {gib(size)}" for name, size in named if size)
 
 
-def part_names(parts: FixedParts) -> list[tuple[str, int]]:
-    """The parts by the names that a reader sees."""
-    names = {"cuda_graphs": "CUDA graphs", "cuda_context": "CUDA context"}
-    return [(names.get(field.name, field.name), getattr(parts, field.name)) for field in fields(parts)]
+def with_memory(config: PipelineConfig, plan: MemoryPlan, card_bytes: int) -> PipelineConfig:
+    """`config` with the plan as engine arguments, for cards of `card_bytes`."""
+    stages = [
+        _stage_with_memory(stage, plan.engines[stage.stage_id], card_bytes) if stage.stage_id in plan.engines else stage
+        for stage in config.stages
+    ]
+    return config.model_copy(update={"stages": stages})
 
 
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f}"
-
-
-def cards_of_replicas(stages: Sequence[StageConfig], usable: int) -> tuple[Card, ...]:
-    """The cards of a cluster whose cards have `usable` bytes each.
-
-    A pinned card has all replicas of the stages that name it. Shares that come to at most one card may all meet there;
-    where they come to more, Ray decides who meets whom, and a replica may take no more than its share of a card.
-    """
-    pinned: dict[int, dict[int, int]] = {}
-    for stage in stages:
-        for number in stage.gpus or ():
-            pinned.setdefault(number, {})[stage.stage_id] = stage.max_replicas
-    cards = [Card(f"GPU {number}", usable, engines) for number, engines in sorted(pinned.items())]
-    whole = [stage for stage in stages if stage.gpus is None and stage.gpus_per_replica >= 1]
-    cards += [Card(f"each card of {stage.model_stage}", usable, {stage.stage_id: 1}) for stage in whole]
-    return (*cards, *_fractional_cards([s for s in stages if s.gpus is None and 0 < s.gpus_per_replica < 1], usable))
-
-
-def _fractional_cards(stages: Sequence[StageConfig], usable: int) -> Iterator[Card]:
-    if not stages:
-        return
-    # fsum rounds once: shares that add up to 1 do so here too.
-    if math.fsum(stage.gpus_per_replica * stage.max_replicas for stage in stages) <= 1:
-        yield Card("the shared card", usable, {stage.stage_id: stage.max_replicas for stage in stages})
-        return
-    for stage in stages:
-        share = math.floor(usable * stage.gpus_per_replica)
-        yield Card(f"{stage.gpus_per_replica:g} of a card", share, {stage.stage_id: 1})
-
-
-def cards_of_one_process(stages: Sequence[StageConfig], usable: int, first: int = 0) -> dict[int, Card]:
-    """The cards, by number, of a process that runs one engine of each stage: without `gpus` from number `first` on."""
-    engines: dict[int, dict[int, int]] = {}
-    for stage in stages:
-        if stage.gpus_per_replica > 0:
-            for number in stage.gpus or range(first, first + stage.tensor_parallel_size):
-                engines.setdefault(number, {})[stage.stage_id] = 1
-    return {number: Card(f"GPU {number}", usable, on_card) for number, on_card in sorted(engines.items())}
+def _stage_with_memory(stage: StageConfig, engine: EngineMemory, card_bytes: int) -> StageConfig:
+    """The configuration's own sizes win."""
+    if stage.engine_args.get("gpu_memory_utilization") is not None:
+        return stage
+    # The context is there before vLLM looks at what is free.
+    to_take = engine.total - engine.fixed.cuda_context - engine.fixed.margin
+    computed = {"gpu_memory_utilization": to_take / card_bytes}
+    if engine.kv_cache:
+        computed["kv_cache_memory_bytes"] = engine.kv_cache
+    return stage.model_copy(update={"engine_args": {**computed, **given_args(stage)}})
 
 
 def render_memory(plan: MemoryPlan) -> str:

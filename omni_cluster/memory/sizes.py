@@ -11,6 +11,7 @@ from typing import Any
 
 from omni_cluster.errors import ConfigError
 
+GIB = 1 << 30
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
@@ -119,3 +120,7 @@ def _header(path: Path) -> dict[str, Any]:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
     return header
+
+
+def gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f}"

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 
-
-@dataclass(frozen=True, slots=True)
-class CardMemory:
-    """One card, as the driver sees it now."""
-
-    total_bytes: int
-    free_bytes: int
+from omni_cluster.memory.devices import CardMemory
 
 
 def measure_cards() -> tuple[CardMemory, ...]:

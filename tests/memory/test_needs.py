@@ -18,29 +18,19 @@ from vllm.config import CacheConfig, SchedulerConfig
 
 from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine import memory
+from omni_cluster.engine import fitting
 from omni_cluster.engine.build import BoundPipeline, bind
-from omni_cluster.engine.memory import (
-    CARD_RESERVE_BYTES,
-    CUDA_CONTEXT_BYTES,
-    NCCL_BYTES,
-    ar_parts,
-    cache_bytes_per_token,
-    engine_needs,
-    fit_cards,
-    fit_cards_of_replica,
-    fit_process,
-    memory_plan,
-    sequence_bytes,
-)
+from omni_cluster.engine.fitting import fit_cards, fit_cards_of_replica, fit_process, memory_plan, needs_of
 from omni_cluster.errors import ConfigError
-from omni_cluster.memory.plan import GIB
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, WeightGroup, weight_bytes
+from omni_cluster.memory import needs
+from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
+from omni_cluster.memory.needs import CUDA_CONTEXT_BYTES, NCCL_BYTES, ar_parts, cache_bytes_per_token, sequence_bytes
+from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, WeightGroup, weight_bytes
 from omni_cluster.models.checkpoint_files import load_tensors
 from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, stage_sizes, vocoder_frame_bytes
-from omni_cluster.vllm_engine.card_memory import CardMemory, measure_cards
+from omni_cluster.vllm_engine.card_memory import measure_cards
 
 CARD = CardMemory(80 * GIB, 80 * GIB)
 
@@ -161,9 +151,9 @@ def test_the_longest_sequence_has_whole_blocks_and_the_null_block(seven_b: Path)
 
 
 def test_vllms_defaults_are_ours() -> None:
-    assert memory.BLOCK_TOKENS == CacheConfig.DEFAULT_BLOCK_SIZE
-    assert memory.MAX_NUM_BATCHED_TOKENS == SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
-    assert memory.MAX_NUM_SEQS == SchedulerConfig.DEFAULT_MAX_NUM_SEQS
+    assert needs.BLOCK_TOKENS == CacheConfig.DEFAULT_BLOCK_SIZE
+    assert needs.MAX_NUM_BATCHED_TOKENS == SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+    assert needs.MAX_NUM_SEQS == SchedulerConfig.DEFAULT_MAX_NUM_SEQS
 
 
 def parts_with(folder: Path, settings: dict[str, Any]) -> Any:
@@ -224,7 +214,7 @@ def test_the_vocoders_activations_bound_a_traced_pass() -> None:
 
 def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
     bound = bound_to(seven_b, code2wav={"diffusion": {"max_streams": 3, "max_batch_frames": 20_000}})
-    fixed = engine_needs(bound, 80 * GIB)[2].fixed
+    fixed = needs_of(bound, 80 * GIB)[2].fixed
     config = build_config("7b").token2wav_config
     # A batch makes the next state of its streams beside the last one: twice as many as there are streams.
     assert fixed.streams == 2 * 3 * 36 * 2 * 2 * 2 * 24 * 1024 * 4
@@ -234,9 +224,7 @@ def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
 
 def test_a_batch_is_never_smaller_than_the_longest_answer(seven_b: Path) -> None:
     activations = [
-        engine_needs(bound_to(seven_b, code2wav={"diffusion": {"max_batch_frames": frames}}), 80 * GIB)[
-            2
-        ].fixed.activations
+        needs_of(bound_to(seven_b, code2wav={"diffusion": {"max_batch_frames": frames}}), 80 * GIB)[2].fixed.activations
         for frames in (1, 2 * 4096)
     ]
     assert activations[0] == activations[1]
@@ -293,7 +281,7 @@ def test_memory_gib_is_a_stages_exact_part(seven_b: Path) -> None:
 
 def exact_gib(seven_b: Path) -> float:
     """What the thinker takes at the least."""
-    return engine_needs(bound_to(seven_b), 80 * GIB)[0].least / GIB
+    return needs_of(bound_to(seven_b), 80 * GIB)[0].least / GIB
 
 
 def test_the_least_memory_gib_is_enough_and_one_byte_less_is_not(seven_b: Path) -> None:
@@ -341,7 +329,7 @@ def test_a_process_that_sees_other_cards_uses_the_first_of_those(
 
 
 def test_cards_that_are_not_here_are_named(seven_b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "measure_cards", lambda: (CARD,))
+    monkeypatch.setattr(fitting, "measure_cards", lambda: (CARD,))
     pinned = {"gpus": [0], "num_gpus": None}
     elsewhere = {"gpus": [4], "num_gpus": None}
     with pytest.raises(ConfigError, match=r"the stages need GPUs \[0, 4\] and 1 of them are here"):

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.errors import ConfigError
-from omni_cluster.memory.plan import (
-    GIB,
-    CacheNeed,
-    Card,
-    EngineNeed,
-    FixedParts,
-    Knob,
-    cards_of_one_process,
-    cards_of_replicas,
-    plan_memory,
-    render_memory,
-)
+from omni_cluster.memory.devices import Card, cards_of_one_process, cards_of_replicas
+from omni_cluster.memory.needs import CacheNeed, EngineNeed, FixedParts, Knob
+from omni_cluster.memory.plan import plan_memory, render_memory
+from omni_cluster.memory.sizes import GIB
 
 Sizes = tuple[int, int, int, int]
 

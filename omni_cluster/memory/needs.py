@@ -1,38 +1,19 @@
-"""The memory of every engine, computed from checkpoint and configuration, and checked before an engine starts.
+"""What one engine of each stage needs of a card, computed from checkpoint and configuration.
 
-What vLLM 0.30 does with it: with `kv_cache_memory_bytes` the cache has that size and nothing is measured; only
-`gpu_memory_utilization` of the card must be free when the engine starts (`request_memory`), which is therefore set to
-what the engine still has to take at that point.
+All sizes are bytes on one card.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.config.schema import PRESET_PREFIX, DiffusionConfig, PipelineConfig, StageConfig
-from omni_cluster.engine.build import BoundPipeline, bind
-from omni_cluster.engine.cards import VARIABLE, visible_cards
+from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.errors import ConfigError
-from omni_cluster.memory.plan import (
-    GIB,
-    CacheNeed,
-    EngineMemory,
-    EngineNeed,
-    FixedParts,
-    Knob,
-    MemoryPlan,
-    cards_of_one_process,
-    cards_of_replicas,
-    gib,
-    plan_memory,
-)
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes, TowerSizes, weight_bytes
-from omni_cluster.vllm_engine.card_memory import CardMemory, measure_cards
+from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, TowerSizes, gib, weight_bytes
 
 MIB = 1 << 20
 
@@ -44,8 +25,6 @@ CUDA_GRAPHS_BYTES = 1 * GIB
 """Captured graphs of one engine: their pool and the driver's own records."""
 NCCL_BYTES = 1 * GIB
 """Communication buffers of one rank of a tensor-parallel group."""
-CARD_RESERVE_BYTES = 1 * GIB
-"""What nobody gets of a card: the driver's part, which counts as taken on an idle card too."""
 
 MARGIN_OF_ACTIVATIONS = 0.2
 """The allocator's rounding and fragments."""
@@ -65,133 +44,77 @@ MAX_NUM_SEQS = 128
 DTYPE_BYTES = {"float32": 4, "tfloat32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
-def fit_process(bound: BoundPipeline) -> BoundPipeline:
-    """`bound` with the memory of each engine set, for a process that runs one engine of each stage.
+@dataclass(frozen=True, slots=True)
+class FixedParts:
+    """What one engine takes of a card beside its KV cache."""
 
-    Raises ConfigError for what does not fit, before anything starts; nothing is set where there are no cards.
+    weights: int = 0
+    activations: int = 0
+    streams: int = 0
+    cuda_graphs: int = 0
+    cuda_context: int = 0
+    margin: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNeed:
+    """A KV cache's size: `least` it cannot do without, and `wanted`, above which more is of no use."""
+
+    least: int = 0
+    wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A setting that makes a stage smaller: `value` in steps of `step`, each of which takes `step_bytes`."""
+
+    key: str
+    value: int
+    step: int
+    step_bytes: int
+
+    def fitting(self, excess_bytes: int) -> int:
+        """The largest value that takes at least `excess_bytes` less; below 1 when there is none."""
+        return (math.ceil(self.value / self.step) - math.ceil(excess_bytes / self.step_bytes)) * self.step
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNeed:
+    """One engine of a stage on one card."""
+
+    stage_id: int
+    name: str
+    fixed: FixedParts
+    cache: CacheNeed
+    knob: Knob
+
+    @property
+    def least(self) -> int:
+        return self.fixed.total + self.cache.least
+
+
+def part_names(parts: FixedParts) -> list[tuple[str, int]]:
+    """The parts by the names that a reader sees."""
+    names = {"cuda_graphs": "CUDA graphs", "cuda_context": "CUDA context"}
+    return [(names.get(field.name, field.name), getattr(parts, field.name)) for field in fields(parts)]
+
+
+def engine_needs(
+    config: PipelineConfig, folder: Path, sizes_of: Callable[[str], StageSizes], card_bytes: int
+) -> list[EngineNeed]:
+    """What one engine of each stage with GPUs needs; `sizes_of` a stage by its name, `folder`: of the checkpoint.
+
+    Raises ConfigError for sizes that cannot hold what they must.
     """
-    measured = _measure_own_cards(bound.config.stages)
-    return fit_cards(bound, measured) if measured else bound
-
-
-def fit_cards(bound: BoundPipeline, measured: Mapping[int, CardMemory]) -> BoundPipeline:
-    """As `fit_process`, with the cards given by number."""
-    size = _smallest(measured.values())
-    cards = cards_of_one_process(bound.config.stages, size - CARD_RESERVE_BYTES, _first_visible())
-    plan = plan_memory(engine_needs(bound, size), tuple(cards.values()))
-    for number, card in cards.items():
-        _refuse_too_little_free(card.name, plan.taken(card), measured[number])
-    return _with_memory(bound, plan, size)
-
-
-def fit_replica(bound: BoundPipeline, stage_id: int) -> BoundPipeline:
-    """`bound` with the memory of each engine set, for a replica of one stage that sees its own cards only.
-
-    All replicas compute the same plan, from the size of a card. Raises ConfigError for what does not fit, before this
-    replica's engine starts; nothing is set where there are no cards.
-    """
-    stage = next(s for s in bound.config.stages if s.stage_id == stage_id)
-    measured = measure_cards()[: stage.tensor_parallel_size] if stage.gpus_per_replica else ()
-    if not measured:
-        return bound
-    return fit_cards_of_replica(bound, stage, measured)
-
-
-def fit_cards_of_replica(bound: BoundPipeline, stage: StageConfig, measured: Sequence[CardMemory]) -> BoundPipeline:
-    """As `fit_replica`, with the replica's cards given."""
-    plan = memory_plan(bound, _smallest(measured))
-    for number, card in enumerate(measured):
-        _refuse_too_little_free(f"GPU {number} of {stage.model_stage}", plan.engines[stage.stage_id].total, card)
-    return _with_memory(bound, plan, _smallest(measured))
-
-
-def memory_plan(bound: BoundPipeline, card_bytes: int) -> MemoryPlan:
-    """The memory of all replicas in a cluster of cards of `card_bytes`. Raises ConfigError for what does not fit."""
-    return plan_memory(
-        engine_needs(bound, card_bytes), cards_of_replicas(bound.config.stages, card_bytes - CARD_RESERVE_BYTES)
-    )
-
-
-def bind_downloaded(config: PipelineConfig) -> BoundPipeline:
-    """As `bind`, but downloads nothing: ConfigError for a hub's checkpoint that is not here."""
-    model = config.model
-    if not model.startswith(PRESET_PREFIX) and not Path(model).expanduser().exists():
-        model = _downloaded(model)
-    return bind(config.model_copy(update={"model": model}))
-
-
-def _downloaded(name: str) -> str:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return snapshot_download(name, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError) as error:
-        raise ConfigError(
-            f"model is {name!r}, which is not on this host, so its weights cannot be counted; download it first, or "
-            f"name a checkpoint's folder."
-        ) from error
-
-
-def _smallest(cards: Iterable[CardMemory]) -> int:
-    return min(card.total_bytes for card in cards)
-
-
-def _measure_own_cards(stages: Sequence[StageConfig]) -> dict[int, CardMemory]:
-    """The cards that the stages run on in this process, by number."""
-    numbers = sorted(cards_of_one_process(stages, 0, _first_visible()))
-    pinned = numbers if any(stage.gpus for stage in stages) else None
-    with visible_cards(pinned):
-        measured = measure_cards() if numbers else ()
-    if measured and len(measured) < len(numbers):
-        raise ConfigError(f"the stages need GPUs {numbers} and {len(measured)} of them are here; use fewer cards.")
-    return dict(zip(numbers, measured, strict=False))
-
-
-def _first_visible() -> int:
-    first = os.environ.get(VARIABLE, "").split(",")[0]
-    return int(first) if first.isdecimal() else 0
-
-
-def _refuse_too_little_free(name: str, needed: int, card: CardMemory) -> None:
-    if needed > card.free_bytes:
-        raise ConfigError(
-            f"{name} has {gib(card.free_bytes)} of {gib(card.total_bytes)} GiB free and {gib(needed)} are needed; "
-            f"end what else runs there, or use another card."
-        )
-
-
-def _with_memory(bound: BoundPipeline, plan: MemoryPlan, card_bytes: int) -> BoundPipeline:
-    stages = [
-        _stage_with_memory(stage, plan.engines[stage.stage_id], card_bytes) if stage.stage_id in plan.engines else stage
-        for stage in bound.config.stages
+    return [
+        _engine_need(stage, config, folder, sizes_of(stage.model_stage), card_bytes)
+        for stage in config.stages
+        if stage.gpus_per_replica > 0
     ]
-    return replace(bound, config=bound.config.model_copy(update={"stages": stages}))
-
-
-def _stage_with_memory(stage: StageConfig, engine: EngineMemory, card_bytes: int) -> StageConfig:
-    """The configuration's own sizes win."""
-    if stage.engine_args.get("gpu_memory_utilization") is not None:
-        return stage
-    # The context is there before vLLM looks at what is free.
-    to_take = engine.total - engine.fixed.cuda_context - engine.fixed.margin
-    computed = {"gpu_memory_utilization": to_take / card_bytes}
-    if engine.kv_cache:
-        computed["kv_cache_memory_bytes"] = engine.kv_cache
-    return stage.model_copy(update={"engine_args": {**computed, **_given(stage)}})
-
-
-# ------------------------------------------------------------ what stages need
-
-
-def engine_needs(bound: BoundPipeline, card_bytes: int) -> list[EngineNeed]:
-    """What one engine of each stage with GPUs needs. Raises ConfigError for sizes that cannot hold what they must."""
-    needs = []
-    for stage in bound.config.stages:
-        if stage.gpus_per_replica > 0:
-            sizes = bound.family.memory(stage.model_stage)
-            needs.append(_engine_need(stage, bound.config, bound.folder, sizes, card_bytes))
-    return needs
 
 
 def _engine_need(
@@ -204,7 +127,7 @@ def _engine_need(
     longest = sequence_bytes(stage, sizes)
     stated = _stated_cache(stage, fixed, card_bytes)
     if stated is None:
-        given = _given(stage)
+        given = given_args(stage)
         tokens = min(stage.expected_tokens or knob.value, knob.value)
         wanted = max(longest, max_num_seqs(given) * tokens * cache_bytes_per_token(stage, sizes))
         return EngineNeed(stage.stage_id, stage.model_stage, fixed, CacheNeed(longest, wanted), knob)
@@ -262,7 +185,7 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     return FixedParts(
         weights=weight_bytes(folder, sizes.weights, dtype_bytes(stage), parallel),
         activations=activations,
-        cuda_graphs=0 if _given(stage).get("enforce_eager") else CUDA_GRAPHS_BYTES,
+        cuda_graphs=0 if given_args(stage).get("enforce_eager") else CUDA_GRAPHS_BYTES,
         cuda_context=CUDA_CONTEXT_BYTES + (NCCL_BYTES if parallel > 1 else 0),
         margin=_margin(activations),
     )
@@ -304,7 +227,7 @@ def ar_activation_bytes(stage: StageConfig, sizes: ARSizes) -> int:
     kept = encoder_tokens * max((tower.output_size for tower in towers), default=0) * dtype
     # Input embeddings, a step's hidden states, and the rows made of them; and the rows that come in.
     kept += tokens * (3 * sizes.hidden_size + sizes.rows_size) * dtype
-    sampling = max_num_seqs(_given(stage)) * sizes.vocab_size * LOGIT_BYTES
+    sampling = max_num_seqs(given_args(stage)) * sizes.vocab_size * LOGIT_BYTES
     return kept + max(encoding, tokens * _decoder_bytes(stage, sizes), sampling)
 
 
@@ -340,7 +263,7 @@ def _item_tokens(tower: TowerSizes, stage: StageConfig, sizes: ARSizes) -> int:
 
 
 def _limit(stage: StageConfig, modality: str) -> int:
-    limit = (_given(stage).get("limit_mm_per_prompt") or {}).get(modality, 1)
+    limit = (given_args(stage).get("limit_mm_per_prompt") or {}).get(modality, 1)
     return int(limit.get("count", 1) if isinstance(limit, Mapping) else limit)
 
 
@@ -353,13 +276,13 @@ def sequence_bytes(stage: StageConfig, sizes: ARSizes) -> int:
 def cache_bytes_per_token(stage: StageConfig, sizes: ARSizes) -> int:
     """Keys and values of all layers on one card; heads that are fewer than the cards are on each of them."""
     heads = max(1, sizes.num_kv_heads // stage.tensor_parallel_size)
-    dtype = str(_given(stage).get("kv_cache_dtype", "auto"))
+    dtype = str(given_args(stage).get("kv_cache_dtype", "auto"))
     each = 1 if dtype.startswith("fp8") else DTYPE_BYTES.get(dtype, dtype_bytes(stage))
     return 2 * sizes.num_layers * heads * sizes.head_dim * each
 
 
 def _block_tokens(stage: StageConfig) -> int:
-    return int(_given(stage).get("block_size", BLOCK_TOKENS))
+    return int(given_args(stage).get("block_size", BLOCK_TOKENS))
 
 
 def _block_bytes(stage: StageConfig, sizes: ARSizes) -> int:
@@ -368,12 +291,12 @@ def _block_bytes(stage: StageConfig, sizes: ARSizes) -> int:
 
 def dtype_bytes(stage: StageConfig) -> int:
     """Of a weight as the engine loads it; "auto" is 16 bits, which vLLM makes of a float32 checkpoint too."""
-    given = str(_given(stage).get("dtype", "auto")).removeprefix("torch.")
+    given = str(given_args(stage).get("dtype", "auto")).removeprefix("torch.")
     return DTYPE_BYTES["bfloat16"] if given == "auto" else DTYPE_BYTES.get(given, DTYPE_BYTES["float32"])
 
 
 def max_model_len(stage: StageConfig, sizes: ARSizes) -> int:
-    given = _given(stage).get("max_model_len")
+    given = given_args(stage).get("max_model_len")
     return given if isinstance(given, int) and given > 0 else sizes.max_positions
 
 
@@ -382,11 +305,11 @@ def max_num_seqs(engine_args: Mapping[str, Any]) -> int:
 
 
 def max_num_batched_tokens(stage: StageConfig, sizes: ARSizes) -> int:
-    given = _given(stage)
+    given = given_args(stage)
     default = min(MAX_NUM_BATCHED_TOKENS, max_num_seqs(given) * max_model_len(stage, sizes))
     return int(given.get("max_num_batched_tokens", default))
 
 
-def _given(stage: StageConfig) -> dict[str, Any]:
+def given_args(stage: StageConfig) -> dict[str, Any]:
     """The engine arguments that say something."""
     return {key: value for key, value in stage.engine_args.items() if value is not None}
