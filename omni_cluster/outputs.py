@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
+from msgspec.structs import astuple, replace
 
 from omni_cluster.payloads import RowsChunk
 
+if TYPE_CHECKING:
+    Rows = RowsChunk | None
+else:
+    Rows = None  # on the wire: there rows are beside the chunk
 
-@dataclass(frozen=True, slots=True)
-class Pcm:
+
+class Pcm(msgspec.Struct, frozen=True, array_like=True):
     """Sound: float32 mono `samples` in [-1, 1], the first at absolute position `start`."""
 
     start: int
@@ -52,34 +59,41 @@ class TokenChoice:
     likeliest: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StageChunk:
-    """What a stage made of one request since its last chunk.
+class StageChunk(msgspec.Struct, frozen=True, array_like=True):
+    """What a stage made of one request since its last chunk, in the code and, without its rows, on the wire.
 
     All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
     `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `pcm` carry their own start.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
+    Two chunks are equal that say the same, whenever they were made.
     """
 
     token_start: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    rows: RowsChunk | None = None
+    rows: Rows = None
     pcm: Pcm | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     handover: HandoverTimes | None = None
-    made_at_s: float = field(default_factory=time.time, compare=False)
+    made_at_s: float = msgspec.field(default_factory=time.time)
     choices: tuple[TokenChoice, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StageChunk):
+            return NotImplemented
+        return astuple(replace(self, made_at_s=other.made_at_s)) == astuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def token_end(self) -> int:
         return self.token_start + len(self.token_ids)
 
     def without_rows(self) -> StageChunk:
-        return replace(self, rows=None)
+        return self if self.rows is None else replace(self, rows=None)
 
     def cut(self, max_samples: int) -> Iterator[StageChunk]:
         """The same in chunks of at most `max_samples` samples; the last says all but the sound of those before it."""
@@ -94,20 +108,19 @@ class StageChunk:
 
     @staticmethod
     def joined(chunks: Sequence[StageChunk]) -> StageChunk:
-        """One chunk that says what the given ones, contiguous and in order, said."""
+        """One chunk that says what the given ones, contiguous and in order, said; the last one's end is its end."""
         if len(chunks) == 1:
             return chunks[0]
         rows = [c.rows for c in chunks if c.rows is not None]
         pcm = [c.pcm for c in chunks if c.pcm is not None]
-        return StageChunk(
+        return replace(
+            chunks[-1],
             token_start=chunks[0].token_start,
             token_ids=tuple(t for c in chunks for t in c.token_ids),
             text="".join(c.text for c in chunks),
             rows=RowsChunk.joined(rows) if rows else None,
             pcm=join_pcm(pcm) if pcm else None,
             prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids is not None), None),
-            finish_reason=chunks[-1].finish_reason,
-            handover=chunks[-1].handover,
             made_at_s=chunks[0].made_at_s,
             choices=tuple(choice for c in chunks for choice in c.choices),
         )

@@ -22,7 +22,7 @@ from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.running import known_replicas
 from omni_cluster.errors import PayloadError, StageDied
-from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice
+from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 
 ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.address_router.AddressRouter")
@@ -50,44 +50,21 @@ class Ticket:
 
 
 class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A StageChunk as it travels. Its rows are plain bytes beside it, `packed_rows`, or a Ray object: `rows_at` is the
+    """A chunk as it travels. Its rows are plain bytes beside it, `packed_rows`, or a Ray object: `rows_at` is the
     number of a batch of rows, and the place in it.
 
     torch's own pickling of bfloat16 copies; packed rows as a NumPy array do not. A struct is made, and written, in a
     fraction of a data class's time, and there are as many of them as tokens.
     """
 
-    token_start: int
-    token_ids: tuple[int, ...]
-    text: str
-    prompt_token_ids: tuple[int, ...] | None
-    finish_reason: str | None
-    handover: HandoverTimes | None
-    made_at_s: float
-    packed_rows: np.ndarray | None
-    samples: np.ndarray | None
-    first_sample: int
-    sample_rate_hz: int
-    choices: tuple[TokenChoice, ...]
+    chunk: StageChunk
+    packed_rows: np.ndarray | None = None
     rows_at: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, chunk: StageChunk, *, with_rows: bool = True) -> WireChunk:
-        rows, pcm = chunk.rows if with_rows else None, chunk.pcm
-        return cls(
-            chunk.token_start,
-            chunk.token_ids,
-            chunk.text,
-            chunk.prompt_token_ids,
-            chunk.finish_reason,
-            chunk.handover,
-            chunk.made_at_s,
-            None if rows is None else rows.pack().numpy(),
-            None if pcm is None else pcm.samples,
-            0 if pcm is None else pcm.start,
-            0 if pcm is None else pcm.sample_rate_hz,
-            chunk.choices,
-        )
+        rows = chunk.rows if with_rows else None
+        return cls(chunk.without_rows(), None if rows is None else rows.pack().numpy())
 
     def with_rows_at(self, batch: int, place: int) -> WireChunk:
         return msgspec.structs.replace(self, packed_rows=None, rows_at=(batch, place))
@@ -97,20 +74,12 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     def open(self, max_elements: int) -> StageChunk:
         """Raises PayloadError for rows that are not whole, or of more than `max_elements` elements."""
-        if self.packed_rows is not None and self.packed_rows.dtype != np.uint8:
+        if self.packed_rows is None:
+            return self.chunk
+        if self.packed_rows.dtype != np.uint8:
             raise PayloadError(f"Packed rows came as {self.packed_rows.dtype}, but they are bytes, uint8.")
-        return StageChunk(
-            self.token_start,
-            self.token_ids,
-            self.text,
-            None if self.packed_rows is None else RowsChunk.in_array(self.packed_rows, max_elements=max_elements),
-            None if self.samples is None else Pcm(self.first_sample, self.samples, self.sample_rate_hz),
-            self.prompt_token_ids,
-            self.finish_reason,
-            self.handover,
-            self.made_at_s,
-            self.choices,
-        )
+        rows = RowsChunk.in_array(self.packed_rows, max_elements=max_elements)
+        return msgspec.structs.replace(self.chunk, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import contextlib
 import statistics
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from omni_cluster.outputs import HandoverTimes, StageChunk
 

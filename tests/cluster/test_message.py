@@ -17,8 +17,8 @@ def test_another_reader_of_messagepack_reads_a_links_message() -> None:
     head, *arrays = packed([LinkItem(3, WireChunk.of(chunk)), LinkItem(4, None, RequestError("No."))])
     (reader, body, error), (other, ended, refusal) = msgpack.unpackb(head)
     assert (reader, error, other, ended) == (3, None, 4, None)
-    assert body[:4] == ["WireChunk", 7, [11, 12], "é"]
-    *_, samples, first_sample, rate_hz, _, rows_at = body
-    assert (samples, first_sample, rate_hz, rows_at) == ([1, "<f4"], 480, 24_000, None)
+    kind, said, packed_rows, rows_at = body
+    assert (kind, packed_rows, rows_at) == ("WireChunk", None, None)
+    assert said[:5] == [7, [11, 12], "é", None, [480, [1, "<f4"], 24_000]]
     assert np.array_equal(np.frombuffer(arrays[0], np.float32), sound)
     assert refusal == [["RequestError", "OmniError"], "No."]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
+import msgpack
 import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
@@ -22,7 +23,7 @@ from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, Socke
 from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.outbox import Outboxes
 from omni_cluster.errors import PayloadError, RequestError, StageDied
-from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk
+from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import RowsChunk
 
 READER = Subscription(3, "r", "publisher")
@@ -86,12 +87,15 @@ async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, outbo
 
 def test_all_that_a_message_says_arrives() -> None:
     sound = Pcm(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
+    choices = (TokenChoice(TokenLogprob("ü", -0.5), (TokenLogprob("u", -1.5),)),)
     sent = [
-        StageChunk(5, (6, 7), "ü", pcm=sound, prompt_token_ids=(1, 2), made_at_s=12.5),
+        StageChunk(5, (6, 7), "ü", pcm=sound, prompt_token_ids=(1, 2), made_at_s=12.5, choices=choices),
         StageChunk(
             7, pcm=Pcm(487, np.zeros(0, np.float32), 24_000), finish_reason="stop", handover=HandoverTimes(1, 2)
         ),
     ]
+    told = {name for chunk in sent for name in chunk.__struct_fields__ if getattr(chunk, name)}
+    assert told == {*StageChunk.__struct_fields__} - {"rows"}  # a new field has its place here
     items = [LinkItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
     items += [
         LinkItem(2, WireChunk.of(StageChunk()).with_rows_at(9, 4)),
@@ -237,6 +241,14 @@ def test_a_message_that_replicas_do_not_send_is_refused_as_one(broken: str) -> N
 
 
 def test_rows_that_came_as_something_else_are_refused() -> None:
-    chunk = msgspec.structs.replace(WireChunk.of(with_rows(2)), packed_rows=np.array(["a"]))
+    chunk = replace(WireChunk.of(with_rows(2)), packed_rows=np.array(["a"]))
     with pytest.raises(PayloadError, match="Packed rows came as <U1"):
         chunk.open(1 << 20)
+
+
+def test_a_chunk_on_the_wire_has_its_rows_beside_it() -> None:
+    head, *arrays = packed([LinkItem(3, WireChunk.of(with_rows(2)))])
+    message = msgpack.unpackb(head)
+    message[0][1][1][3] = [0, [[1.0]], None]
+    with pytest.raises(PayloadError, match="is not what replicas send: Expected `null`"):
+        unpacked([msgpack.packb(message), *map(bytes, arrays)])

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from omni_cluster.engine.handover import Handover
 from omni_cluster.outputs import StageChunk
