@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from omni_cluster.config.problems import Problem, Strict, refuse
@@ -84,6 +87,11 @@ class Limits(Strict):
         description="Rows and codes of a request that a replica keeps.",
         examples=[2**31],
     )
+
+    def most_tokens(self, final_output_type: str | None, sampling: Mapping[str, Any]) -> int:
+        """Tokens that a stage of that output may make of one request, which samples by `sampling`."""
+        most = self.max_output_tokens if final_output_type == "text" else self.max_codec_tokens
+        return min(sampling.get("max_tokens") or most, most)
 
     @model_validator(mode="after")
     def _sums_hold_one(self) -> Limits:

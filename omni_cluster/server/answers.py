@@ -121,7 +121,7 @@ def _check_given(given: Mapping[str, Any], stage: StageConfig, limits: Limits, p
     if "stop" in given and stage.final_output_type != "text":
         name = f"{param}.stop"
         raise _bad(name, f"{name} is for stage {stage.model_stage}, which makes no text; leave it out.")
-    most = _most_tokens(stage, limits)
+    most = limits.most_tokens(stage.final_output_type, {})
     if given.get("max_tokens", 0) > most:
         name = f"{param}.max_tokens"
         raise _bad(name, f"{name} is {given['max_tokens']}, but at most {most} are accepted.")
@@ -129,18 +129,13 @@ def _check_given(given: Mapping[str, Any], stage: StageConfig, limits: Limits, p
 
 def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, limits: Limits) -> None:
     """Raises BadRequest for more `min_tokens` than the stage may make, whoever bounds it."""
-    chosen = dict(stage.default_sampling_params) | dict(asked)
-    most = min(chosen.get("max_tokens") or _most_tokens(stage, limits), _most_tokens(stage, limits))
+    most = limits.most_tokens(stage.final_output_type, {**stage.default_sampling_params, **asked})
     if "min_tokens" in asked and asked["min_tokens"] > most:
         raise _bad(
             "min_tokens",
             f"min_tokens of stage {stage.model_stage} is {asked['min_tokens']}, "
             f"but it should be at most its max_tokens, which is {most}.",
         )
-
-
-def _most_tokens(stage: StageConfig, limits: Limits) -> int:
-    return limits.max_output_tokens if stage.final_output_type == "text" else limits.max_codec_tokens
 
 
 def _bad(param: str, message: str) -> BadRequest:

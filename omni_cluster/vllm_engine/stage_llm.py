@@ -179,7 +179,7 @@ class StageLLM:
         asked = request.sampling.get(self._stage.model_stage, {})
         chosen = {**self._checkpoint_sampling, **self._stage.default_sampling_params, **asked, **forced}
         check_sampling(chosen, self._stage.model_stage)
-        chosen["max_tokens"] = min(chosen.get("max_tokens") or self._max_new_tokens, self._max_new_tokens)
+        chosen["max_tokens"] = self._pipeline.limits.most_tokens(self._stage.final_output_type, chosen)
         if chosen.get("seed") is not None:
             chosen["seed"] %= 2**64  # vLLM takes -1 for none
         if chosen.get("top_p") is not None:
@@ -201,11 +201,6 @@ class StageLLM:
                     f"{name} of stage {self._stage.model_stage} has {beyond[0]}, "
                     f"but the model's tokens are 0 to {vocab_size - 1}."
                 )
-
-    @property
-    def _max_new_tokens(self) -> int:
-        limits = self._pipeline.limits
-        return limits.max_output_tokens if self._stage.final_output_type == "text" else limits.max_codec_tokens
 
     async def _feed(self, request_id: str, session: ARSession) -> None:
         """Pushes rows as they come; when their source breaks, the request ends, for it could never go on."""
