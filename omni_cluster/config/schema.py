@@ -232,7 +232,9 @@ class StageConfig(Strict):
         default=None, description="Replicas that follow the load.", examples=[{"min_replicas": 1, "max_replicas": 4}]
     )
     diffusion: DiffusionConfig | None = Field(
-        default=None, description="Batching of a diffusion stage; null: an AR stage.", examples=[{"max_batch_size": 16}]
+        default=None,
+        description="Batching of a diffusion stage; null: defaults.",
+        examples=[{"max_batch_size": 16}],
     )
     final_output_type: Literal["text", "audio"] | None = Field(
         default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]
@@ -242,6 +244,11 @@ class StageConfig(Strict):
     def gpus_per_replica(self) -> float:
         """GPUs that one replica holds; a fraction is a share of one card."""
         return float(len(self.gpus)) if self.gpus is not None else float(self.num_gpus or 0)
+
+    @property
+    def diffusion_settings(self) -> DiffusionConfig:
+        """Of a diffusion stage, whether the configuration says them or not."""
+        return self.diffusion or DiffusionConfig()
 
     @property
     def min_replicas(self) -> int:

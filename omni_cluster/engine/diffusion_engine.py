@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.job_queue import JobQueue, PendingJob, Playback
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
@@ -81,7 +81,7 @@ class DiffusionEngine:
         self._stage = stage
         self._family = family
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
-        self._config = stage.diffusion or DiffusionConfig()
+        self._config = stage.diffusion_settings
         self._queue = JobQueue(self._config)
         self._work = asyncio.Event()
         self._streams = Streams(self._config.max_streams, self._work.set)

@@ -160,7 +160,7 @@ def _holds_no_sequence(stage: StageConfig, stated: int, longest: int, fixed: Fix
 
 
 def _diffusion_need(stage: StageConfig, config: PipelineConfig, folder: Path, sizes: DiffusionSizes) -> EngineNeed:
-    settings = stage.diffusion or DiffusionConfig()
+    settings = stage.diffusion_settings
     fixed = diffusion_parts(settings, config, folder, sizes)
     if stage.memory_gib is not None:
         stated = math.floor(stage.memory_gib * GIB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import CompilationMode
@@ -50,18 +50,16 @@ class OmniModelConfig:
     takes_rows: bool = False
     max_payload_elements: int = 1 << 28
     max_decode_steps: int = 1
-    diffusion: DiffusionConfig | None = None
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> OmniModelConfig:
         fields: dict[str, Any] = vllm_config.additional_config[ADDITIONAL_KEY]  # type: ignore[index]
-        diffusion = fields["diffusion"]
-        return cls(**fields | {"diffusion": None if diffusion is None else DiffusionConfig(**diffusion)})
+        return cls(**fields | {"diffusion": DiffusionConfig(**fields["diffusion"])})
 
     def to_additional_config(self) -> dict[str, Any]:
         """Plain values only: vLLM hashes them."""
-        diffusion = None if self.diffusion is None else self.diffusion.model_dump()
-        return {ADDITIONAL_KEY: asdict(self) | {"diffusion": diffusion}}
+        return {ADDITIONAL_KEY: asdict(self) | {"diffusion": self.diffusion.model_dump()}}
 
 
 @dataclass
@@ -110,7 +108,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.stage_id,
             stage.model_stage,
             pipeline.family,
-            diffusion=stage.diffusion or DiffusionConfig(),
+            diffusion=stage.diffusion_settings,
         )
         return cls(
             model=model,

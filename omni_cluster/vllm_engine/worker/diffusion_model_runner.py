@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 
-from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.family import DiffusionJob, DiffusionModel
 from omni_cluster.models.registry import family_class
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
@@ -33,7 +32,7 @@ class GPUDiffusionModelRunner:
     def load_model(self) -> None:
         config = self._omni_config
         family = family_class(config.family)(Path(self.vllm_config.model_config.model))
-        self._model = family.diffusion_model(config.model_stage, self.device, config.diffusion or DiffusionConfig())
+        self._model = family.diffusion_model(config.model_stage, self.device, config.diffusion)
 
     def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
         """One waveform a job, float32 in [-1, 1], from one pass over all of them; see `DiffusionModel.generate`."""
