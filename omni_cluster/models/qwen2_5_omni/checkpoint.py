@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.checkpoint_files import cache_folder
-from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config, text_ends
+from omni_cluster.models.qwen2_5_omni.checkpoint_configs import PRESETS, build_config, text_ends
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, TokenLayout, build_tokenizer, token_layout
 
 if TYPE_CHECKING:
     import torch
 
-PRESETS: tuple[str, ...] = ("tiny", "3b", "7b")
 RECIPE_VERSION = 1
 # Of the seeds tried, one whose tiny codes change with the voice and with the codec rows for each kind of input.
 SEED = 1247

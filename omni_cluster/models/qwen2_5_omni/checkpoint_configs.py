@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def build_config(preset: str) -> Qwen2_5OmniConfig:
     from transformers import Qwen2_5OmniConfig
 
-    sizes = {"tiny": _tiny_sizes, "3b": _3b_sizes, "7b": _7b_sizes}[preset]()
+    sizes = _SIZES[preset]()
     tokens = token_layout(preset)
     dtype = "float32" if preset == "tiny" else "bfloat16"
     return Qwen2_5OmniConfig(
@@ -135,3 +135,7 @@ def _hub_sizes(text: dict[str, Any], talker: dict[str, Any]) -> dict[str, dict[s
     }
     shared = {"vocab_size": 8448, "hidden_size": 896, "num_hidden_layers": 24, "max_position_embeddings": 32768}
     return {"thinker": thinker, "talker": {**shared, **talker}, "token2wav": {}}
+
+
+_SIZES = {"tiny": _tiny_sizes, "3b": _3b_sizes, "7b": _7b_sizes}
+PRESETS = tuple(_SIZES)
