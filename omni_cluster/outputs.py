@@ -161,3 +161,8 @@ class OmniRequestOutput:
     audio: Pcm | None = None
     times: dict[str, StageTimes] = field(default_factory=dict)
     choices: tuple[TokenChoice, ...] = ()
+
+    @property
+    def codec_tokens(self) -> int:
+        """How many codes were made: the tokens of all stages but the one that says the text."""
+        return sum(map(len, self.stage_token_ids.values())) - len(self.token_ids)

@@ -59,8 +59,6 @@ class OfflineClient:
         )
 
     def _record(self, number: int, heard: Heard, output: OmniRequestOutput, error: str | None) -> RequestRecord:
-        stages = self._omni.config.stages
-        fed = [output.stage_token_ids.get(s.model_stage, ()) for s in stages if s.engine_input_source]
         text_s, audio, total_s = heard.finish()
         return RequestRecord(
             number=number,
@@ -70,7 +68,7 @@ class OfflineClient:
             stages=stage_seconds({name: dataclasses.asdict(times) for name, times in output.times.items()}),
             prompt_tokens=len(output.prompt_token_ids),
             text_tokens=len(output.token_ids),
-            codec_tokens=sum(map(len, fed)),
+            codec_tokens=output.codec_tokens,
             error=error,
         )
 

@@ -194,11 +194,8 @@ def timings(output: OmniRequestOutput) -> dict[str, Any]:
     return {"stages": {name: asdict(times) for name, times in output.times.items()}}
 
 
-def usage(output: OmniRequestOutput, config: PipelineConfig) -> Usage:
-    """Tokens of prompt and text, and those of the stages that another one feeds."""
-    fed = [stage.model_stage for stage in config.stages if stage.engine_input_source]
-    spoken = sum(len(output.stage_token_ids.get(name, ())) for name in fed)
-    return Usage(len(output.prompt_token_ids), len(output.token_ids), spoken)
+def usage(output: OmniRequestOutput) -> Usage:
+    return Usage(len(output.prompt_token_ids), len(output.token_ids), output.codec_tokens)
 
 
 def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[str, Any]]:

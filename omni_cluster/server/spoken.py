@@ -12,7 +12,7 @@ from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
-from omni_cluster.outputs import OmniRequestOutput, Pcm
+from omni_cluster.outputs import Pcm
 from omni_cluster.server.answers import error_answer
 from omni_cluster.server.off_loop import OffLoop
 
@@ -30,7 +30,8 @@ async def spoken_sound(
             async for piece in pieces:
                 yield sse.event(delta_event(piece)) if as_events else piece
         if as_events:
-            yield sse.event(done_event(*_tokens(answer.finish())))
+            output = answer.finish()
+            yield sse.event(done_event(len(output.token_ids), output.codec_tokens))
     except Exception as error:  # the boundary to the client, after the first byte
         status, body = error_answer(error, "input")
         if not as_events:
@@ -75,9 +76,3 @@ class _SoundFile:
     def close(self) -> None:
         if self._encoder is not None:
             self._encoder.close()
-
-
-def _tokens(output: OmniRequestOutput) -> tuple[int, int]:
-    """Tokens of the text, and codec tokens: those of every stage but the one that says the text."""
-    spoken = sum(len(tokens) for tokens in output.stage_token_ids.values()) - len(output.token_ids)
-    return len(output.token_ids), spoken

@@ -25,6 +25,7 @@ def test_answer_says_what_its_stages_said() -> None:
     assert (made.request_id, made.text, made.token_ids) == ("r", "ab", (1, 2, 3))
     assert (made.prompt_token_ids, made.finish_reason) == ((7, 8), "length")
     assert made.stage_token_ids == {"thinker": (1, 2, 3), "talker": (100, 101, 102)}
+    assert made.codec_tokens == 3
     assert made.audio is not None and made.audio.samples.tolist() == [0.5, 0.25, 0.125]
     assert (made.audio.start, made.audio.sample_rate_hz) == (0, 24_000)
 

@@ -102,7 +102,7 @@ class ChatEndpoint:
             text=output.text,
             audio=sound,
             finish_reason=finish_reason(output),
-            usage=usage(output, self._config),
+            usage=usage(output),
             choices=output.choices,
         )
         return JSONResponse(body | {"omni": timings(output)})
@@ -137,7 +137,7 @@ class ChatEndpoint:
                 yield rest
             output = answer.finish()
             yield sse.event(stream.finish(finish_reason(output)) | {"omni": timings(output)})
-            if (used := stream.usage(usage(output, self._config))) is not None:
+            if (used := stream.usage(usage(output))) is not None:
                 yield sse.event(used)
             yield sse.DONE
         except Exception as error:  # the boundary to the client, after the first byte
