@@ -13,8 +13,8 @@ from omni_cluster.bench.load import Load
 from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
-from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
+from omni_cluster.engine.pipeline import answer_to
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
@@ -27,7 +27,6 @@ class OfflineClient:
     def __init__(self, omni: AsyncOmniLLM, load: Load) -> None:
         self._omni = omni
         self._load = load
-        self._final_types = {s.model_stage: s.final_output_type for s in omni.config.stages}
 
     @property
     def model(self) -> str:
@@ -37,18 +36,18 @@ class OfflineClient:
         """See `Client.ask`; the time runs from before the prompt is rendered, as a server's client has it."""
         watch = Stopwatch()
         heard, error = Heard(self._load.stream, watch), None
-        answer = Answer(str(number), self._final_types)
+        answer = answer_to(str(number), self._omni.bound)
         try:
-            async with contextlib.aclosing(self._omni.stream(self._request(number))) as events:
-                async for event in events:
-                    answer.add(event.stage, event.chunk)
-                    heard.add(event.chunk)
+            async with contextlib.aclosing(answer.following(self._omni.stream(self._request(number)))) as chunks:
+                async for chunk in chunks:
+                    heard.add(chunk)
         except OmniError as broken:
             error = str(broken)
         return self._record(number, heard, answer.finish(), error)
 
     def _request(self, number: int) -> OmniRequest:
-        sampling = zip(self._final_types, self._load.sampling(), strict=True)
+        names = (stage.model_stage for stage in self._omni.config.stages)
+        sampling = zip(names, self._load.sampling(), strict=True)
         return OmniRequest(
             request_id=f"bench-{number}",
             prompt=self._omni.render([{"role": "user", "content": self._load.message(number)}]),

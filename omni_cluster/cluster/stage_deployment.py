@@ -25,9 +25,9 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
+from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fitting import fit_replica
-from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.outbox import Outbox, Outboxes, OutboxUnknown
 from omni_cluster.errors import OmniError
@@ -121,14 +121,10 @@ class StageReplica:
         try:
             if has_media:
                 request = await self._with_media(request)
-            handover = Handover(meter.handed_over)
-            upstream = self._upstream(ticket)
-            source = handover.watched(upstream) if upstream is not None else None
-            async with contextlib.aclosing(self._engine.generate(request, source)) as chunks:
+            async with contextlib.aclosing(driven(self._engine, request, self._upstream(ticket), meter)) as chunks:
                 async for made in chunks:
-                    for part in handover.signed(made).cut(MAX_SAMPLES):
+                    for part in made.cut(MAX_SAMPLES):
                         outbox.put(part)
-                    meter.made(made)
                     if made.finish_reason is not None:
                         self._end(request, meter, "finished")
             outbox.close()

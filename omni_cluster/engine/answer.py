@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 
+from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.outputs import HandoverTimes, OmniRequestOutput, Pcm, StageChunk, StageTimes, TokenChoice, join_pcm
 
 
@@ -51,6 +53,13 @@ class Answer:
 
     def add(self, stage: str, chunk: StageChunk) -> None:
         self._records[stage].add(chunk, time.perf_counter() - self._started_s)
+
+    async def following(self, events: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageChunk, None]:
+        """The chunks as they come, each added to the answer; closing this closes `events`."""
+        async with contextlib.aclosing(events):
+            async for event in events:
+                self.add(event.stage, event.chunk)
+                yield event.chunk
 
     def finish(self) -> OmniRequestOutput:
         text = self._of_type("text")

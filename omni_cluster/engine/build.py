@@ -96,7 +96,7 @@ def make_stage(stage: StageConfig, bound: BoundPipeline) -> Stage:
 def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Stage]:
     """What `make_stage` makes. Imports vLLM, which takes seconds. Raises VersionError for one that it cannot run on."""
     check_vllm()
-    if family_class(config.family).stages[stage.model_stage] is StageKind.AR:
+    if samples_tokens(stage, config):
         from omni_cluster.vllm_engine.stage_llm import StageLLM
 
         return StageLLM

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.outputs import StageChunk
+
+T = TypeVar("T")
 
 MAX_WAITING_EVENTS = 1024
 """A reader that lags by more chunks than this stops the stages of its own request until it goes on."""
@@ -89,9 +92,9 @@ class FanIn:
         self._tasks.clear()  # how they ended holds their frames, and those what they worked on and this object
 
 
-async def chain(first: StageEvent, rest: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageEvent, None]:
+async def chain(first: T, rest: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """`first`, which was read ahead, and then the rest."""
     async with contextlib.aclosing(rest):
         yield first
-        async for event in rest:
-            yield event
+        async for item in rest:
+            yield item

@@ -22,13 +22,13 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.fitting import fit_process
-from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.outbox import Outbox
-from omni_cluster.engine.pipeline import answer_to
+from omni_cluster.engine.pipeline import whole_answer
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError, StageDied
 from omni_cluster.inputs import Media, OmniRequest, Prompt
@@ -128,13 +128,10 @@ class AsyncOmniLLM:
         outbox = outboxes[stage.stage_id]
         source = self.bound.source(stage)
         meter = self._metrics[stage.model_stage].begin()
-        handover = Handover(meter.handed_over)
-        upstream = handover.watched(outboxes[source.stage_id].read()) if source else None
+        upstream = outboxes[source.stage_id].read() if source else None
         try:
-            async with contextlib.aclosing(self._stages[stage.model_stage].generate(request, upstream)) as chunks:
-                async for made in chunks:
-                    chunk = handover.signed(made)
-                    meter.made(chunk)
+            async with contextlib.aclosing(driven(self._stages[stage.model_stage], request, upstream, meter)) as chunks:
+                async for chunk in chunks:
                     if self.bound.consumers(stage):
                         outbox.put(chunk)
                     if chunk.finish_reason is not None:
@@ -150,11 +147,7 @@ class AsyncOmniLLM:
 
     async def generate(self, request: OmniRequest) -> OmniRequestOutput:
         """The whole answer to one request."""
-        answer = answer_to(request.request_id, self.bound)
-        async with contextlib.aclosing(self.stream(request)) as events:
-            async for event in events:
-                answer.add(event.stage, event.chunk)
-        return answer.finish()
+        return await whole_answer(self, request, Deadline(self.config.limits.request_timeout_s))
 
     async def counts(self) -> dict[str, dict[str, int]]:
         """What each engine holds now, by stage name."""

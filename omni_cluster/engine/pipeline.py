@@ -53,7 +53,7 @@ def answer_to(request_id: str, bound: BoundPipeline) -> Answer:
 async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:
     """The answer to a request once all of it is there."""
     answer = answer_to(request.request_id, pipeline.bound)
-    async with contextlib.aclosing(pipeline.stream(request, deadline)) as events:
-        async for event in events:
-            answer.add(event.stage, event.chunk)
+    async with contextlib.aclosing(answer.following(pipeline.stream(request, deadline))) as chunks:
+        async for _ in chunks:
+            pass
     return answer.finish()

@@ -8,17 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
-from omni_cluster.outputs import Pcm
+from omni_cluster.outputs import Pcm, StageChunk
 from omni_cluster.server.answers import error_answer
 from omni_cluster.server.off_loop import OffLoop
 
 
 async def spoken_sound(
-    spoken: SpeechRequest, answer: Answer, events: AsyncGenerator[StageEvent, None], threads: ThreadPoolExecutor
+    spoken: SpeechRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
 ) -> AsyncIterator[bytes]:
     """The body of the answer: raw bytes of one file, or server-sent events with its pieces; coded in `threads`.
 
@@ -26,7 +25,7 @@ async def spoken_sound(
     """
     as_events = spoken.stream_format == "sse"
     try:
-        async with contextlib.aclosing(coded(spoken, answer, events, threads)) as pieces:
+        async with contextlib.aclosing(coded(spoken, chunks, threads)) as pieces:
             async for piece in pieces:
                 yield sse.event(delta_event(piece)) if as_events else piece
         if as_events:
@@ -40,16 +39,14 @@ async def spoken_sound(
 
 
 async def coded(
-    spoken: SpeechRequest, answer: Answer, events: AsyncGenerator[StageEvent, None], threads: ThreadPoolExecutor
+    spoken: SpeechRequest, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
 ) -> AsyncGenerator[bytes, None]:
     """The sound in the format asked for, piece by piece; no bytes for no sound."""
     file = _SoundFile(spoken.format)
-    async with contextlib.aclosing(events):
+    async with contextlib.aclosing(chunks):
         with contextlib.closing(OffLoop(threads, file.close)) as off_loop:
-            async for event in events:
-                answer.add(event.stage, event.chunk)
-                pcm = event.chunk.pcm
-                if pcm is None:
+            async for chunk in chunks:
+                if (pcm := chunk.pcm) is None:
                     continue
                 quick = is_quick(spoken.format, pcm.samples.size)
                 if piece := file.push(pcm) if quick else await off_loop.run(functools.partial(file.push, pcm)):

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api.encoding import SoundFormat, encode
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.outputs import Pcm, StageChunk
@@ -64,10 +62,10 @@ def spoken(sound_format: str) -> SpeechRequest:
     return parse_speech_request(body.encode(), models=["m"], voices=["a"])
 
 
-async def said(samples: np.ndarray, pieces: int) -> AsyncGenerator[StageEvent, None]:
+async def said(samples: np.ndarray, pieces: int) -> AsyncGenerator[StageChunk, None]:
     start = 0
     for piece in np.array_split(samples, pieces):
-        yield StageEvent("speaks", StageChunk(pcm=Pcm(start, piece, RATE_HZ)))
+        yield StageChunk(pcm=Pcm(start, piece, RATE_HZ))
         start += piece.size
 
 
@@ -83,7 +81,7 @@ async def test_the_loop_goes_on_while_sound_is_coded(threads: ThreadPoolExecutor
             turns += 1
 
     turning = asyncio.create_task(turn())
-    pieces = coded(spoken(sound_format), Answer("r", {"speaks": "audio"}), said(samples, 3), threads)
+    pieces = coded(spoken(sound_format), said(samples, 3), threads)
     sound = await anext(pieces)
     assert turns > 100  # none, were it coded on the loop
     sound += b"".join([piece async for piece in pieces])

@@ -15,14 +15,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.fan_in import StageEvent, chain
-from omni_cluster.engine.pipeline import Pipeline, answer_to, whole_answer
+from omni_cluster.engine.pipeline import Pipeline, whole_answer
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
 from omni_cluster.openai_api.completion import ChatStream, completion
 from omni_cluster.openai_api.errors import blamed_on
-from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.server.answers import (
     StreamedSound,
     error_answer,
@@ -33,9 +32,10 @@ from omni_cluster.server.answers import (
     whole_audio,
 )
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter, heard
+from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.streamed import begun
 
 
 class ChatEndpoint:
@@ -110,26 +110,21 @@ class ChatEndpoint:
     async def _streamed(
         self, chat: ChatRequest, request: OmniRequest, deadline: Deadline, meter: HttpMeter
     ) -> Response:
-        """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
-        answer = answer_to(request.request_id, self._bound)
-        events = heard(self._pipeline.stream(request, deadline), meter)
-        first = await anext(events)
-        body = self._sse(chat, answer, first, events)
+        body = self._sse(chat, *await begun(self._pipeline, request, deadline, meter))
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _sse(
-        self, chat: ChatRequest, answer: Answer, first: StageEvent, events: AsyncGenerator[StageEvent, None]
+        self, chat: ChatRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
     ) -> AsyncIterator[bytes]:
         stream, sound = ChatStream(chat), StreamedSound(chat.audio_format)
         off_loop = OffLoop(self._coding, sound.close)
         try:
-            async with contextlib.aclosing(events):
+            async with contextlib.aclosing(chunks):
                 yield sse.event(stream.start())
-                async for event in chain(first, events):
-                    answer.add(event.stage, event.chunk)
-                    if event.chunk.text or event.chunk.choices:
-                        yield sse.event(stream.text(event.chunk.text, event.chunk.choices))
-                    if (pcm := event.chunk.pcm) is not None:
+                async for chunk in chunks:
+                    if chunk.text or chunk.choices:
+                        yield sse.event(stream.text(chunk.text, chunk.choices))
+                    if (pcm := chunk.pcm) is not None:
                         said = functools.partial(_sound_event, stream, functools.partial(sound.push, pcm))
                         if piece := said() if sound.is_quick(pcm) else await off_loop.run(said):
                             yield piece

@@ -13,8 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.fan_in import chain
-from omni_cluster.engine.pipeline import Pipeline, answer_to, whole_answer
+from omni_cluster.engine.pipeline import Pipeline, whole_answer
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
@@ -22,9 +21,10 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
 from omni_cluster.server.answers import error_answer, whole_sound
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter, heard
+from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.spoken import spoken_sound
+from omni_cluster.server.streamed import begun
 
 
 class SpeechEndpoint:
@@ -68,10 +68,8 @@ class SpeechEndpoint:
     async def _streamed(
         self, spoken: SpeechRequest, request: OmniRequest, deadline: Deadline, meter: HttpMeter
     ) -> Response:
-        """Answers once the first chunk is there, so that what fails before it has an HTTP status of its own."""
-        events = heard(self._pipeline.stream(request, deadline), meter)
-        told = chain(await anext(events), events)
-        sound = spoken_sound(spoken, answer_to(request.request_id, self._bound), told, self._coding)
+        answer, chunks = await begun(self._pipeline, request, deadline, meter)
+        sound = spoken_sound(spoken, answer, chunks, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
