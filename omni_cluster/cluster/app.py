@@ -110,12 +110,12 @@ def ingress_deployment(config: PipelineConfig) -> Any:
 
 def actor_options(stage: StageConfig) -> dict[str, Any]:
     """Ray's resources of one replica; a stage without GPUs sees none."""
-    options: dict[str, Any] = {"num_cpus": stage.num_cpus, "num_gpus": stage.gpus_per_replica}
-    environment = dict(GPU_ENVIRONMENT if stage.gpus_per_replica else CPU_ENVIRONMENT)
-    if stage.gpus is not None:
-        options["num_gpus"] = 0  # exact cards: Ray counts none, or it would choose others
-    environment |= card_environment(stage)
-    return options | {"runtime_env": {"env_vars": environment}}
+    environment = (GPU_ENVIRONMENT if stage.gpus_per_replica else CPU_ENVIRONMENT) | card_environment(stage)
+    return {
+        "num_cpus": stage.num_cpus,
+        "num_gpus": stage.scheduled_gpus,  # of exact cards Ray counts none, or it would choose others
+        "runtime_env": {"env_vars": environment},
+    }
 
 
 def scaling(stage: StageConfig) -> dict[str, Any]:

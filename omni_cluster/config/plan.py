@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from typing import Literal
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.config.sharing import by_fractions, on_pinned_cards
 from omni_cluster.errors import ConfigError
 
 Executor = Literal["cpu", "uni", "mp"]
@@ -141,18 +142,17 @@ def _hand_overs(stages: Sequence[StageConfig]) -> Iterator[HandOver]:
 
 
 def _total_gpus(stages: Sequence[StageConfig], replicas: Sequence[int]) -> float:
-    pinned = {card for stage in stages for card in stage.gpus or ()}
-    scheduled = (count * (stage.num_gpus or 0) for stage, count in zip(stages, replicas, strict=True))
-    return len(pinned) + math.fsum(scheduled)
+    scheduled = (count * stage.scheduled_gpus for stage, count in zip(stages, replicas, strict=True))
+    return len(on_pinned_cards(stages)) + math.fsum(scheduled)
 
 
 def _cards(stages: Sequence[StageConfig]) -> dict[int, list[StageConfig]]:
     """The engines on each pinned card: a stage stands there once a replica."""
-    cards: dict[int, list[StageConfig]] = {}
-    for stage in stages:
-        for card in stage.gpus or ():
-            cards.setdefault(card, []).extend([stage] * stage.max_replicas)
-    return dict(sorted(cards.items()))
+    by_id = {stage.stage_id: stage for stage in stages}
+    return {
+        card: [by_id[stage_id] for stage_id, count in engines.items() for _ in range(count)]
+        for card, engines in on_pinned_cards(stages).items()
+    }
 
 
 def _stated_fraction(stage: StageConfig) -> float:
@@ -187,7 +187,7 @@ def _pinned_shares(stages: Sequence[StageConfig]) -> Iterator[CardShare]:
 
 
 def _fractional_shares(stages: Sequence[StageConfig]) -> Iterator[CardShare]:
-    engines = [stage for stage in stages if 0 < stage.gpus_per_replica < 1]
+    engines = by_fractions(stages)
     if sum(engine.max_replicas for engine in engines) > 1:
         described = tuple(f"{stage.model_stage} {stage.gpus_per_replica:g} GPU, {_memory(stage)}" for stage in engines)
         yield CardShare("a card shared by fractions", described, _fullest_card(engines))

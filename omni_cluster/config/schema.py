@@ -243,7 +243,12 @@ class StageConfig(Strict):
     @property
     def gpus_per_replica(self) -> float:
         """GPUs that one replica holds; a fraction is a share of one card."""
-        return float(len(self.gpus)) if self.gpus is not None else float(self.num_gpus or 0)
+        return float(len(self.gpus)) if self.gpus is not None else self.scheduled_gpus
+
+    @property
+    def scheduled_gpus(self) -> float:
+        """Those of them that Ray chooses: none where the cards are named."""
+        return float(self.num_gpus or 0)
 
     @property
     def diffusion_settings(self) -> DiffusionConfig:

@@ -7,6 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from omni_cluster.config.schema import StageConfig
+from omni_cluster.config.sharing import (
+    by_fractions,
+    fit_one_card,
+    on_cards_of_one_process,
+    on_pinned_cards,
+    with_cards_alone,
+)
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB, gib
 
@@ -45,33 +52,26 @@ def cards_of_replicas(stages: Sequence[StageConfig], usable: int) -> tuple[Card,
     A pinned card has all replicas of the stages that name it. Shares that come to at most one card may all meet there;
     where they come to more, Ray decides who meets whom, and a replica may take no more than its share of a card.
     """
-    pinned: dict[int, dict[int, int]] = {}
-    for stage in stages:
-        for number in stage.gpus or ():
-            pinned.setdefault(number, {})[stage.stage_id] = stage.max_replicas
-    cards = [Card(f"GPU {number}", usable, engines) for number, engines in sorted(pinned.items())]
-    whole = [stage for stage in stages if stage.gpus is None and stage.gpus_per_replica >= 1]
+    cards = [Card(f"GPU {number}", usable, engines) for number, engines in on_pinned_cards(stages).items()]
+    whole = with_cards_alone(stages)
     cards += [Card(f"each card of {stage.model_stage}", usable, {stage.stage_id: 1}) for stage in whole]
-    return (*cards, *_fractional_cards([s for s in stages if s.gpus is None and 0 < s.gpus_per_replica < 1], usable))
+    return (*cards, *_fractional_cards(by_fractions(stages), usable))
 
 
 def _fractional_cards(stages: Sequence[StageConfig], usable: int) -> Iterator[Card]:
     if not stages:
         return
-    # fsum rounds once: shares that add up to 1 do so here too.
-    if math.fsum(stage.gpus_per_replica * stage.max_replicas for stage in stages) <= 1:
+    if fit_one_card(stages):
         yield Card("the shared card", usable, {stage.stage_id: stage.max_replicas for stage in stages})
         return
     for stage in stages:
-        share = math.floor(usable * stage.gpus_per_replica)
-        yield Card(f"{stage.gpus_per_replica:g} of a card", share, {stage.stage_id: 1})
+        share = math.floor(usable * stage.scheduled_gpus)
+        yield Card(f"{stage.scheduled_gpus:g} of a card", share, {stage.stage_id: 1})
 
 
 def cards_of_one_process(stages: Sequence[StageConfig], usable: int, first: int = 0) -> dict[int, Card]:
     """The cards, by number, of a process that runs one engine of each stage: without `gpus` from number `first` on."""
-    engines: dict[int, dict[int, int]] = {}
-    for stage in stages:
-        if stage.gpus_per_replica > 0:
-            for number in stage.gpus or range(first, first + stage.tensor_parallel_size):
-                engines.setdefault(number, {})[stage.stage_id] = 1
-    return {number: Card(f"GPU {number}", usable, on_card) for number, on_card in sorted(engines.items())}
+    return {
+        number: Card(f"GPU {number}", usable, engines)
+        for number, engines in on_cards_of_one_process(stages, first).items()
+    }
