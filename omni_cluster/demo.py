@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import sys
 import time
 import wave
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from omni_cluster.api_client import BadAnswer, Part, Refused, body_of, events_of, refusal
 from omni_cluster.config.loader import load_config
 from omni_cluster.errors import OmniError
 from omni_cluster.models.registry import known_families
@@ -206,81 +207,51 @@ class StreamedAnswer:
 
     def add(self, event: Mapping[str, Any], now_s: float) -> str:
         """Takes one event of the stream; returns the text that came with it."""
-        for name, times in event.get("omni", {}).get("stages", {}).items():
-            self.stages[name] = StageTimes(times["first_s"], times["last_s"], times["tokens"])
-        delta = event["choices"][0]["delta"] if event.get("choices") else {}
-        text, sound = delta.get("content") or "", (delta.get("audio") or {}).get("data") or ""
-        if text:
-            self.text += text
+        part = Part.of(event)
+        for name, times in part.stages.items():
+            self.stages[name] = StageTimes(times["first_s"], times["last_s"], int(times["tokens"]))
+        if part.text:
+            self.text += part.text
             self.first_text_s = now_s if self.first_text_s is None else self.first_text_s
-        if sound:
-            self.pcm += base64.b64decode(sound)
+        if part.sound:
+            self.pcm += part.sound
             self.first_audio_s = now_s if self.first_audio_s is None else self.first_audio_s
-        return text
-
-
-def read_events(lines: Iterable[str]) -> Iterator[Body]:
-    """The JSON of each `data:` line until [DONE].
-
-    Raises DemoError with the sentence of an error event, and for a stream that is no JSON or ends before [DONE].
-    """
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        yield checked_body(data)
-    raise DemoError("the stream ended without [DONE]; the server's log says why.")
-
-
-def checked_body(text: str | bytes) -> Body:
-    """A JSON object of the server; DemoError with its own sentence when it is an error."""
-    try:
-        body = json.loads(text)
-    except ValueError:
-        raise DemoError(f"the server sent {text[:60]!r}, which is no JSON; its log says why.") from None
-    if not isinstance(body, dict):
-        raise DemoError(f"the server sent {text[:60]!r}, which is no JSON object; its log says why.")
-    if "error" in body:
-        raise DemoError(f"the server says: {body['error']['message']}")
-    return body
+        return part.text
 
 
 def first_model(http: httpx.Client) -> str:
     """The id of the model that is served. Raises DemoError."""
-    try:
+    with _told(http):
         response = http.get("/v1/models")
-    except httpx.HTTPError as error:
-        raise _unreachable(http, error) from None
-    return str(_accepted(response)["data"][0]["id"])
+        if response.status_code != httpx.codes.OK:
+            raise refusal(response.status_code, response.content)
+        return str(body_of(response.content)["data"][0]["id"])
 
 
 def ask(http: httpx.Client, body: Body, on_text: Callable[[str], None]) -> StreamedAnswer:
     """Streams one answer, its text to `on_text` as it comes. Raises DemoError."""
     answer, started_s = StreamedAnswer(), time.perf_counter()
-    try:
-        with http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                response.read()
-                _accepted(response)
-            for event in read_events(response.iter_lines()):
-                on_text(answer.add(event, time.perf_counter() - started_s))
-    except httpx.HTTPError as error:
-        raise _unreachable(http, error) from None
+    with _told(http), http.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            raise refusal(response.status_code, response.read())
+        for event in events_of(response.iter_lines()):
+            on_text(answer.add(event, time.perf_counter() - started_s))
     answer.total_s = time.perf_counter() - started_s
     return answer
 
 
-def _accepted(response: httpx.Response) -> Body:
-    body = checked_body(response.content)
-    if response.status_code != httpx.codes.OK:
-        raise DemoError(f"the server answered {response.status_code} without an error; its log says why.")
-    return body
-
-
-def _unreachable(http: httpx.Client, error: httpx.HTTPError) -> DemoError:
-    return DemoError(f"the server at {http.base_url} broke off ({type(error).__name__}); its log says why.")
+@contextmanager
+def _told(http: httpx.Client) -> Iterator[None]:
+    """What is no answer is a DemoError."""
+    try:
+        yield
+    except Refused as refused:
+        raise DemoError(f"the server says: {refused}") from None
+    except BadAnswer as bad:
+        raise DemoError(f"{str(bad).removesuffix('.')}; the server's log says why.") from None
+    except httpx.HTTPError as error:
+        why = f"the server at {http.base_url} broke off ({type(error).__name__}); its log says why."
+        raise DemoError(why) from None
 
 
 def write_wav(path: Path, pcm: bytes) -> None:

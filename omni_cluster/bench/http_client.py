@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,16 +9,13 @@ from typing import Any
 
 import httpx
 
+from omni_cluster.api_client import BadAnswer, Part, body_of, events_of_async, refusal
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
 
 CONNECT_TIMEOUT_S = 10.0
 PCM16_BYTES = 2
-
-
-class RequestFailed(Exception):
-    """A request that the server refused or broke off: one sentence."""
 
 
 class HttpClient:
@@ -44,26 +39,22 @@ class HttpClient:
                 await self._stream(number, answer, watch)
             else:
                 await self._whole(number, answer, watch)
-        except (RequestFailed, httpx.HTTPError) as error:
+        except (BadAnswer, httpx.HTTPError) as error:
             answer.error = str(error) or type(error).__name__
         return answer.record(number, watch())
 
     async def _stream(self, number: int, answer: AnswerParts, watch: Stopwatch) -> None:
         async with self._http.stream("POST", "/v1/chat/completions", json=self.body(number)) as response:
             if response.status_code != httpx.codes.OK:
-                raise RequestFailed(refusal(response.status_code, await response.aread()))
-            async for line in response.aiter_lines():
-                if line == "data: [DONE]":
-                    return
-                if line.startswith("data:"):
-                    answer.add(json_object(line.removeprefix("data:")), watch())
-        raise RequestFailed("the stream ended without [DONE].")
+                raise refusal(response.status_code, await response.aread())
+            async for event in events_of_async(response.aiter_lines()):
+                answer.add(event, watch())
 
     async def _whole(self, number: int, answer: AnswerParts, watch: Stopwatch) -> None:
         response = await self._http.post("/v1/chat/completions", json=self.body(number))
         if response.status_code != httpx.codes.OK:
-            raise RequestFailed(refusal(response.status_code, response.content))
-        answer.add(json_object(response.text), watch())
+            raise refusal(response.status_code, response.content)
+        answer.add(body_of(response.text), watch())
 
     def body(self, number: int) -> dict[str, Any]:
         return chat_body(self._model, self._load, number)
@@ -94,19 +85,14 @@ class AnswerParts:
     error: str | None = None
 
     def add(self, event: Mapping[str, Any], now_s: float) -> None:
-        """Takes an event of a stream, or the body of a whole answer. Raises RequestFailed for an error."""
-        if "error" in event:
-            raise RequestFailed(sentence(event["error"]))
-        for choice in event.get("choices", ()):
-            self._add_delta(choice.get("delta") or choice.get("message") or {}, now_s)
-        self.stages = (event.get("omni") or {}).get("stages") or self.stages
-        self.usage = event.get("usage") or self.usage
-
-    def _add_delta(self, delta: Mapping[str, Any], now_s: float) -> None:
-        if delta.get("content"):
+        """Takes an event of a stream, or the body of a whole answer."""
+        part = Part.of(event)
+        if part.text:
             self.text_s.append(now_s)
-        if data := (delta.get("audio") or {}).get("data"):
-            self.audio.append(AudioArrival(now_s, len(base64.b64decode(data)) // PCM16_BYTES))
+        if part.sound:
+            self.audio.append(AudioArrival(now_s, len(part.sound) // PCM16_BYTES))
+        self.stages = part.stages or self.stages
+        self.usage = part.usage or self.usage
 
     def record(self, number: int, total_s: float) -> RequestRecord:
         return RequestRecord(
@@ -120,29 +106,6 @@ class AnswerParts:
             codec_tokens=(self.usage.get("completion_tokens_details") or {}).get("audio_tokens", 0),
             error=self.error,
         )
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Raises RequestFailed for what is no JSON object."""
-    try:
-        body = json.loads(text)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise RequestFailed(f"the server sent {text[:60]!r}, which is no JSON object.")
-    return body
-
-
-def refusal(status: int, content: bytes) -> str:
-    """The server's own sentence, or its status and first words when it gave none."""
-    try:
-        return sentence(json.loads(content)["error"])
-    except (ValueError, LookupError, TypeError):
-        return f"the server answered {status}: {content[:80].decode(errors='replace')!r}."
-
-
-def sentence(error: object) -> str:
-    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
 
 
 @asynccontextmanager

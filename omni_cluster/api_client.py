@@ -1,0 +1,111 @@
+"""What a client of the HTTP API reads: the lines of a stream, what an event brings, and refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_cluster.errors import OmniError
+
+Event = dict[str, Any]
+
+
+class BadAnswer(OmniError):
+    """What came is no answer, or no whole one: one sentence."""
+
+
+class Refused(BadAnswer):
+    """The server's own sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an event of a stream, or the body of a whole answer, brings. `sound` is in the format asked for."""
+
+    text: str
+    sound: bytes
+    stages: Mapping[str, Mapping[str, float]]
+    usage: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Part:
+        choice = event["choices"][0] if event.get("choices") else {}
+        delta = choice.get("delta") or choice.get("message") or {}
+        return cls(
+            text=delta.get("content") or "",
+            sound=base64.b64decode((delta.get("audio") or {}).get("data") or ""),
+            stages=(event.get("omni") or {}).get("stages") or {},
+            usage=event.get("usage") or {},
+        )
+
+
+class _Lines:
+    """The lines of a stream, one by one; `has_ended` once [DONE] was there."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    def event(self, line: str) -> Event | None:
+        """What a line says, None for one that says nothing. Raises BadAnswer."""
+        if not line.startswith("data:"):
+            return None
+        data = line.removeprefix("data:").strip()
+        self.has_ended = data == "[DONE]"
+        return None if self.has_ended else body_of(data)
+
+
+def events_of(lines: Iterable[str]) -> Iterator[Event]:
+    """The events of a stream until [DONE]. Raises BadAnswer for an error event, and for a stream that breaks off."""
+    reader = _Lines()
+    for line in lines:
+        if (event := reader.event(line)) is not None:
+            yield event
+        if reader.has_ended:
+            return
+    raise _broken_off()
+
+
+async def events_of_async(lines: AsyncIterable[str]) -> AsyncIterator[Event]:
+    """See `events_of`."""
+    reader = _Lines()
+    async for line in lines:
+        if (event := reader.event(line)) is not None:
+            yield event
+        if reader.has_ended:
+            return
+    raise _broken_off()
+
+
+def _broken_off() -> BadAnswer:
+    return BadAnswer("the stream ended without [DONE].")
+
+
+def body_of(text: str | bytes) -> Event:
+    """A JSON object of the server. Raises BadAnswer for what is none, and Refused for one that is an error."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise BadAnswer(f"the server sent {text[:60]!r}, which is no JSON object.")
+    if "error" in body:
+        raise Refused(_sentence(body["error"]))
+    return body
+
+
+def refusal(status: int, content: bytes) -> BadAnswer:
+    """The server's own sentence, or its status and first words when it gave none."""
+    try:
+        body_of(content)
+    except Refused as refused:
+        return refused
+    except BadAnswer:
+        pass
+    return BadAnswer(f"the server answered {status}: {content[:80].decode(errors='replace')!r}.")
+
+
+def _sentence(error: object) -> str:
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
