@@ -50,6 +50,7 @@ LIMITS = ApiLimits(
     max_decoded_bytes=10_000_000,
     max_output_tokens=64,
     video=VideoLimits(10.0, 16, 100_000),
+    max_prompt_tokens=28_000,
 )
 TONE = np.sin(np.arange(4_801) / 10).astype(np.float32)
 STAGES = {

@@ -22,7 +22,7 @@ class ApiLimits:
     max_decoded_bytes: int
     max_output_tokens: int
     video: VideoLimits
-    max_prompt_tokens: int = 28_000
+    max_prompt_tokens: int
 
     @property
     def max_text_chars(self) -> int:

@@ -17,12 +17,8 @@ from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
-from omni_cluster.openai_api.decoders import DecoderLimits
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest, error_body
-from omni_cluster.openai_api.fetch import FetchLimits
-from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import OmniRequestOutput, Pcm
 from omni_cluster.server.log import logger
 
@@ -30,49 +26,10 @@ _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
 
 
-def api_limits(config: PipelineConfig) -> ApiLimits:
-    limits = config.limits
-    return ApiLimits(
-        max_body_bytes=limits.max_body_bytes,
-        max_audio_parts=limits.max_audio_parts,
-        max_image_parts=limits.max_image_parts,
-        max_video_parts=limits.max_video_parts,
-        max_media_bytes=limits.max_media_bytes,
-        max_audio_s=limits.max_audio_input_s,
-        max_image_pixels=limits.max_image_pixels,
-        max_decoded_bytes=limits.max_decoded_bytes,
-        max_output_tokens=limits.max_output_tokens,
-        video=VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels),
-        max_prompt_tokens=limits.max_prompt_tokens,
-    )
-
-
 def api_keys(config: PipelineConfig) -> ApiKeys:
     """Raises ConfigError for a key file that cannot be read, or for what is no key."""
     file = config.api.keys_file
     return ApiKeys.load(Path(file) if file is not None else None, os.environ, config.api.keys_variable)
-
-
-def fetch_limits(config: PipelineConfig) -> FetchLimits:
-    fetch = config.fetch
-    return FetchLimits(
-        max_bytes=config.limits.max_media_bytes,
-        timeout_s=fetch.timeout_s,
-        max_concurrent=fetch.max_concurrent,
-        retries=fetch.retries,
-        allowed_hosts=tuple(fetch.allowed_hosts),
-        allow_private=fetch.allow_private,
-    )
-
-
-def decoder_limits(config: PipelineConfig) -> DecoderLimits:
-    decoders = config.decoders
-    return DecoderLimits(
-        processes=decoders.processes,
-        memory_bytes=decoders.memory_bytes,
-        timeout_s=decoders.timeout_s,
-        max_held_bytes=decoders.max_held_bytes,
-    )
 
 
 def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,8 @@ from omni_cluster.openai_api.decoders import Decoders
 from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
-from omni_cluster.server.answers import api_limits, decoder_limits, fetch_limits
 from omni_cluster.server.door import Visit
+from omni_cluster.server.limits import api_limits, decoder_limits, fetch_limits
 
 SMALL_BODY_BYTES = 65_536
 """What is checked beside other requests, in some milliseconds; more is a decoder's work."""

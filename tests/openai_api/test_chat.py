@@ -36,6 +36,7 @@ LIMITS = ApiLimits(
     max_decoded_bytes=1_000_000,
     max_output_tokens=256,
     video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400),
+    max_prompt_tokens=28_000,
 )
 HELLO = [{"role": "user", "content": "hello"}]
 

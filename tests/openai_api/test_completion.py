@@ -15,7 +15,7 @@ from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import TokenChoice, TokenLogprob
 
-LIMITS = ApiLimits(10_000, 1, 1, 1, 10_000, 1.0, 100, 300, 64, VideoLimits(1.0, 2, 100))
+LIMITS = ApiLimits(10_000, 1, 1, 1, 10_000, 1.0, 100, 300, 64, VideoLimits(1.0, 2, 100), 28_000)
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=2, audio_tokens=30)
 USAGE_BODY = {

@@ -47,6 +47,7 @@ LIMITS = ApiLimits(
     max_decoded_bytes=512 << 20,
     max_output_tokens=256,
     video=VideoLimits(max_s=300.0, max_frames=128, max_frame_pixels=8_847_360),
+    max_prompt_tokens=28_000,
 )
 BOUNDS = DecoderLimits(processes=1, memory_bytes=1 << 30, timeout_s=PATIENCE_S, max_held_bytes=512 << 20)
 

@@ -25,7 +25,7 @@ from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import Pcm
 from omni_cluster.server.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 
-LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20))
+LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20), 28_000)
 CONFIG = load_config(known_families=known_families())
 
 
