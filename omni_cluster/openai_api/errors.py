@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -51,6 +51,15 @@ def error_body(message: str, *, status: int = 400, param: str | None = None, cod
     """OpenAI's error shape; the type follows from the HTTP status."""
     kind = _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def lasts_too_long(kind: Literal["audio", "video"], max_s: float, param: str) -> BadRequest:
+    return BadRequest(
+        f"{param} lasts longer than {max_s:g} s, which is the most that is accepted.",
+        param=param,
+        code=f"{kind}_too_long",
+        status=413,
+    )
 
 
 async def route_refused(request: Request, error: Exception) -> Response:

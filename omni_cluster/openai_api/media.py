@@ -23,7 +23,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from PIL import Image, ImageOps
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
 
 AudioFormat = Literal["wav", "mp3", "flac"]
 
@@ -159,7 +159,7 @@ def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, pa
         _check_frame(frame, param)
         decoded_samples += frame.samples
         if decoded_samples > max_s * frame.sample_rate:
-            raise _too_long(max_s, param)
+            raise lasts_too_long("audio", max_s, param)
         for converted in interleaved.resample(frame):
             channels = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
             # Infinities of opposite sign average to NaN; they are refused with the other non-numbers at the end.
@@ -209,15 +209,6 @@ def _mono_frame(rate: int, block: npt.NDArray[np.float32]) -> AudioFrame:
     frame = AudioFrame.from_ndarray(block[None], format="fltp", layout="mono")
     frame.sample_rate = rate
     return frame
-
-
-def _too_long(max_s: float, param: str) -> BadRequest:
-    return BadRequest(
-        f"{param} lasts longer than {max_s:g} s, which is the most that is accepted.",
-        param=param,
-        code="audio_too_long",
-        status=413,
-    )
 
 
 def _unreadable_audio(format: AudioFormat, param: str) -> BadRequest:

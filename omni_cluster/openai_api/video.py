@@ -24,7 +24,7 @@ from av.video.stream import VideoStream
 
 from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
 from omni_cluster.openai_api.kept_frames import (
     FRAME_FACTOR,
     floor_even,
@@ -155,7 +155,7 @@ def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLim
     _check_fps(fps, param)
     _check_pictures(pictures, limits, param)
     if len(pictures) / fps > limits.max_s:
-        raise _too_long(limits, param)
+        raise lasts_too_long("video", limits.max_s, param)
     count = len(pictures) + len(pictures) % FRAME_FACTOR
     first = pictures[0].decode()
     frames = np.empty((count, *kept_size(count, *first.shape[:2]), 3), np.uint8)
@@ -448,16 +448,7 @@ def _check_file_frames(frames: int, file: _File) -> None:
 
 def _check_duration(duration_s: float | Fraction, file: _File) -> None:
     if duration_s > file.limits.max_s:
-        raise _too_long(file.limits, file.param)
-
-
-def _too_long(limits: VideoLimits, param: str) -> BadRequest:
-    return BadRequest(
-        f"{param} lasts longer than {limits.max_s:g} s, which is the most that is accepted.",
-        param=param,
-        code="video_too_long",
-        status=413,
-    )
+        raise lasts_too_long("video", file.limits.max_s, file.param)
 
 
 def _changing_size(size: tuple[int, int], other: tuple[int, int], param: str) -> BadRequest:
