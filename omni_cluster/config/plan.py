@@ -206,7 +206,11 @@ def _named(engines: Sequence[StageConfig]) -> str:
 
 def _table(stages: Sequence[StagePlan]) -> list[str]:
     header = ("id", "stage", "replicas", "GPUs", "executor", "memory", "from", "to")
-    rows = [header, *(_row(stage) for stage in stages)]
+    return columns([header, *(_row(stage) for stage in stages)])
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows of a table as lines, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

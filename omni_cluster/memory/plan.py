@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from omni_cluster.config.plan import columns
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory.devices import Card
@@ -124,7 +125,7 @@ def render_memory(plan: MemoryPlan) -> str:
     """`plan` as plain text for a terminal: a table of the parts of every engine on every card, in GiB."""
     rows = [row for card in plan.cards for row in _card_rows(plan, card)]
     header = ("card", "stage", "engines", *(name for name, _ in part_names(FixedParts())), "KV cache", "each", "GiB")
-    return "\n".join(_columns([header, *rows])) + "\n"
+    return "\n".join(columns([header, *rows])) + "\n"
 
 
 def _card_rows(plan: MemoryPlan, card: Card) -> Iterator[tuple[str, ...]]:
@@ -137,9 +138,3 @@ def _card_rows(plan: MemoryPlan, card: Card) -> Iterator[tuple[str, ...]]:
     taken = plan.taken(card)
     yield (card.name, "left", "", *blank, gib(card.usable - taken))
     yield (card.name, "usable", "", *blank, gib(card.usable))
-
-
-def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
