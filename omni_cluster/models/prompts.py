@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_cluster.inputs import Prompt
+from omni_cluster.nested import all_strings
 
 Said = Sequence[Mapping[str, Any]]
 Template = Callable[[Said, Said], str]
@@ -31,7 +32,7 @@ class PromptMaker:
 
     def render(self, template: Template, messages: Said, tools: Said) -> Prompt:
         """The prompt, with token ids where its text has what looks like a mark and is none of the template's."""
-        if not any(self._is_odd(text) for text in _texts([messages, tools])):
+        if not any(self._is_odd(text) for text in all_strings([messages, tools])):
             return Prompt(template(messages, tools))
         guard = f"\ue000{secrets.token_hex(8)}\ue000"  # in nobody's text
         guarded = template(self._guarded(messages, guard), self._guarded(tools, guard))
@@ -77,16 +78,3 @@ class PromptMaker:
                 text = text.replace(mark, f"{mark[0]}{guard}{mark[1:]}")
         before = guard if text.startswith(self._ends) else ""
         return before + text + (guard if text.endswith(self._beginnings) else "")
-
-
-def _texts(node: Any) -> Iterator[str]:
-    """All strings in it, however deep, keys among them."""
-    nodes = [node]
-    while nodes:
-        found = nodes.pop()
-        if isinstance(found, str):
-            yield found
-        elif isinstance(found, Mapping):
-            nodes += [*found, *found.values()]
-        elif isinstance(found, Sequence):
-            nodes += found

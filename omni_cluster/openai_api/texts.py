@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from omni_cluster.nested import all_strings
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.messages import Message, TextPart
 from omni_cluster.openai_api.tools import Tool
@@ -27,7 +27,7 @@ def _texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
         yield message.tool_call_id or ""
         for call in message.tool_calls or ():
             yield from (call.id, call.function.name, call.function.arguments)
-    yield from _strings([tool.model_dump() for tool in tools])
+    yield from all_strings([tool.model_dump() for tool in tools])
 
 
 def _content(message: Message) -> Iterator[str]:
@@ -35,16 +35,3 @@ def _content(message: Message) -> Iterator[str]:
         yield message.content
     else:
         yield from (part.text for part in message.content or () if isinstance(part, TextPart))
-
-
-def _strings(node: Any) -> Iterator[str]:
-    """All strings in it, however deep, keys among them."""
-    nodes = [node]
-    while nodes:
-        found = nodes.pop()
-        if isinstance(found, str):
-            yield found
-        elif isinstance(found, Mapping):
-            nodes += [*found, *found.values()]
-        elif isinstance(found, Sequence):
-            nodes += found
