@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from omni_cluster.api_client import SAMPLE_RATE_HZ
 from omni_cluster.bench.http_client import chat_body
 from omni_cluster.bench.load import Load
-from omni_cluster.bench.record import SAMPLE_RATE_HZ
 from omni_cluster.bench.stats import percentiles
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api import sse

@@ -12,6 +12,10 @@ from omni_cluster.errors import OmniError
 
 Event = dict[str, Any]
 
+SAMPLE_RATE_HZ = 24_000
+"""Of raw sound, which is 16-bit and mono."""
+CONNECT_TIMEOUT_S = 10.0
+
 
 class BadAnswer(OmniError):
     """What came is no answer, or no whole one: one sentence."""

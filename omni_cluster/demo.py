@@ -21,7 +21,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from omni_cluster.api_client import BadAnswer, Part, Refused, body_of, events_of, refusal
+from omni_cluster.api_client import (
+    CONNECT_TIMEOUT_S,
+    SAMPLE_RATE_HZ,
+    BadAnswer,
+    Part,
+    Refused,
+    body_of,
+    events_of,
+    refusal,
+)
 from omni_cluster.config.loader import load_config
 from omni_cluster.errors import OmniError
 from omni_cluster.models.registry import known_families
@@ -32,9 +41,7 @@ if TYPE_CHECKING:
     from omni_cluster.cluster.local import LocalCluster
 
 READY_TIMEOUT_S = 900.0
-CONNECT_TIMEOUT_S = 10.0
 QUESTION_RATE_HZ = 16_000
-ANSWER_RATE_HZ = 24_000
 TEXT_QUESTION = "Hello world, please answer in text."
 SPOKEN_QUESTION = "What do you hear, and what is in the picture?"
 HEALTHY = "HEALTHY"
@@ -259,7 +266,7 @@ def write_wav(path: Path, pcm: bytes) -> None:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(ANSWER_RATE_HZ)
+        file.setframerate(SAMPLE_RATE_HZ)
         file.writeframes(pcm)
 
 
@@ -274,8 +281,8 @@ def converse(http: httpx.Client, voice: str | None, folder: Path, console: Conso
     answer = ask_by_sound(http, model, voice, folder, console)
     path = folder / "answer.wav"
     write_wav(path, answer.pcm)
-    seconds = len(answer.pcm) / 2 / ANSWER_RATE_HZ
-    console.print(f"sound: {path}, {seconds:.2f} s at {ANSWER_RATE_HZ} Hz\n", markup=False, soft_wrap=True)
+    seconds = len(answer.pcm) / 2 / SAMPLE_RATE_HZ
+    console.print(f"sound: {path}, {seconds:.2f} s at {SAMPLE_RATE_HZ} Hz\n", markup=False, soft_wrap=True)
     console.print(client_table(answer))
     console.print(stage_table(answer))
 

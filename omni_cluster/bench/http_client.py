@@ -9,12 +9,11 @@ from typing import Any
 
 import httpx
 
-from omni_cluster.api_client import BadAnswer, Part, body_of, events_of_async, refusal
+from omni_cluster.api_client import CONNECT_TIMEOUT_S, BadAnswer, Part, body_of, events_of_async, refusal
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
 
-CONNECT_TIMEOUT_S = 10.0
 PCM16_BYTES = 2
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_cluster.bench.record import SAMPLE_RATE_HZ, AudioArrival
+from omni_cluster.api_client import SAMPLE_RATE_HZ
+from omni_cluster.bench.record import AudioArrival
 
 
 @dataclass(frozen=True, slots=True)

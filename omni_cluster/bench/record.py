@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-SAMPLE_RATE_HZ = 24_000
+from omni_cluster.api_client import SAMPLE_RATE_HZ
 
 
 @dataclass(frozen=True, slots=True)
