@@ -1,9 +1,4 @@
-"""A pipeline with the memory of its engines set: computed by `memory`, checked before an engine starts.
-
-What vLLM 0.30 does with it: with `kv_cache_memory_bytes` the cache has that size and nothing is measured; only
-`gpu_memory_utilization` of the card must be free when the engine starts (`request_memory`), which is therefore set to
-what the engine still has to take at that point.
-"""
+"""A pipeline with the memory of its engines set: computed by `memory`, checked before an engine starts."""
 
 from __future__ import annotations
 
