@@ -9,7 +9,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from omni_cluster.engine.omni_llm import AsyncOmniLLM
+    from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
     from tests.engine.stages import Speak
     from tests.reference import Reference, SpeechReference
 
@@ -27,10 +27,17 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+CLUSTERS = {"served", "watched", "served_2x2", "demo"}
+"""Fixtures that start Ray and listen on fixed ports: one of them at a time."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
+        if config.pluginmanager.hasplugin("xdist"):  # what shares fixtures stays in one process
+            is_clustered = CLUSTERS & set(getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.xdist_group("cluster" if is_clustered else "engines"))
         if torch.cuda.is_available():
             if item.get_closest_marker("parity"):
                 item.add_marker(pytest.mark.gpu)
@@ -78,3 +85,13 @@ async def pipeline(tiny: Path) -> AsyncIterator[AsyncOmniLLM]:
     await omni.start()
     yield omni
     await omni.shutdown()
+
+
+@pytest.fixture(scope="session")
+def omni() -> Iterator[OmniLLM]:
+    """The embedded default, synchronous, with the lengths of `pipeline`; tests leave no request in it."""
+    from omni_cluster.engine.omni_llm import OmniLLM
+    from tests.engine.stages import short_default
+
+    with OmniLLM(short_default()) as running:
+        yield running
