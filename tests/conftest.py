@@ -27,17 +27,10 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
-CLUSTERS = {"served", "watched", "served_2x2", "demo"}
-"""Fixtures that start Ray and listen on fixed ports: one of them at a time."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
-        if config.pluginmanager.hasplugin("xdist"):  # what shares fixtures stays in one process
-            is_clustered = CLUSTERS & set(getattr(item, "fixturenames", ()))
-            item.add_marker(pytest.mark.xdist_group("cluster" if is_clustered else "engines"))
         if torch.cuda.is_available():
             if item.get_closest_marker("parity"):
                 item.add_marker(pytest.mark.gpu)
