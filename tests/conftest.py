@@ -9,7 +9,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from omni_cluster.engine.omni_llm import AsyncOmniLLM
+    from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
     from tests.engine.stages import Speak
     from tests.reference import Reference, SpeechReference
 
@@ -78,3 +78,13 @@ async def pipeline(tiny: Path) -> AsyncIterator[AsyncOmniLLM]:
     await omni.start()
     yield omni
     await omni.shutdown()
+
+
+@pytest.fixture(scope="session")
+def omni() -> Iterator[OmniLLM]:
+    """The embedded default, synchronous, with the lengths of `pipeline`; tests leave no request in it."""
+    from omni_cluster.engine.omni_llm import OmniLLM
+    from tests.engine.stages import short_default
+
+    with OmniLLM(short_default()) as running:
+        yield running

@@ -50,6 +50,16 @@ def _watched() -> Iterator[ServedApp]:
 _shared = {"served": Shared(serve_run), "watched": Shared(_watched)}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that share an application come in a row, wherever the others are: it starts once."""
+    users = {name: {item.path for item in items if name in getattr(item, "fixturenames", ())} for name in _shared}
+    ranks = {path: rank for rank, name in enumerate(_shared) for path in users[name]}
+    places = [i for i, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    ordered = sorted((items[i] for i in places), key=lambda item: ranks.get(item.path, len(_shared)))
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     is_last_of_module = nextitem is None or nextitem.path != item.path

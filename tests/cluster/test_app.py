@@ -9,7 +9,7 @@ import dataclasses
 import io
 import json
 import wave
-from typing import Any
+from typing import Any, Protocol
 
 import av
 import httpx
@@ -36,6 +36,12 @@ STREAM_TOLERANCE = 2e-3
 """Between a streamed answer and the whole one: at the edge of a piece the vocoder sees an estimate of what follows."""
 SAMPLES_PER_CODE = 480
 PCM16_STEP = 1 / 32768
+
+
+class HttpApp(Protocol):
+    """A server's client: of a cluster, or of a server in this process."""
+
+    client: httpx.Client
 
 
 def assert_equals_reference(output: Any, expected: Any) -> None:
@@ -88,12 +94,15 @@ def test_a_request_s_id_comes_back(served: ServedApp, sent: str) -> None:
         assert served.client.get(path, headers={"x-request-id": sent}).headers.get_list("x-request-id") == [sent]
 
 
-@pytest.mark.parametrize("audio_format", ["flac", "opus", "mp3"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_sound_comes_in_the_format_asked_for(served: ServedApp, audio_format: str, stream: bool) -> None:
+def test_sound_comes_in_the_format_asked_for(served: ServedApp, stream: bool) -> None:
+    assert_comes_in("opus", served, stream=stream)
+
+
+def assert_comes_in(audio_format: str, served: HttpApp, *, stream: bool) -> None:
     answer = chat(
         served, "Say it.", modalities=["text", "audio"], audio={"voice": "Chelsie", "format": audio_format},
-        stream=stream, max_tokens=8, seed=3,
+        stream=stream, max_tokens=8, seed=3, stage_sampling_params={"talker": {"max_tokens": 200}},
     )  # fmt: skip
     if stream:
         pieces = sounds(events(answer))
@@ -146,7 +155,7 @@ async def test_bad_speech_requests_get_their_sentence_and_start_nothing(
     assert await nothing_is_left(served)
 
 
-def chat(served: ServedApp, content: Any, **options: Any) -> httpx.Response:
+def chat(served: HttpApp, content: Any, **options: Any) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **options}
     return served.client.post("/v1/chat/completions", json=body)
 

@@ -18,12 +18,11 @@ import pytest
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.openai_api.errors import BadRequest
-from tests.cluster.bad_inputs import CHAT, SPEECH, chat
 from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
 from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_app_bad_inputs import work_done
 from tests.fuzz.bodies import chat_body, speech_body, take_chat, take_speech
 from tests.fuzz.hostile import HOSTILE
+from tests.server.bad_inputs import CHAT, SPEECH, chat
 
 SIZE = 60_000_000
 MOST_MB = 1536
@@ -118,6 +117,10 @@ async def test_refused_inputs_reach_no_engine(served: ServedApp, client: httpx.A
     assert await work_done(served) == steps
 
 
+async def work_done(served: ServedApp) -> list[dict[str, Any]]:
+    return [{"requests": s["requests"], "steps": s["engine"].get("steps")} for s in await served.statuses()]
+
+
 def is_refused(take: Any, body: bytes) -> bool:
     try:
         take(body)
@@ -149,7 +152,7 @@ async def test_marks_in_a_clients_text_are_text_to_the_model(
 
 async def test_a_mark_takes_no_mediums_place(served: ServedApp, client: httpx.AsyncClient) -> None:
     """The image stands where its part does, and the text beside it is text."""
-    from tests.cluster.bad_inputs import data_url, image, png
+    from tests.server.bad_inputs import data_url, image, png
 
     def tokens(text: str) -> Any:
         return client.post(CHAT, json=asked([{"type": "text", "text": text}, image(data_url(png(56, 56)))]))

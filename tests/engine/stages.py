@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
@@ -20,6 +22,8 @@ Speak = Callable[..., SpeechReference]
 
 MAX_TOKENS = 16
 MAX_CODES = 60
+THINKER_STEP_TOKENS, TALKER_STEP_TOKENS = 48, 32
+"""Of a step of the tight engines; see `tight`."""
 PATIENCE_S = 20
 """Until a condition that must come: a test that waits this long has failed."""
 
@@ -56,6 +60,16 @@ def talker_stage(**engine_args: Any) -> StageConfig:
     )
 
 
+def tight(max_num_batched_tokens: int) -> dict[str, int]:
+    """Engine arguments: prompts need several steps, and eight requests do not fit into the KV cache at once."""
+    return {
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": 256,
+        "block_size": 32,
+        "kv_cache_memory_bytes": 12 * 32 * 1024,  # twelve blocks
+    }
+
+
 def code2wav_stage() -> StageConfig:
     return StageConfig(
         stage_id=2, model_stage="code2wav", engine_input_source=[1], num_gpus=0, final_output_type="audio"
@@ -67,6 +81,18 @@ def pipeline_config(
 ) -> PipelineConfig:
     stages = [thinker or thinker_stage(), talker or talker_stage(), code2wav_stage()]
     return PipelineConfig(model="preset:tiny", family="qwen2_5_omni", stages=stages, **settings)
+
+
+def short_default() -> PipelineConfig:
+    """The embedded default with the lengths of `pipeline_config`."""
+    config = load_config(known_families=known_families())
+    return config.model_copy(update={"stages": [shortened(stage) for stage in config.stages]})
+
+
+def shortened(stage: StageConfig) -> StageConfig:
+    most = {"thinker": MAX_TOKENS, "talker": MAX_CODES}.get(stage.model_stage)
+    sampling = stage.default_sampling_params | ({} if most is None else {"max_tokens": most})
+    return stage.model_copy(update={"default_sampling_params": sampling})
 
 
 @asynccontextmanager

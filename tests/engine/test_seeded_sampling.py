@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,12 +18,8 @@ from tests.engine.stages import (
     Feed,
     at_once,
     collect,
-    pipeline_config,
     request,
-    running,
-    talker_stage,
     thinker_chunks,
-    thinker_stage,
     until_free,
 )
 from tests.reference import Reference, media, prompt_text
@@ -60,16 +56,6 @@ LENGTH: Sampling = {"max_tokens": MOST, "min_tokens": MOST}
 """As long as the prompt: requests that were let in together do not fit together to their end."""
 
 
-def tight(max_num_batched_tokens: int) -> dict[str, int]:
-    """Prompts need several steps, and eight requests do not fit into the KV cache at once."""
-    return {
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": 256,
-        "block_size": 32,
-        "kv_cache_memory_bytes": 12 * 32 * 1024,
-    }
-
-
 async def think(thinker: Stage, name: str, sampling: Sampling) -> StageChunk:
     asked = request(name, KIND, sampling={"thinker": {**LENGTH, **sampling}})
     return await collect(thinker.generate(asked, None))
@@ -94,9 +80,8 @@ async def thought(pipeline: AsyncOmniLLM) -> dict[str, tuple[int, ...]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def thinker(thought: Any) -> AsyncIterator[Stage]:
-    async with running(pipeline_config(thinker_stage(**tight(48))), "thinker") as engine:
-        yield engine
+async def thinker(thought: Any, tight_thinker: Stage) -> Stage:
+    return tight_thinker
 
 
 async def test_a_prompt_in_chunks_changes_nothing(thinker: Stage, thought: dict[str, tuple[int, ...]]) -> None:
@@ -139,9 +124,8 @@ async def spoken(pipeline: AsyncOmniLLM, fed: list[StageChunk]) -> dict[str, tup
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def talker(spoken: Any) -> AsyncIterator[Stage]:
-    async with running(pipeline_config(talker=talker_stage(**tight(32))), "talker") as engine:
-        yield engine
+async def talker(spoken: Any, tight_talker: Stage) -> Stage:
+    return tight_talker
 
 
 async def test_a_prompt_of_rows_in_chunks_changes_nothing(

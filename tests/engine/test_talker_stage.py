@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-import pytest_asyncio
 import torch
 
 from omni_cluster.engine.stage import Stage
@@ -27,10 +25,7 @@ from tests.engine.stages import (
     Speak,
     at_once,
     collect,
-    pipeline_config,
     request,
-    running,
-    talker_stage,
     thinker_chunks,
     until,
     until_counts,
@@ -39,24 +34,14 @@ from tests.engine.stages import (
 from tests.reference import KINDS, Reference, media, prompt_text
 
 pytestmark = pytest.mark.parity
-MAX_NUM_BATCHED_TOKENS = 32
-KV_CACHE_BYTES = 12 * 32 * 1024  # twelve blocks
 VOICES = ("Chelsie", "Ethan")
 
 Fed = dict[str, list[StageChunk]]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def talker() -> AsyncIterator[Stage]:
-    """Prompts need several steps, and eight streams do not fit into the KV cache at once."""
-    stage = talker_stage(
-        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        max_model_len=256,
-        block_size=32,
-        kv_cache_memory_bytes=KV_CACHE_BYTES,
-    )
-    async with running(pipeline_config(talker=stage), "talker") as engine:
-        yield engine
+@pytest.fixture(scope="module")
+def talker(tight_talker: Stage) -> Stage:
+    return tight_talker
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +377,7 @@ async def test_a_reply_that_was_given_sounds_as_one_that_was_made(talker: Stage,
 
 
 async def test_an_engine_that_is_killed_ends_what_it_worked_on_and_is_not_healthy(talker: Stage, fed: Fed) -> None:
-    """The last one: it leaves no engine."""
+    """The last one of this module: it leaves no engine."""
     assert isinstance(talker, StageLLM)
     made = asyncio.create_task(collect(talker.generate(request("doomed"), Feed(*fed["text"][:4]).read())))
     await until_counts(talker, held=1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 import torch
 from PIL import Image
 
@@ -14,25 +12,21 @@ from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
-from tests.engine.stages import MAX_TOKENS, collect, pipeline_config, request, running, thinker_stage, until_free
+from tests.engine.stages import (
+    MAX_TOKENS,
+    THINKER_STEP_TOKENS,
+    collect,
+    request,
+    until_free,
+)
 from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_text
 
 pytestmark = pytest.mark.parity
-MAX_NUM_BATCHED_TOKENS = 48
-KV_CACHE_BYTES = 12 * 32 * 1024  # twelve blocks
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def thinker() -> AsyncIterator[Stage]:
-    """Prompts need several steps, and eight requests do not fit into the KV cache at once."""
-    stage = thinker_stage(
-        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        max_model_len=256,
-        block_size=32,
-        kv_cache_memory_bytes=KV_CACHE_BYTES,
-    )
-    async with running(pipeline_config(stage), "thinker") as engine:
-        yield engine
+@pytest.fixture(scope="module")
+def thinker(tight_thinker: Stage) -> Stage:
+    return tight_thinker
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def assert_equal(made: StageChunk, wanted: ThinkerReference) -> None:
 async def test_rows_are_the_references_through_chunked_prefill(
     thinker: Stage, thought: dict[str, ThinkerReference], kind: str
 ) -> None:
-    assert kind == "text" or len(thought[kind].prompt_ids) > MAX_NUM_BATCHED_TOKENS
+    assert kind == "text" or len(thought[kind].prompt_ids) > THINKER_STEP_TOKENS
     assert_equal(await think(thinker, request(f"alone-{kind}", kind)), thought[kind])
 
 

@@ -74,3 +74,15 @@ def test_an_engine_core_answers_added_calls_by_their_names() -> None:
 
     add_utility_calls(Core, omni_steps)
     assert Core().omni_steps() == 3  # type: ignore[attr-defined]
+
+
+def test_a_process_of_an_engine_searches_no_garbage_at_its_end() -> None:
+    code = (
+        "import atexit, gc\n"
+        "from omni_cluster.vllm_engine.install import search_no_garbage_at_exit\n"
+        "atexit.register(lambda: print(gc.get_freeze_count()))\n"  # called last
+        "search_no_garbage_at_exit()\n"
+        "assert gc.get_freeze_count() == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 1000

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
-from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.install import replaced, search_no_garbage_at_exit
 from omni_cluster.vllm_engine.worker.ar_model_runner import GPUARModelRunner
 
 __all__ = ["RUNNER", "GPUARWorker", "PlatformWorker"]
@@ -34,6 +34,7 @@ class GPUARWorker(PlatformWorker):
     """
 
     def init_device(self) -> None:
+        search_no_garbage_at_exit()
         if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
             keep_float32_products()
         with replaced(*RUNNER, GPUARModelRunner):

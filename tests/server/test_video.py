@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from omni_cluster.inputs import Video
-from tests.cluster.served import ServedApp
-from tests.cluster.test_app import chat, events, sounds
+from tests.cluster.test_app import HttpApp, chat, events, sounds
 from tests.openai_api.test_video import video_file
 from tests.reference import Reference, media, prompt_text, videos
+from tests.server.local import LocalApp
 
 QUESTION = {"type": "text", "text": "Hello world, describe it."}
 TOKENS = 16
@@ -40,12 +40,16 @@ def as_file(*, sound: str | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["video", "video+slow"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_video_of_pictures_is_answered_as_by_the_reference(
-    served: ServedApp, reference: Reference, kind: str, stream: bool
+    local: LocalApp, reference: Reference, kind: str, stream: bool
 ) -> None:
+    assert_answered_as_by_the_reference(local, reference, kind, stream=stream)
+
+
+def assert_answered_as_by_the_reference(app: HttpApp, reference: Reference, kind: str, *, stream: bool) -> None:
     wanted = reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=TOKENS, videos=videos(kind))
     text = reference.processor.tokenizer.decode(wanted.token_ids, skip_special_tokens=True)
     content = [*map(as_pictures, videos(kind)), QUESTION]
-    answer = chat(served, content, max_tokens=TOKENS, **_streaming(stream))
+    answer = chat(app, content, max_tokens=TOKENS, **_streaming(stream))
     assert answer.status_code == 200, answer.text
     said, usage = _text_and_usage(answer, stream)
     assert said == text and usage["prompt_tokens"] == len(wanted.prompt_ids)
@@ -62,27 +66,27 @@ def _text_and_usage(answer: Any, stream: bool) -> tuple[str, dict[str, Any]]:
     return "".join(event["choices"][0]["delta"].get("content", "") for event in told[:-1]), told[-1]["usage"]
 
 
-def test_the_sound_of_a_video_is_part_of_the_prompt_when_asked_for(served: ServedApp) -> None:
-    seen = chat(served, [as_file(sound="aac"), QUESTION], max_tokens=4).json()["usage"]["prompt_tokens"]
-    heard = chat(served, [as_file(sound="aac"), QUESTION], max_tokens=4, use_audio_in_video=True).json()
+def test_the_sound_of_a_video_is_part_of_the_prompt_when_asked_for(local: LocalApp) -> None:
+    seen = chat(local, [as_file(sound="aac"), QUESTION], max_tokens=4).json()["usage"]["prompt_tokens"]
+    heard = chat(local, [as_file(sound="aac"), QUESTION], max_tokens=4, use_audio_in_video=True).json()
     # Two marks and a token for each 40 ms of two seconds, and of what the codec puts before and after them.
     assert 2 + 50 <= heard["usage"]["prompt_tokens"] - seen <= 2 + 53
-    silent = chat(served, [as_file(), QUESTION], max_tokens=4, use_audio_in_video=True)
+    silent = chat(local, [as_file(), QUESTION], max_tokens=4, use_audio_in_video=True)
     assert (silent.status_code, silent.json()["error"]["code"]) == (400, "no_sound_track")
 
 
-def test_a_video_with_its_sound_is_answered_in_sound(served: ServedApp) -> None:
+def test_a_video_with_its_sound_is_answered_in_sound(local: LocalApp) -> None:
     answer = chat(
-        served, [as_file(sound="aac"), QUESTION], max_tokens=8, stream=True, seed=1, modalities=["text", "audio"],
+        local, [as_file(sound="aac"), QUESTION], max_tokens=8, stream=True, seed=1, modalities=["text", "audio"],
         audio={"format": "pcm16"}, mm_processor_kwargs={"use_audio_in_video": True},
     )  # fmt: skip
     assert len(b"".join(base64.b64decode(piece) for piece in sounds(events(answer)))) > 0
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_logprobs_of_a_stream_are_those_of_the_whole_answer_and_spell_its_text(served: ServedApp, most: int) -> None:
+def test_logprobs_of_a_stream_are_those_of_the_whole_answer_and_spell_its_text(local: LocalApp, most: int) -> None:
     asking = {"max_tokens": TOKENS, "logprobs": True, "top_logprobs": most}
-    (choice,) = chat(served, "Tell me.", **asking).json()["choices"]
+    (choice,) = chat(local, "Tell me.", **asking).json()["choices"]
     whole = choice["logprobs"]["content"]
     # A token that is a part of a character has no text of its own; these weights make such parts that never get whole.
     spelled = "".join(each["token"] for each in whole)
@@ -91,16 +95,16 @@ def test_logprobs_of_a_stream_are_those_of_the_whole_answer_and_spell_its_text(s
     assert not most or all(each["top_logprobs"][0]["token"] == each["token"] for each in whole)  # it is greedy
     streamed = [
         each
-        for event in events(chat(served, "Tell me.", stream=True, **asking))
+        for event in events(chat(local, "Tell me.", stream=True, **asking))
         for each in (event["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
     assert [each["token"] for each in streamed] == [each["token"] for each in whole]
     assert [each["logprob"] for each in streamed] == pytest.approx([each["logprob"] for each in whole], abs=1e-4)
 
 
-def test_tools_without_a_place_in_the_template_are_refused_and_may_be_switched_off(served: ServedApp) -> None:
+def test_tools_without_a_place_in_the_template_are_refused_and_may_be_switched_off(local: LocalApp) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-    refused = chat(served, "Rain?", tools=tools, max_tokens=2)
+    refused = chat(local, "Rain?", tools=tools, max_tokens=2)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
     assert "chat template has no place for them" in refused.json()["error"]["message"]
-    assert chat(served, "Rain?", tools=tools, tool_choice="none", max_tokens=2).status_code == 200
+    assert chat(local, "Rain?", tools=tools, tool_choice="none", max_tokens=2).status_code == 200

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.served import ServedApp
-from tests.cluster.test_app import MODEL
+from tests.cluster.test_app import MODEL, HttpApp
+from tests.server.local import LocalApp
 
 LONG = "All that was said before. " * 45
 """More than one prefill chunk of the default configuration, which is 512 tokens."""
 CHUNK = 512
 
 
-def ask(served: ServedApp, text: str, **options: Any) -> dict[str, Any]:
+def ask(app: HttpApp, text: str, **options: Any) -> dict[str, Any]:
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 24, **options}
-    answer = served.client.post("/v1/chat/completions", json=body)
+    answer = app.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()  # type: ignore[no-any-return]
 
@@ -37,22 +37,26 @@ NEIGHBOURS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("text", ["Hello.", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("own", [{}, {"top_k": 30, "repetition_penalty": 1.2}], ids=["all", "few"])
-def test_a_seeded_answer_is_the_same_alone_and_beside_others(served: ServedApp, text: str, own: dict[str, Any]) -> None:
+def test_a_seeded_answer_is_the_same_alone_and_beside_others(local: LocalApp, text: str, own: dict[str, Any]) -> None:
+    assert_same_beside_others(local, text, own)
+
+
+def assert_same_beside_others(app: HttpApp, text: str, own: dict[str, Any]) -> None:
     seeded = {"temperature": 1.0, "seed": 1, "stage_sampling_params": {"thinker": own}}
-    alone = ask(served, text, **seeded)
+    alone = ask(app, text, **seeded)
     assert text != LONG or alone["usage"]["prompt_tokens"] > CHUNK
-    assert said(ask(served, text, **seeded | {"seed": 2})) != said(alone)
+    assert said(ask(app, text, **seeded | {"seed": 2})) != said(alone)
     with ThreadPoolExecutor(len(NEIGHBOURS) + 1) as pool:
-        beside = [pool.submit(ask, served, LONG, **neighbour) for neighbour in NEIGHBOURS]
-        again = pool.submit(ask, served, text, **seeded)
+        beside = [pool.submit(ask, app, LONG, **neighbour) for neighbour in NEIGHBOURS]
+        again = pool.submit(ask, app, text, **seeded)
         assert said(again.result()) == said(alone)
         assert all(said(each.result()) for each in beside)
 
 
-def test_an_id_that_the_model_has_not_is_told_in_one_sentence(served: ServedApp) -> None:
+def test_an_id_that_the_model_has_not_is_told_in_one_sentence(local: LocalApp) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}]}
     sampling = {"stage_sampling_params": {"thinker": {"stop_token_ids": [2**31 - 1]}}}
-    answer = served.client.post("/v1/chat/completions", json=body | sampling)
+    answer = local.client.post("/v1/chat/completions", json=body | sampling)
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert message.startswith("stop_token_ids of stage thinker has 2147483647, but the model's tokens are 0 to ")

@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.cluster.served import BASE_URL, ServedApp, until
-from tests.cluster.test_app import nothing_is_left
+from tests.engine.stages import until
+from tests.server.local import LocalApp
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 TEXT_TOKENS = 2
@@ -34,8 +34,8 @@ may ask for what this model lacks, such as a voice."""
 
 
 @pytest.fixture(scope="module")
-def document(served: ServedApp) -> Any:
-    return schemathesis.openapi.from_url(f"{BASE_URL}/openapi.json")
+def document(local: LocalApp) -> Any:
+    return schemathesis.openapi.from_url(f"{local.url}/openapi.json")
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
@@ -78,5 +78,5 @@ def make_cheap(case: Case) -> None:
         body.setdefault("stage_sampling_params", {"talker": {"max_tokens": CODES}})
 
 
-async def test_nothing_of_them_is_left(served: ServedApp) -> None:
-    await until(lambda: nothing_is_left(served), "all stages let go of the requests")
+async def test_nothing_of_them_is_left(local: LocalApp) -> None:
+    await until(local.nothing_is_left)

@@ -1,0 +1,76 @@
+"""The whole API over a pipeline in this process, on a loop of its own: what a test asks it, in its own thread too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+
+from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
+from omni_cluster.serve_local import listening, serving
+from tests.server.samples import Totals, totals
+
+STAGES = ("thinker", "talker", "code2wav")
+KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "streams")
+"""What an engine's counts say that it holds of requests."""
+
+
+class LocalApp:
+    """The API over an `OmniLLM`'s engines."""
+
+    def __init__(self, omni: OmniLLM, url: str) -> None:
+        self.url = url
+        self.client = httpx.Client(base_url=url, timeout=120)
+        self._pipeline: AsyncOmniLLM = omni._async
+        self._loop = omni._loop
+
+    async def counts(self) -> dict[str, dict[str, int]]:
+        """What each engine holds."""
+        asked = asyncio.run_coroutine_threadsafe(self._pipeline.counts(), self._loop)
+        return await asyncio.wrap_future(asked)
+
+    async def nothing_is_left(self) -> bool:
+        counts = await self.counts()
+        is_open = any(self._pipeline._open_outboxes.values())
+        return not is_open and not any(each.get(name) for each in counts.values() for name in KEPT)
+
+    async def work_done(self) -> dict[str, Any]:
+        """How many requests each stage has had, and which steps its engine took."""
+        steps = {name: each.get("steps") for name, each in (await self.counts()).items()}
+        return {"steps": steps, "requests": _stage_requests(totals(self.client.get("/metrics").text))}
+
+
+def _stage_requests(samples: Totals) -> dict[tuple[str, ...], int]:
+    return {key: count for key, count in samples.items() if key[0] == "stage_requests_total"}
+
+
+@contextmanager
+def local_app(omni: OmniLLM) -> Iterator[LocalApp]:
+    """Serves the API on a free port, by the loop of the engines."""
+    ends = asyncio.Event()
+    url: asyncio.Queue[str] = asyncio.Queue()
+
+    async def serve() -> None:
+        async with _server(omni._async) as address:
+            await url.put(address)
+            await ends.wait()
+
+    serves = asyncio.run_coroutine_threadsafe(serve(), omni._loop)
+    try:
+        address = asyncio.run_coroutine_threadsafe(url.get(), omni._loop).result(timeout=60)
+        app = LocalApp(omni, address)
+        with app.client:
+            yield app
+    finally:
+        omni._loop.call_soon_threadsafe(ends.set)
+        serves.result(timeout=60)
+
+
+@asynccontextmanager
+async def _server(pipeline: AsyncOmniLLM) -> AsyncIterator[str]:
+    with listening("127.0.0.1", 0) as listener:
+        async with serving(pipeline, listener) as server:
+            yield server.url
