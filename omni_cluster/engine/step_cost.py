@@ -37,6 +37,14 @@ class StepCost:
         """The size of a step that spends this part of its time on frames."""
         return part / (1 - part) * self.step_s / self.frame_s
 
+    def frames_at_balance(self, work: float, newcomer_steps: float) -> float:
+        """The size of steps with which the time for all of `work`, and that of a newcomer's steps, is least together.
+
+        `work`: frames, each as often as it has steps left. Steps of n frames do it in
+        work / n * (step_s + n * frame_s), a newcomer waits for newcomer_steps * (step_s + n * frame_s).
+        """
+        return math.sqrt(work * self.step_s / (newcomer_steps * self.frame_s))
+
     def frames_at_rate(self, frames_per_s: float) -> float:
         """The size of steps that advance so many frames a second."""
         if frames_per_s * self.frame_s >= 1:

@@ -8,8 +8,6 @@ from typing import Generic, Protocol, TypeVar
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.models.family import StepTime
 
-URGENT_S = 0.1
-"""A job that is due within this keeps steps short."""
 HORIZON_S = 0.1
 """Work that is due sooner is spread over this long: what is late cannot be had at once."""
 FINISH_S = 0.15
@@ -17,9 +15,10 @@ FINISH_S = 0.15
 pass waits for the step that runs, takes tens of milliseconds on a card with other stages, and its sound has its way."""
 FINISH_FRAMES = 1_280
 """Of jobs that have had all their steps: so many are worth a pass of their own."""
-URGENT_EFFICIENCY, CALM_EFFICIENCY = 0.5, 0.75
-"""The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame. A step
-of half is where a newcomer waits no longer for others' frames than for the step itself."""
+MIN_EFFICIENCY = 0.5
+"""The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
+NEWCOMER_STEPS = 10
+"""For so many steps one that comes now waits: the rest of the one that runs, and its own."""
 
 
 class Job(Protocol):
@@ -52,9 +51,8 @@ class Scheduler(Protocol[AnyJob]):
 class StepScheduler(Generic[AnyJob]):
     """Earliest deadline first, in steps that are as large as it takes to meet the deadlines.
 
-    While something urgent runs a step is no larger than that and the efficiency that is due to the others, so that it
-    is done soon; while nothing is, steps are larger, but a newcomer waits for one of them only. Jobs that are due later
-    pause: they stay where they are.
+    Where less would do, steps grow with the work that waits: small ones let a newcomer through soon, large ones do more
+    a second, which is what helps everybody on a full card. Jobs that are due later pause: they stay where they are.
     """
 
     def __init__(self, max_frames: int, max_jobs: int, cost: StepCost, clock: Callable[[], float]) -> None:
@@ -74,10 +72,11 @@ class StepScheduler(Generic[AnyJob]):
         """Frames of the next step."""
         if not by_due:
             return 0
-        now_s = self._clock()
-        is_urgent = by_due[0].due_s <= now_s + URGENT_S
-        efficient = self._cost.frames_at_efficiency(URGENT_EFFICIENCY if is_urgent else CALM_EFFICIENCY)
-        return min(self._max_frames, max(efficient, self._cost.frames_at_rate(_needed_rate(by_due, now_s))))
+        work = sum(job.frames * job.steps_left for job in by_due)
+        efficient = self._cost.frames_at_efficiency(MIN_EFFICIENCY)
+        balanced = self._cost.frames_at_balance(work, NEWCOMER_STEPS)
+        needed = self._cost.frames_at_rate(_needed_rate(by_due, self._clock()))
+        return min(self._max_frames, max(efficient, balanced, needed))
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
         """All or none: what runs anyway takes the others along."""

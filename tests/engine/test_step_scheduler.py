@@ -39,9 +39,11 @@ def test_what_is_due_first_goes_first_and_others_wait_while_it_is_urgent() -> No
     assert scheduler().choose([later, soon, new]) == [new, soon]
 
 
-def test_steps_are_larger_while_nothing_is_urgent() -> None:
-    jobs = [Asked(408, NOW_S + 5 + i) for i in range(6)]
-    assert scheduler().choose(jobs) == jobs[:3]  # three quarters of the time for frames: 1500
+def test_steps_grow_with_the_work_that_waits() -> None:
+    jobs = [Asked(408, NOW_S + 60 + i) for i in range(60)]
+    sizes = [len(scheduler().choose(jobs[:count])) for count in (1, 6, 24, 60)]
+    assert sizes == [1, 2, 5, 7]
+    assert sum(job.frames for job in scheduler().choose(jobs)) <= 3072
 
 
 def test_steps_are_as_large_as_it_takes_to_meet_what_is_due() -> None:
@@ -102,6 +104,16 @@ def test_cost_is_what_was_assumed_until_steps_are_measured() -> None:
     cost = StepCost(STEP_S, FRAME_S)
     assert cost.frames_at_efficiency(0.5) == pytest.approx(HALF)
     assert cost.frames_at_efficiency(0.75) == pytest.approx(3 * HALF)
+
+
+@given(st.floats(1, 1e6), st.floats(1, 1e4))
+def test_steps_of_the_balanced_size_take_the_least_time(work: float, other: float) -> None:
+    cost = StepCost(STEP_S, FRAME_S)
+
+    def together_s(frames: float) -> float:
+        return (work / frames + 10) * (STEP_S + FRAME_S * frames)
+
+    assert together_s(cost.frames_at_balance(work, 10)) <= together_s(other) * (1 + 1e-9)
 
 
 def test_cost_becomes_what_is_measured() -> None:
