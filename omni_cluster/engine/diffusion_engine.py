@@ -16,7 +16,7 @@ import torch
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.step_cost import StepCost
-from omni_cluster.engine.step_loop import StepLoop
+from omni_cluster.engine.step_loop import COUNTED, StepLoop
 from omni_cluster.engine.step_scheduler import StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
@@ -122,8 +122,8 @@ class DiffusionEngine:
         return self._worker is not None and self._worker.is_gone
 
     async def counts(self) -> dict[str, int]:
-        """See `Stage.counts`. `streams`: those whose state the model may hold."""
-        return self._loop.counts() if self._loop is not None else {"running": 0, "waiting": 0, "streams": 0}
+        """See `Stage.counts`."""
+        return self._loop.counts() if self._loop is not None else dict.fromkeys(COUNTED, 0)
 
     async def shutdown(self) -> None:
         task, self._loop_task = self._loop_task, None

@@ -44,15 +44,20 @@ class LoopJob:
         return self.done.done()
 
     @property
+    def follows(self) -> bool:
+        """The job before it is still made."""
+        return self.before is not None and not self.before.done.done()
+
+    @property
     def may_advance(self) -> bool:
         """At each step it needs what the job before it made there, in an earlier step."""
-        before = self.before
-        return self.steps_left > 0 and (before is None or before.done.done() or before.steps_left < self.steps_left)
+        is_behind = self.before is None or not self.follows or self.before.steps_left < self.steps_left
+        return self.steps_left > 0 and is_behind
 
     @property
     def may_finish(self) -> bool:
         """Its sound begins where that of the job before it ends."""
-        return self.is_begun and not self.steps_left and (self.before is None or self.before.done.done())
+        return self.is_begun and not self.steps_left and not self.follows
 
     def grow(self) -> None:
         """Takes what has come since it was asked for, as long as it is not begun."""

@@ -24,6 +24,9 @@ from omni_cluster.progress import Progress
 Call = Callable[..., Awaitable[Any]]
 """Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. DiffusionEngineStopped when no later call
 will do either, another OmniError when only this one could not be done."""
+COUNTED = ("running", "waiting", "held", "streams")
+"""Jobs that are made, those that wait, and those of both that follow one of their own request that is made; streams
+whose state the model may hold."""
 
 
 class StepLoop:
@@ -208,10 +211,12 @@ class StepLoop:
         return Progress(self._calls, has_work=bool(self._jobs))
 
     def counts(self) -> dict[str, int]:
-        """`streams`: those whose state the model may hold."""
-        running = sum(job.is_begun for job in self._jobs)
-        waiting = sum(not job.is_begun and not job.is_left for job in self._jobs)
-        return {"running": running, "waiting": waiting + self._streams.waiting, "streams": len(self._streams)}
+        """By the names of `COUNTED`."""
+        jobs = [job for job in self._jobs if job.is_begun or not job.is_left]
+        running = sum(job.is_begun for job in jobs)
+        waiting = len(jobs) - running + self._streams.waiting
+        held = sum(job.follows for job in jobs)
+        return dict(zip(COUNTED, (running, waiting, held, len(self._streams)), strict=True))
 
 
 @contextlib.asynccontextmanager

@@ -281,7 +281,7 @@ async def test_a_piece_is_begun_while_the_one_before_it_is_made(engine: Diffusio
             first = asyncio.ensure_future(anext(chunks))
             await until_counts(engine, running=1)
             feed.give(codes(4 * BLOCK, 2 * BLOCK))
-            await until_counts(engine, running=1, waiting=1)
+            await until_counts(engine, running=1, waiting=1, held=1)
         made = [await first, await anext(chunks)]
         feed.end()
         made += [chunk async for chunk in chunks]

@@ -79,7 +79,7 @@ class Stage:
 
     async def until_free(self) -> None:
         async def free() -> None:
-            while self.loop.counts() != {"running": 0, "waiting": 0, "streams": 0}:
+            while any(self.loop.counts().values()):
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(free(), PATIENCE_S)
