@@ -133,8 +133,10 @@ class Code2WavModel:
         windows = [self._window(piece) for piece in pieces]
         with products_in(self._config.vocoder_dtype):
             waves = self._vocode(pieces, windows)
-        for piece, window in zip(pieces, windows, strict=True):
-            self._keep_mel(piece, window)
+        kept = [self._kept_mel(piece, window) for piece, window in zip(pieces, windows, strict=True)]
+        for piece, mel in zip(pieces, kept, strict=True):  # nothing fails from here on
+            if piece.stream is not None:
+                piece.stream.mel = mel
         self.drop(numbers)
         return waves
 
@@ -220,8 +222,7 @@ class Code2WavModel:
         return torch.cat([piece.stream.mel, piece.mel])
 
     @staticmethod
-    def _keep_mel(piece: Piece, window: torch.Tensor) -> None:
+    def _kept_mel(piece: Piece, window: torch.Tensor) -> torch.Tensor:
         """The last heard frames, which the vocoder sees before the stream's next piece."""
-        if piece.stream is not None:
-            kept = len(window) - (piece.frames - piece.kept_frames)
-            piece.stream.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
+        kept = len(window) - (piece.frames - piece.kept_frames)
+        return window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
