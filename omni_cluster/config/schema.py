@@ -125,16 +125,16 @@ Precision = Literal["float32", "tfloat32", "bfloat16", "float16"]
 
 
 class DiffusionConfig(Strict):
-    """How a diffusion stage forms its batches."""
+    """How a diffusion stage forms its steps."""
 
-    max_batch_size: int = Field(default=16, ge=1, description="Requests of one batch.", examples=[16])
+    max_batch_size: int = Field(default=16, ge=1, description="Jobs of one step.", examples=[16])
     max_wait_ms: float = Field(
-        default=5.0, ge=0, description="How long the first of a batch waits for others.", examples=[5.0]
+        default=5.0, ge=0, description="How long the first job of an idle stage waits for others.", examples=[5.0]
     )
-    # A newcomer's first sound waits for the batch that runs: this many frames are 128 first pieces of a stream, or a
-    # minute of sound. A single job may be larger; it runs alone.
+    # Of one step of the flow. This many frames are 128 first pieces of a stream, or a minute of sound. A single job may
+    # be larger; it runs alone.
     max_batch_frames: int = Field(
-        default=6_144, ge=1, description="Mel frames of one batch, all its jobs together.", examples=[6_144]
+        default=6_144, ge=1, description="Mel frames of one step, all its jobs together.", examples=[6_144]
     )
     max_streams: int = Field(
         default=64, ge=1, description="Streams whose state is kept at once; others wait.", examples=[64]
@@ -142,6 +142,10 @@ class DiffusionConfig(Strict):
     # Two, or the rest of a stream could not be split into whole blocks.
     max_piece_blocks: int = Field(
         default=16, ge=2, description="Blocks of one piece of a stream at most.", examples=[16]
+    )
+    # The second a step behind the first: a player with one short piece does not wait for all of the next one's steps.
+    max_pieces_at_once: int = Field(
+        default=2, ge=1, le=2, description="Pieces of one stream that are made at once.", examples=[2]
     )
     dtype: Precision = Field(
         default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]
@@ -155,8 +159,8 @@ class DiffusionConfig(Strict):
 
     @property
     def stream_slots(self) -> int:
-        """States of streams that have room: all streams' own, and those that a batch makes before it has succeeded."""
-        return self.max_streams + min(self.max_batch_size, self.max_streams)
+        """States of streams that have room: of each stream the one before its next piece, and the one after it."""
+        return 2 * self.max_streams
 
 
 class StageConfig(Strict):

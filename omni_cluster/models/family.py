@@ -96,7 +96,7 @@ class DiffusionJob:
     """One piece of sound to make: `codes` of one request in `voice`, noise from `seed`.
 
     Whole mode: `stream` is None and the piece is all of the request. Streaming: the pieces of one `stream` come in
-    order, each once the one before it is done; `start` is the position of the first code in the request, and the last
+    order, each once the one before it is begun; `start` is the position of the first code in the request, and the last
     `look_ahead` codes only tell the piece what follows: their own sound is made by the next piece.
     `frames` is the length that batching goes by (mel frames, those of the look-ahead among them).
     """
@@ -114,23 +114,43 @@ class DiffusionSession(Protocol):
     """One request in one diffusion stage: turns what comes from upstream into jobs."""
 
     def jobs(self) -> AsyncIterator[DiffusionJob]:
-        """The next job is asked for once the one before it is done: what came meanwhile may make it larger."""
+        """The next job is asked for once the one before it is begun: what came meanwhile may make it larger."""
 
     def latest(self) -> DiffusionJob:
-        """The job that `jobs` gave last, with what has come since: asked when its batch begins, and it is what runs."""
+        """The job that `jobs` gave last, with what has come since: asked until it is begun, and it is what runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step of so many frames, all its jobs together, took so long on the device."""
+
+    frames: int
+    seconds: float
 
 
 class DiffusionModel(Protocol):
-    """A loaded diffusion model: many jobs in one pass."""
+    """A loaded diffusion model: jobs advance by steps, and those of one step may each be at another of theirs.
+
+    Who calls names each job by a number of its own. The jobs of a stream are begun and finished in order; a job may be
+    begun while the one before it is not finished, and takes each of its steps later than that one. When `step` or
+    `finish` raises, all jobs and streams are as they were before: it is tried again with one job after another.
+    """
 
     sample_rate_hz: int
+    steps: int
+    """Of every job, from its beginning until it can be finished."""
 
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead.
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        """Takes a job in. PayloadError for codes that are none, before anything is indexed by them."""
 
-        At most one job of a stream; a stream's state is kept until `forget`. When it raises, all streams are as they
-        were before: the jobs are given again, one by one. PayloadError for codes that are none.
-        """
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        """Advances jobs by one step. May return before the device has made it; gives the time of one that it has."""
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead; the jobs are gone then."""
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Frees jobs at whatever step; the stream of one goes no further and is to be forgotten."""
 
     def forget(self, streams: Sequence[str]) -> None:
         """Frees the state of streams that have ended, at whatever point; unknown ones are none of its business."""

@@ -21,7 +21,8 @@ from omni_cluster.engine.diffusion_engine import DiffusionEngine, is_device_erro
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.family import DiffusionJob, StepTime
+from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
 from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
 from omni_cluster.progress import StallWatch
 from tests.engine.stages import (
@@ -69,30 +70,45 @@ async def engine() -> AsyncIterator[DiffusionEngine]:
 
 
 class Watch:
-    """The stage's own model, seen at work: what it was told, and batches that wait while `held`."""
+    """The stage's own model, seen at work: what it was told, and steps that wait while `held`."""
+
+    METHODS = ("begin", "step", "finish", "drop", "forget")
 
     def __init__(self, model: Any) -> None:
-        self._generate, self._forget = model.generate, model.forget
+        self._model = {name: getattr(model, name) for name in self.METHODS}
         self._open = threading.Event()
         self._open.set()
-        self.batches: list[list[DiffusionJob]] = []
+        self._streams: dict[int, str | None] = {}
+        self.begun: list[DiffusionJob] = []
         self.said: list[str] = []
 
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        self.batches.append(list(jobs))
-        self.said.append("begin " + " ".join(sorted(str(job.stream) for job in jobs)))
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        self._streams[number] = job.stream
+        self.begun.append(job)
+        self.said.append(f"begin {job.stream}")
+        self._model["begin"](number, job)
+
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
         assert self._open.wait(PATIENCE_S)
-        waves: list[np.ndarray] = self._generate(jobs)
-        self.said.append("end")
+        taken: StepTime | None = self._model["step"](numbers)
+        return taken
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        self.said += [f"finish {self._streams[number]}" for number in numbers]
+        waves: list[np.ndarray] = self._model["finish"](numbers)
         return waves
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        self.said += [f"drop {self._streams[number]}" for number in numbers]
+        self._model["drop"](numbers)
 
     def forget(self, streams: Sequence[str]) -> None:
         self.said += [f"forget {stream}" for stream in streams]
-        self._forget(streams)
+        self._model["forget"](streams)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Batches that begin meanwhile end afterwards."""
+        """Steps that begin meanwhile end afterwards."""
         self._open.clear()
         try:
             yield
@@ -103,13 +119,17 @@ class Watch:
         return [said.removeprefix("forget ") for said in self.said if said.startswith("forget ")]
 
 
+async def model_of(engine: DiffusionEngine) -> Any:
+    return await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def watch(engine: DiffusionEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
     await until_free(engine)
-    (model,) = await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+    model = await model_of(engine)
     seen = Watch(model)
-    monkeypatch.setattr(model, "generate", seen.generate)
-    monkeypatch.setattr(model, "forget", seen.forget)
+    for name in Watch.METHODS:
+        monkeypatch.setattr(model, name, getattr(seen, name))
     yield seen
     seen._open.set()
 
@@ -187,7 +207,7 @@ async def test_streams_at_once_sound_as_each_does_alone(engine: DiffusionEngine)
 async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: DiffusionEngine, watch: Watch) -> None:
     asked = [spoken("whole", seed=5, streams=False), spoken("stream", "Ethan", 6)]
     alone = [await sound(engine, one, at_once([codes(70)])) for one in asked]
-    watch.batches.clear()
+    watch.begun.clear()
     with watch.held():
         first = asyncio.create_task(sound(engine, spoken("first"), at_once([codes(5)])))
         await until_counts(engine, running=1)
@@ -195,7 +215,7 @@ async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: Diffu
         await until_counts(engine, waiting=2)
     made = await asyncio.gather(*both)
     await first
-    assert {job.stream for job in watch.batches[1]} == {None, "stream"}
+    assert {job.stream for job in watch.begun} == {"first", None, "stream"}
     for one, expected in zip(made, alone, strict=True):
         np.testing.assert_allclose(one, expected, atol=SOUND_TOLERANCE, rtol=0)
 
@@ -214,7 +234,7 @@ async def test_a_piece_that_waits_takes_the_codes_that_come_meanwhile(engine: Di
         feed.end()
         rest = [first, *[chunk async for chunk in chunks]]
     await busy
-    assert [len(job.codes) for job in watch.batches[1]] == [3 * BLOCK]
+    assert next(len(job.codes) for job in watch.begun if job.stream == "grows") == 3 * BLOCK
     assert len(joined(rest)) == 3 * BLOCK * SAMPLES_PER_CODE and len(joined([first])) == 2 * BLOCK * SAMPLES_PER_CODE
 
 
@@ -234,22 +254,41 @@ async def test_without_codes_there_is_no_sound_and_nothing_to_forget(engine: Dif
 async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine, watch: Watch) -> None:
     """A newcomer's first piece is due at once, a later piece when its client has heard the one before, whole sound
     when it would have been heard."""
-    feed = Feed(codes(8 * BLOCK))
+    feed = Feed(codes(2 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("later"), feed.read())) as chunks:
         await anext(chunks)
-        watch.batches.clear()
+        watch.said.clear()
         with watch.held():
             busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
             await until_counts(engine, running=1)
             whole = asyncio.create_task(sound(engine, spoken("w", streams=False), at_once([codes(300)])))
             await until_counts(engine, waiting=1)
             piece = asyncio.ensure_future(anext(chunks))
+            feed.give(codes(4 * BLOCK, 2 * BLOCK))
             await until_counts(engine, waiting=2)
             new = asyncio.create_task(sound(engine, spoken("new"), at_once([codes(1)])))
             await until_counts(engine, waiting=3)
         await asyncio.gather(busy, whole, piece, new)
-    order = [job.stream for batch in watch.batches for job in batch]
-    assert order.index(None) > order.index("new") and order.index(None) > order.index("later")
+    order = [said for said in watch.said if said in ("finish new", "finish later", "finish None")]
+    assert order[-1] == "finish None" and len(order) == 3
+    await until_free(engine)
+
+
+async def test_a_piece_is_begun_while_the_one_before_it_is_made(engine: DiffusionEngine, watch: Watch) -> None:
+    feed = Feed(codes(2 * BLOCK))
+    async with contextlib.aclosing(engine.generate(spoken("follows"), feed.read())) as chunks:
+        with watch.held():
+            first = asyncio.ensure_future(anext(chunks))
+            await until_counts(engine, running=1)
+            feed.give(codes(4 * BLOCK, 2 * BLOCK))
+            await until_counts(engine, running=1, waiting=1, held=1)
+        made = [await first, await anext(chunks)]
+        feed.end()
+        made += [chunk async for chunk in chunks]
+    said = [said for said in watch.said if "follows" in said]
+    assert said[:3] == ["begin follows", "begin follows", "finish follows"]
+    alone = await sound(engine, spoken("follows"), at_once([codes(4 * BLOCK)]))
+    np.testing.assert_allclose(joined(made), alone, atol=EDGE_TOLERANCE, rtol=0)
     await until_free(engine)
 
 
@@ -315,10 +354,10 @@ async def test_a_stream_cancelled_while_its_piece_waits_is_not_made(engine: Diff
         assert (await engine.counts())["waiting"] == 0
     await other
     await assert_all_places_are_free(engine)
-    assert "queued" not in [job.stream for batch in watch.batches for job in batch]
+    assert "queued" not in [job.stream for job in watch.begun]
 
 
-async def test_a_stream_cancelled_while_its_piece_is_made_is_forgotten_after_that(
+async def test_a_stream_cancelled_while_its_piece_is_made_leaves_at_the_next_step(
     engine: DiffusionEngine, watch: Watch
 ) -> None:
     with watch.held():
@@ -327,7 +366,7 @@ async def test_a_stream_cancelled_while_its_piece_is_made_is_forgotten_after_tha
         await cancelled(task)
         assert (await engine.counts())["streams"] == 1
     await until_free(engine)
-    assert watch.said == ["begin running", "end", "forget running"]
+    assert watch.said == ["begin running", "drop running", "forget running"]
     await assert_all_places_are_free(engine)
 
 
@@ -360,7 +399,7 @@ async def test_a_stream_cancelled_while_it_waits_for_a_place_leaves_it_to_others
     assert len(await asyncio.wait_for(next_one, PATIENCE_S)) == 5 * SAMPLES_PER_CODE
     for holder in holders[1:]:
         await holder.aclose()
-    assert "outside" not in [job.stream for batch in watch.batches for job in batch]
+    assert "outside" not in [job.stream for job in watch.begun]
     await assert_all_places_are_free(engine)
 
 
@@ -382,9 +421,8 @@ async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine:
 
 
 @contextlib.asynccontextmanager
-async def next_in_one_batch(engine: DiffusionEngine, watch: Watch, count: int) -> AsyncIterator[None]:
-    """The jobs of `count` requests that are begun in this context make the next batch."""
-    watch.batches.clear()
+async def joining_one_step(engine: DiffusionEngine, watch: Watch, count: int) -> AsyncIterator[None]:
+    """The jobs of `count` requests that are asked for in this context may all begin with the next step."""
     with watch.held():
         busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
         await until_counts(engine, running=1)
@@ -393,48 +431,82 @@ async def next_in_one_batch(engine: DiffusionEngine, watch: Watch, count: int) -
     await busy
 
 
-ONE_BATCH = [spoken("batch-0", "Ethan", 1), spoken("batch-1", "Chelsie", 2, streams=False)]
+TOGETHER = [spoken("beside-0", "Ethan", 1), spoken("beside-1", "Chelsie", 2, streams=False)]
 
 
-async def test_a_code_that_is_none_fails_its_own_request_before_it_is_in_a_batch(
+async def test_a_code_that_is_none_fails_its_own_request_before_it_is_in_a_step(
     engine: DiffusionEngine, watch: Watch
 ) -> None:
-    alone = [await sound(engine, one, at_once([codes(70)])) for one in ONE_BATCH]
-    async with next_in_one_batch(engine, watch, 2):
+    alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
+    async with joining_one_step(engine, watch, 2):
         bad = asyncio.create_task(sound(engine, spoken("bad"), at_once([StageChunk(0, (5, 1 << 20))])))
-        good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in ONE_BATCH]
+        good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in TOGETHER]
     with pytest.raises(TokenError, match="token 1048576 is no code of sound; codes are 0 to 8193"):
         await asyncio.wait_for(bad, PATIENCE_S)
     for made, expected in zip(await asyncio.gather(*good), alone, strict=True):
         np.testing.assert_allclose(made, expected, atol=SOUND_TOLERANCE, rtol=0)
-    assert "bad" not in {job.stream for batch in watch.batches for job in batch}
+    assert "bad" not in {job.stream for job in watch.begun}
     await engine.check_health()
     await assert_all_places_are_free(engine)
 
 
-async def test_a_job_that_breaks_its_batch_after_the_flow_fails_alone(
-    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By then every stream of the batch has drawn noise and written its keys and values."""
-    alone = [await sound(engine, one, at_once([codes(70)])) for one in ONE_BATCH]
-    (model,) = await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
-    vocode = model._vocode
-
-    def breaks_beside_another(pieces: Any, mels: Any) -> Any:
-        if len(pieces) > 1 or pieces[0].job.stream == "cursed":
-            raise RuntimeError("the vocoder broke")
-        return vocode(pieces, mels)
-
-    monkeypatch.setattr(model, "_vocode", breaks_beside_another)
-    async with next_in_one_batch(engine, watch, 3):
-        cursed = asyncio.create_task(sound(engine, spoken("cursed"), at_once([codes(70)])))
-        good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in ONE_BATCH]
-    with pytest.raises(JobFailed, match="stage code2wav could not make the sound: the vocoder broke"):
+async def assert_only_the_cursed_fails(engine: DiffusionEngine, watch: Watch, alone: Sequence[np.ndarray]) -> None:
+    """Beside it are others, each of which must sound as it does alone."""
+    async with joining_one_step(engine, watch, 3):
+        cursed = asyncio.create_task(sound(engine, spoken("cursed", seed=CURSED), at_once([codes(70)])))
+        good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in TOGETHER]
+    with pytest.raises(JobFailed, match="stage code2wav could not make the sound: it broke"):
         await asyncio.wait_for(cursed, PATIENCE_S)
     for made, expected in zip(await asyncio.gather(*good), alone, strict=True):
         np.testing.assert_allclose(made, expected, atol=SOUND_TOLERANCE, rtol=0)
     await engine.check_health()
     await assert_all_places_are_free(engine)
+
+
+CURSED = 13
+
+
+async def test_a_job_that_breaks_its_step_fails_alone(
+    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the step's last evaluation: by then every stream in it has written its keys and values."""
+    alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
+    model = await model_of(engine)
+    advance, velocity, broke = model._flow.advance, model._dit.velocity, []
+    taking: list[int] = []
+
+    def watched(jobs: Any) -> None:
+        taking[:] = [piece.job.seed for flow in jobs for piece in model._pieces.values() if piece.flow is flow]
+        advance(jobs)
+
+    def breaks_beside_another(point: torch.Tensor, *given: Any) -> torch.Tensor:
+        made: torch.Tensor = velocity(point, *given)
+        if point[0] % EVALUATIONS == EVALUATIONS - 1 and (len(taking) > 1 or taking == [CURSED]):
+            broke.append(list(taking))
+            raise RuntimeError("it broke")
+        return made
+
+    monkeypatch.setattr(model._flow, "advance", watched)
+    monkeypatch.setattr(model._dit, "velocity", breaks_beside_another)
+    await assert_only_the_cursed_fails(engine, watch, alone)
+    assert [CURSED] in broke and max(map(len, broke)) > 1
+
+
+async def test_a_job_that_breaks_the_vocoder_fails_alone(
+    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
+    model = await model_of(engine)
+    vocode = model._vocode
+
+    def breaks_beside_another(pieces: Any, windows: Any) -> Any:
+        made = vocode(pieces, windows)
+        if len(pieces) > 1 or pieces[0].job.seed == CURSED:
+            raise RuntimeError("it broke")
+        return made
+
+    monkeypatch.setattr(model, "_vocode", breaks_beside_another)
+    await assert_only_the_cursed_fails(engine, watch, alone)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +542,7 @@ def test_what_a_card_says_after_an_index_out_of_range_is_such_an_error() -> None
     assert made.stdout.split() == ["True", "True"]
 
 
-async def test_a_batch_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
+async def test_a_step_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
     engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
@@ -503,7 +575,7 @@ async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: 
     alive: set[str] = set()
     for said in watch.said:
         verb, *names = said.split()
-        alive = alive | set(names) if verb == "begin" else alive - set(names)
+        alive = alive | set(names) if verb == "begin" else alive - set(names if verb == "forget" else ())
         assert len(alive) <= MAX_STREAMS
     assert sorted(watch.forgotten()) == sorted(f"crowd-{i}" for i in range(4 * MAX_STREAMS))
 
@@ -514,9 +586,9 @@ async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: 
 async def test_shutdown_ends_what_runs_and_what_waits() -> None:
     async with running(config(), "code2wav") as stage:
         assert isinstance(stage, DiffusionEngine)
-        (model,) = await stage._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
+        model = await model_of(stage)
         seen = Watch(model)
-        model.generate = seen.generate
+        model.step = seen.step
         with seen.held():
             first = asyncio.create_task(sound(stage, spoken("runs"), at_once([codes(5)])))
             await until_counts(stage, running=1)
@@ -535,20 +607,21 @@ async def test_shutdown_ends_what_runs_and_what_waits() -> None:
 async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_for_it() -> None:
     async with running(config(), "code2wav") as stage:
         assert isinstance(stage, DiffusionEngine)
-        (model,) = await stage._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
-        seen = Watch(model)
+        model = await model_of(stage)
+        seen, steps = Watch(model), []
 
-        def breaks(jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+        def breaks(numbers: Sequence[int]) -> StepTime | None:
+            steps.append(numbers)
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
-        seen._generate, model.generate = breaks, seen.generate
+        seen._model["step"], model.step = breaks, seen.step
         with seen.held():
             first = asyncio.create_task(sound(stage, spoken("runs"), at_once([codes(5)])))
             await until_counts(stage, running=1)
             queued = asyncio.create_task(sound(stage, spoken("waits"), at_once([codes(5)])))
             await until_counts(stage, waiting=1)
         ended = await asyncio.wait_for(asyncio.gather(first, queued, return_exceptions=True), PATIENCE_S)
-        assert [type(error) for error in ended] == [DiffusionEngineStopped] * 2 and len(seen.batches) == 1
+        assert [type(error) for error in ended] == [DiffusionEngineStopped] * 2 and len(steps) == 1
         with pytest.raises(StageDied):
             await stage.check_health()
         with pytest.raises(DiffusionEngineStopped):

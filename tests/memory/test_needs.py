@@ -216,7 +216,7 @@ def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
     bound = bound_to(seven_b, code2wav={"diffusion": {"max_streams": 3, "max_batch_frames": 20_000}})
     fixed = needs_of(bound, 80 * GIB)[2].fixed
     config = build_config("7b").token2wav_config
-    # A batch makes the next state of its streams beside the last one: twice as many as there are streams.
+    # A piece makes the next state of its stream beside the last one: twice as many as there are streams.
     assert fixed.streams == 2 * 3 * 36 * 2 * 2 * 2 * 24 * 1024 * 4
     frame_bytes = dit_frame_bytes(config.dit_config) + vocoder_frame_bytes(config.bigvgan_config)
     assert fixed.activations == 20_000 * frame_bytes

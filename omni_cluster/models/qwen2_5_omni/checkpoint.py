@@ -87,20 +87,23 @@ def make_checkpoint(
     *,
     device: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    only: str = "",
     progress: Callable[[str], None] = lambda message: None,
 ) -> CheckpointSummary:
     """Write the checkpoint of `preset` to the folder `out`, which appears only when it is whole.
 
     The weights are drawn on `device`; None is the GPU where there is one, but the CPU for tiny, so that its files are
-    the same on every host. tiny is float32; 3b and 7b are bfloat16 with a float32 token2wav, as the hub's.
+    the same on every host. tiny is float32; 3b and 7b are bfloat16 with a float32 token2wav, as the hub's. `only`: the
+    tensors whose names begin so, for a stage that is measured alone, and no tokenizer.
     Raises ConfigError for an unknown preset, a device that is not there, and an `out` that exists and is not empty.
     """
     _check_preset(preset)
     _check_vacant(out)
     torch_device = _pick_device(preset, device)
-    weights = _weights(preset)
+    weights = [weight for weight in _weights(preset) if weight.name.startswith(only)]
     with _renamed_when_whole(out) as folder:
-        _write_tokenizer_and_processor(preset, folder)
+        if not only:
+            _write_tokenizer_and_processor(preset, folder)
         _write_configs(preset, folder)
         _write_voices(preset, folder)
         tensor = partial(_draw, tokens=token_layout(preset), device=torch_device)

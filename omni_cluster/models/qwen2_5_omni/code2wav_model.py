@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.errors import PayloadError
-from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
-from omni_cluster.models.qwen2_5_omni.dit import FIRST_SLOT, NO_BLOCK, BlockDiT, PackedBlocks
-from omni_cluster.models.qwen2_5_omni.flow import Flow, evaluation_times, graph_sizes
+from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
+from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluation_times, graph_sizes
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
+from omni_cluster.models.step_clock import StepClock
 
 SAMPLE_RATE_HZ = 24_000
 VOCODER_OVERLAP_FRAMES = 24
@@ -28,58 +29,47 @@ VOCODER_OVERLAP_FRAMES = 24
 
 @dataclass(slots=True)
 class StreamState:
-    """What a stream keeps between its pieces: never changed once the piece is made, but replaced.
+    """What a stream keeps between its pieces.
 
-    `slot` of the DiT's store, None while nothing is kept there; `noise` drawn for the look-ahead, `[frames, 80]`, which
-    the next piece starts with; `mel` `[frames, 80]`: the last frames made.
+    `slots` of the DiT's store: one holds the last block of the piece before, the other is for that of the piece that is
+    made, so that a step that fails can be made again. `noise` drawn for the look-ahead, `[frames, 80]`, which the next
+    piece starts with; `mel` `[frames, 80]`: the last frames made.
     """
 
-    slot: int | None
+    slots: tuple[int, int]
     generator: torch.Generator
     noise: torch.Tensor
     mel: torch.Tensor | None = None
 
+    def turn_slots(self) -> None:
+        """The next piece is begun."""
+        self.slots = self.slots[::-1]
+
 
 @dataclass(slots=True)
 class Piece:
-    """A job while it is computed: its noise `[frames, 80]` on the host, and where its blocks are in the batch.
-
-    `before`, `after`: of a stream, what was kept before this piece, and what will be once all of the batch is made.
-    """
+    """A job while it is computed: its mel as far as the flow is, how many frames it has, and how many will be heard."""
 
     job: DiffusionJob
-    noise: torch.Tensor
+    stream: StreamState | None
+    flow: FlowJob
+    frames: int
     kept_frames: int
-    before: StreamState | None = None
-    after: StreamState | None = None
-    first_block: int = 0
-    blocks: int = 0
 
-
-@dataclass(slots=True)
-class BlockTable:
-    """The indices of `PackedBlocks`, block by block, as they are laid out."""
-
-    previous: list[int] = field(default_factory=list)
-    following: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    keep: list[int] = field(default_factory=list)
-    voice: list[int] = field(default_factory=list)
-
-    def to_device(self, codes: torch.Tensor, device: torch.device) -> PackedBlocks:
-        rows = torch.tensor([self.previous, self.following, self.length, self.keep, self.voice], dtype=torch.int32)
-        previous, following, length, keep, voice = rows.to(device)
-        return PackedBlocks(previous, following, length, keep, voice, codes.to(device))
+    @property
+    def mel(self) -> torch.Tensor:
+        return self.flow.state[: self.frames]
 
 
 class Code2WavModel:
     """A `DiffusionModel`: waveforms at 24 kHz, in the reference's arithmetic or in a faster one.
 
-    Raises RuntimeError when more streams are begun than `max_streams`; the engine admits no more. A batch that fails
-    leaves all streams as they were before it.
+    Raises RuntimeError when more streams are begun than `max_streams`; the engine admits no more. A step or a finish
+    that fails leaves all jobs and streams as they were before it.
     """
 
     sample_rate_hz = SAMPLE_RATE_HZ
+    steps = STEPS
 
     def __init__(
         self,
@@ -92,8 +82,11 @@ class Code2WavModel:
         self._device = device
         self._voices = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
+        self._clock = StepClock(device)
+        self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, StreamState] = {}
-        self._free_slots = list(range(self._config.stream_slots))
+        slots = range(self._config.stream_slots)
+        self._free_slots = list(zip(slots[::2], slots[1::2], strict=True))
 
     @torch.inference_mode()
     def _load(self, model: Qwen2_5OmniToken2WavModel, voices: list[Voice]) -> None:
@@ -111,24 +104,53 @@ class Code2WavModel:
             self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
 
     @torch.inference_mode()
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """One waveform a job, `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
-        for job in jobs:
-            self._check_codes(job)
-        pieces: list[Piece] = []
-        try:
-            pieces.extend(map(self._begin, jobs))
-            with products_in(self._config.dtype):
-                mels = self._sample_mels(pieces)
-            with products_in(self._config.vocoder_dtype):
-                waves = self._vocode(pieces, mels)
-        except BaseException:
-            for piece in pieces:
-                self._free_slot(piece.after, piece.before)
-            raise
-        for piece in pieces:
-            self._commit(piece)
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        """See `DiffusionModel.begin`."""
+        self._check_codes(job)
+        state = None if job.stream is None else self._streams.get(job.stream) or self._open(job.stream, job.seed)
+        frames = len(job.codes) * self._dit.repeats
+        kept = frames - job.look_ahead * self._dit.repeats
+        noise = self._noise(job, state, frames, kept)
+        table = self._table(job, state, frames)
+        if state is not None:
+            state.turn_slots()
+        padded = torch.zeros(table.shape[1], self._dit.block_size, self._dit.mel_dim)
+        padded.flatten(0, 1)[:frames] = noise
+        self._pieces[number] = Piece(job, state, self._flow.begin(padded, table), frames, kept)
+
+    @torch.inference_mode()
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        """See `DiffusionModel.step`."""
+        pieces = [self._pieces[number] for number in numbers]
+        with products_in(self._config.dtype), self._clock.measured(sum(piece.job.frames for piece in pieces)):
+            self._flow.advance([piece.flow for piece in pieces])
+        return self._clock.latest()
+
+    @torch.inference_mode()
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """See `DiffusionModel.finish`: `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
+        pieces = [self._pieces[number] for number in numbers]
+        windows = [self._window(piece) for piece in pieces]
+        with products_in(self._config.vocoder_dtype):
+            waves = self._vocode(pieces, windows)
+        kept = [self._kept_mel(piece, window) for piece, window in zip(pieces, windows, strict=True)]
+        for piece, mel in zip(pieces, kept, strict=True):  # nothing fails from here on
+            if piece.stream is not None:
+                piece.stream.mel = mel
+        self.drop(numbers)
         return waves
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """See `DiffusionModel.drop`."""
+        for number in numbers:
+            self._pieces.pop(number, None)
+
+    def forget(self, streams: Sequence[str]) -> None:
+        """See `DiffusionModel.forget`."""
+        for name in streams:
+            state = self._streams.pop(name, None)
+            if state is not None:
+                self._free_slots.append(state.slots)
 
     def _check_codes(self, job: DiffusionJob) -> None:
         """Raises PayloadError: on a device, an index behind a table's end is the end of all that runs there."""
@@ -136,36 +158,21 @@ class Code2WavModel:
         if wrong is not None:
             raise PayloadError(f"A job has the code {wrong}; codes are from 0 to {self._dit.num_codes - 1}.")
 
-    def _commit(self, piece: Piece) -> None:
-        if piece.job.stream is not None and piece.after is not None:
-            self._streams[piece.job.stream] = piece.after
-            self._free_slot(piece.before, piece.after)
+    def _noise(self, job: DiffusionJob, state: StreamState | None, frames: int, kept: int) -> torch.Tensor:
+        if state is None:
+            return self._draw(torch.Generator().manual_seed(job.seed), frames)
+        noise = torch.cat([state.noise, self._draw(state.generator, frames - state.noise.shape[0])])
+        state.noise = noise[kept:]
+        return noise
 
-    def _free_slot(self, unused: StreamState | None, used: StreamState | None) -> None:
-        if unused is not None and unused.slot is not None and (used is None or unused.slot != used.slot):
-            self._free_slots.append(unused.slot)
-
-    def forget(self, streams: Sequence[str]) -> None:
-        """See `DiffusionModel.forget`."""
-        for name in streams:
-            self._free_slot(self._streams.pop(name, None), None)
-
-    def _begin(self, job: DiffusionJob) -> Piece:
-        frames = len(job.codes) * self._dit.repeats
-        kept = frames - job.look_ahead * self._dit.repeats
-        if job.stream is None:
-            return Piece(job, self._draw(torch.Generator().manual_seed(job.seed), frames), kept)
-        before = self._streams.get(job.stream) or self._opened(job.seed)
-        generator = torch.Generator()
-        generator.set_state(before.generator.get_state())
-        noise = torch.cat([before.noise, self._draw(generator, frames - before.noise.shape[0])])
-        slot = self._free_slots.pop() if job.look_ahead else before.slot
-        return Piece(job, noise, kept, before, StreamState(slot, generator, noise[kept:]))
-
-    def _opened(self, seed: int) -> StreamState:
-        if len(self._streams) >= self._config.max_streams or not self._free_slots:
+    def _open(self, name: str, seed: int) -> StreamState:
+        if not self._free_slots:
             raise RuntimeError(f"{len(self._streams)} streams are open, which is all there is room for.")
-        return StreamState(None, torch.Generator().manual_seed(seed), torch.empty(0, self._dit.mel_dim))
+        state = StreamState(
+            self._free_slots.pop(), torch.Generator().manual_seed(seed), torch.empty(0, self._dit.mel_dim)
+        )
+        self._streams[name] = state
+        return state
 
     def _draw(self, generator: torch.Generator, frames: int) -> torch.Tensor:
         """Noise `[frames, 80]`, drawn on the host so that a seed means the same on every device.
@@ -175,60 +182,47 @@ class Code2WavModel:
         """
         return torch.randn([frames, self._dit.mel_dim], generator=generator)
 
-    def _sample_mels(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Mel frames `[frames, 80]` of each piece, the look-ahead's among them."""
-        blocks = self._lay_out(pieces)
-        size = self._dit.block_size
-        noise = torch.zeros(blocks.length.shape[0], size, self._dit.mel_dim)
-        for piece in pieces:
-            noise[piece.first_block : piece.first_block + piece.blocks].flatten(0, 1)[: len(piece.noise)] = piece.noise
-        mels = self._flow.solve(noise.to(self._device), blocks)
-        return [mels[p.first_block : p.first_block + p.blocks].flatten(0, 1)[: len(p.noise)] for p in pieces]
-
-    def _lay_out(self, pieces: Sequence[Piece]) -> PackedBlocks:
-        table, codes = BlockTable(), []
-        for piece in pieces:
-            piece.first_block = len(table.length)
-            self._add_blocks(piece, table)
-            piece.blocks = len(table.length) - piece.first_block
-            missing = piece.blocks * self._codes_per_block - len(piece.job.codes)
-            codes += [*piece.job.codes, *[0] * missing]
-        return table.to_device(torch.tensor(codes).view(-1, self._codes_per_block), self._device)
-
-    def _add_blocks(self, piece: Piece, table: BlockTable) -> None:
-        size, frames = self._dit.block_size, len(piece.noise)
-        first, count = len(table.length), -(-frames // size)
-        kept_slot = piece.before.slot if piece.before is not None else None
-        table.previous += [NO_BLOCK if kept_slot is None else FIRST_SLOT - kept_slot]
-        table.previous += range(first, first + count - 1)
-        table.following += [*range(first + 1, first + count), NO_BLOCK]
-        table.length += [min(size, frames - i * size) for i in range(count)]
-        table.voice += [self._voices[piece.job.voice]] * count
-        keep = [NO_BLOCK] * count
-        if piece.after is not None and piece.after.slot is not None and piece.job.look_ahead:
-            keep[piece.kept_frames // size - 1] = piece.after.slot
-        table.keep += keep
+    def _table(self, job: DiffusionJob, state: StreamState | None, frames: int) -> np.ndarray:
+        """A job's blocks in a row; see `FlowJob`. A stream's first block sees the one kept, its last heard is kept."""
+        size, codes_per_block = self._dit.block_size, self._codes_per_block
+        blocks = -(-frames // size)
+        table = np.zeros((BLOCK_ROWS + codes_per_block, blocks), np.int32)
+        previous, following, length, keep, voice, _ = table[:BLOCK_ROWS]
+        place = np.arange(blocks)
+        previous[:], following[:], keep[:] = place - 1, place + 1, NO_BLOCK
+        following[-1] = NO_BLOCK
+        length[:] = np.minimum(frames - place * size, size)
+        voice[:] = self._voices[job.voice]
+        codes = np.zeros(blocks * codes_per_block, np.int32)
+        codes[: len(job.codes)] = job.codes
+        table[BLOCK_ROWS:] = codes.reshape(blocks, codes_per_block).T
+        if state is not None and job.start > 0:
+            previous[0] = FIRST_SLOT - state.slots[0]
+        if state is not None and job.look_ahead:
+            keep[(len(job.codes) - job.look_ahead) // codes_per_block - 1] = state.slots[1]
+        return table
 
     @property
     def _codes_per_block(self) -> int:
         return int(self._dit.block_size // self._dit.repeats)
 
-    def _vocode(self, pieces: Sequence[Piece], mels: Sequence[torch.Tensor]) -> list[np.ndarray]:
-        windows = [self._window(piece, mel) for piece, mel in zip(pieces, mels, strict=True)]
+    def _vocode(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
         waves = self._vocoding(windows)
         heard = []
-        for wave, window, piece, mel in zip(waves, windows, pieces, mels, strict=True):
-            per_frame, start = len(wave) // len(window), len(window) - len(mel)
+        for wave, window, piece in zip(waves, windows, pieces, strict=True):
+            per_frame, start = len(wave) // len(window), len(window) - piece.frames
             heard.append(wave[start * per_frame : (start + piece.kept_frames) * per_frame])
         samples = torch.cat(heard).cpu().numpy()  # one copy, which waits for the device
         return list(np.split(samples, np.cumsum([len(wave) for wave in heard])[:-1]))
 
-    def _window(self, piece: Piece, mel: torch.Tensor) -> torch.Tensor:
+    def _window(self, piece: Piece) -> torch.Tensor:
         """What the vocoder sees of a piece: the frames before it, its own, and the look-ahead's."""
-        if piece.before is None or piece.after is None:
-            return mel
-        before = piece.before.mel
-        window = mel if before is None else torch.cat([before, mel])
-        kept = len(window) - (len(mel) - piece.kept_frames)
-        piece.after.mel = window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
-        return window
+        if piece.stream is None or piece.stream.mel is None:
+            return piece.mel
+        return torch.cat([piece.stream.mel, piece.mel])
+
+    @staticmethod
+    def _kept_mel(piece: Piece, window: torch.Tensor) -> torch.Tensor:
+        """The last heard frames, which the vocoder sees before the stream's next piece."""
+        kept = len(window) - (piece.frames - piece.kept_frames)
+        return window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()

@@ -27,6 +27,8 @@ NORM_EPS = 1e-6
 NO_BLOCK = -1
 FIRST_SLOT = -2
 """A left neighbour of FIRST_SLOT - s is the block that slot s of the stream store keeps."""
+BLOCK_ROWS = 6
+"""Of a table of blocks, before its codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class PackedBlocks:
 
     `previous`, `following`: a neighbour's place in the batch, NO_BLOCK without one; `previous` may be a slot of the
     stream store. `length`: frames of the block that are there. `keep`: the slot that keeps the block, NO_BLOCK for
-    none. `voice`: row of the voice. `codes` int64 `[N, codes of a block]`.
+    none. `voice`: row of the voice. `step`: of the flow, the next one that the block's job takes.
+    `codes` int32 `[N, codes of a block]`.
     """
 
     previous: torch.Tensor
@@ -43,7 +46,14 @@ class PackedBlocks:
     length: torch.Tensor
     keep: torch.Tensor
     voice: torch.Tensor
+    step: torch.Tensor
     codes: torch.Tensor
+
+    @classmethod
+    def of(cls, table: torch.Tensor) -> PackedBlocks:
+        """Views of a table `[rows, N]`: a row for each field, in their order, and one for each code of a block."""
+        previous, following, length, keep, voice, step = table[:BLOCK_ROWS]
+        return cls(previous, following, length, keep, voice, step, table[BLOCK_ROWS:].T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +145,23 @@ class BlockDiT:
     def velocity(
         self, point: torch.Tensor, state: torch.Tensor, conditions: torch.Tensor, blocks: PackedBlocks
     ) -> torch.Tensor:
-        """The guided velocity field at the time number `point` (int64 `[1]`): float32 `[N * 24, 80]` -> the same."""
+        """The guided velocity field: float32 `[N * 24, 80]` -> the same.
+
+        `point`: int64 `[N]`, each block's number in the times at which the velocity is evaluated.
+        """
         hidden = (F.linear(state.to(self.dtype), self.state_in).float() + conditions).flatten(0, 1)
-        modulation, final = self.modulation[point][0], self.final_modulation[point][0]
+        final_scale, final_shift = self.final_modulation
         out, gate, back = None, None, 0
         for layer, (shift, scale, gate_attn, shift_ff, scale_ff, gate_ff) in zip(
-            self.layers, modulation.unbind(), strict=True
+            self.layers, self.modulation, strict=True
         ):
-            normed = self._add_and_norm(hidden, out, gate, scale, shift)
+            normed = self._add_and_norm(hidden, out, gate, scale, shift, point)
             attended = self._attend(F.linear(normed, layer.qkv, layer.qkv_bias), layer, back, point, blocks)
             back += layer.looks_back
             out = F.linear(attended, layer.out, layer.out_bias)
-            normed = self._add_and_norm(hidden, out, gate_attn, scale_ff, shift_ff)
+            normed = self._add_and_norm(hidden, out, gate_attn, scale_ff, shift_ff, point)
             out, gate = F.linear(gelu_of_linear(normed, layer.up, layer.up_bias), layer.down, layer.down_bias), gate_ff
-        normed = self._add_and_norm(hidden, out, gate, final[0], final[1])
+        normed = self._add_and_norm(hidden, out, gate, final_scale, final_shift, point)
         guided, unguided = F.linear(normed, self.proj_out, self.proj_out_bias).float().chunk(2)
         return guided + (guided - unguided) * GUIDANCE_SCALE
 
@@ -159,20 +172,29 @@ class BlockDiT:
         gate: torch.Tensor | None,
         scale: torch.Tensor,
         shift: torch.Tensor,
+        point: torch.Tensor,
     ) -> torch.Tensor:
-        """Adds the gated output to `hidden` in place; gives the modulated norm of the sum, in the products' dtype."""
+        """Adds the gated output to `hidden` in place; gives the modulated norm of the sum, in the products' dtype.
+
+        `gate`, `scale` and `shift` are tables `[times, hidden]`: each block has the rows of its own `point`.
+        """
         if hidden.is_cuda:
-            return dit_kernels.add_and_norm(hidden, out, gate, scale, shift, NORM_EPS, self.dtype)
+            return dit_kernels.add_and_norm(
+                hidden, out, gate, scale, shift, point, self.block_size, NORM_EPS, self.dtype
+            )
+        by_block = hidden.view(2, point.shape[0], self.block_size, -1)
         if out is not None and gate is not None:
-            hidden += gate * out
-        return (F.layer_norm(hidden, hidden.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift).to(self.dtype)
+            by_block += gate[point][:, None] * out.view(by_block.shape)
+        normed = F.layer_norm(by_block, by_block.shape[-1:], eps=NORM_EPS)
+        return (normed * (1 + scale[point][:, None]) + shift[point][:, None]).to(self.dtype).view(hidden.shape)
 
     def _attend(
         self, qkv: torch.Tensor, layer: DiTLayer, back: int, point: torch.Tensor, blocks: PackedBlocks
     ) -> torch.Tensor:
         """Attention of every block to itself and the neighbours that the layer looks at: `[2 * N * 24, inner]`.
 
-        `back`: how many layers before this one look back. Blocks to keep are kept after all have been read.
+        `back`: how many layers before this one look back. Blocks to keep are kept after all have been read, at their
+        own point.
         """
         store = self.store[:, back] if layer.looks_back else None
         attend = dit_kernels.block_attention if qkv.is_cuda else self.attend_on_host
@@ -199,7 +221,7 @@ class BlockDiT:
         there = torch.arange(size, device=qkv.device) < blocks.length[:, None]  # [N, 24]
         neighbours, masks, places = [own], [there], [1]
         if store is not None:
-            kept = store[point][0, (FIRST_SLOT - blocks.previous).clamp(min=0)].transpose(0, 1)
+            kept = store[point, (FIRST_SLOT - blocks.previous).clamp(min=0)].transpose(0, 1)
             in_batch = own[:, blocks.previous.clamp(min=0)]
             neighbours.append(torch.where((blocks.previous >= 0).view(1, -1, 1, 1, 1), in_batch, kept))
             masks.append((blocks.previous != NO_BLOCK)[:, None].expand_as(there))
@@ -230,7 +252,7 @@ def gelu_of_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
 def keep_on_host(qkv: torch.Tensor, keep: torch.Tensor, store: torch.Tensor, point: torch.Tensor, size: int) -> None:
     kept = keep >= 0
     packed = qkv.view(2, keep.shape[0], size, 3, -1)
-    store[point, keep[kept].long()] = packed[:, kept, :, 1:].transpose(0, 1)
+    store[point[kept], keep[kept].long()] = packed[:, kept, :, 1:].transpose(0, 1)
 
 
 def _by_head(packed: torch.Tensor, heads: int) -> torch.Tensor:
@@ -262,14 +284,13 @@ def _rotary_table(dit: Any, length: int) -> torch.Tensor:
     return torch.stack([angles.cos(), angles.sin()]) * dit.rotary_embed.attention_scaling
 
 
-def _modulation(dit: Any, times: torch.Tensor) -> torch.Tensor:
-    """Shift, scale and gate of attention, then of the feed-forward: float32 `[times, layers, 6, hidden]`."""
+def _modulation(dit: Any, times: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """Shift, scale and gate of attention, then of the feed-forward, of each layer: float32 `[times, hidden]`."""
     embedded = F.silu(dit.time_embed(times))
-    rows = [block.attn_norm.linear(embedded).unflatten(-1, (6, -1)) for block in dit.transformer_blocks]
-    return torch.stack(rows, dim=1).detach()
+    return [block.attn_norm.linear(embedded).detach().chunk(6, dim=-1) for block in dit.transformer_blocks]
 
 
-def _final_modulation(dit: Any, times: torch.Tensor) -> torch.Tensor:
-    """Scale and shift of the last norm: float32 `[times, 2, hidden]`."""
+def _final_modulation(dit: Any, times: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Scale and shift of the last norm: float32 `[times, hidden]`."""
     rows: torch.Tensor = dit.norm_out.linear(F.silu(dit.time_embed(times)))
-    return rows.unflatten(-1, (2, -1)).detach()
+    return rows.detach().chunk(2, dim=-1)

@@ -16,18 +16,37 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _add_and_norm(hidden, out, gate, scale, shift, normed, width, eps, HAS_OUT: tl.constexpr, BLOCK: tl.constexpr):
+def _add_and_norm(
+    hidden,
+    out,
+    gate,
+    scale,
+    shift,
+    points,
+    normed,
+    num_blocks,
+    gate_stride,
+    norm_stride,
+    width,
+    eps,
+    SIZE: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0)
+    point = tl.load(points + row // SIZE % num_blocks)
     columns = tl.arange(0, BLOCK)
     there = columns < width
     x = tl.load(hidden + row * width + columns, there, 0.0)
     if HAS_OUT:
         added = tl.load(out + row * width + columns, there, 0.0).to(tl.float32)
-        x += tl.load(gate + columns, there, 0.0) * added
+        x += tl.load(gate + point * gate_stride + columns, there, 0.0) * added
         tl.store(hidden + row * width + columns, x, there)
+    scale_row = tl.load(scale + point * norm_stride + columns, there, 0.0)
+    shift_row = tl.load(shift + point * norm_stride + columns, there, 0.0)
     centred = tl.where(there, x - tl.sum(x, 0) / width, 0.0)
     x = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-    y = x * (1.0 + tl.load(scale + columns, there, 0.0)) + tl.load(shift + columns, there, 0.0)
+    y = x * (1.0 + scale_row) + shift_row
     tl.store(normed + row * width + columns, y.to(normed.dtype.element_ty), there)
 
 
@@ -37,10 +56,15 @@ def add_and_norm(
     gate: torch.Tensor | None,
     scale: torch.Tensor,
     shift: torch.Tensor,
+    point: torch.Tensor,
+    size: int,
     eps: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`hidden` `[rows, width]` float32 += gate * out, in place; its modulated layer norm in `dtype`."""
+    """`hidden` `[2 * N * size, width]` float32 += gate * out, in place; its modulated layer norm in `dtype`.
+
+    `gate`, `scale`, `shift`: tables `[times, width]`, of which block n has row `point[n]`.
+    """
     rows, width = hidden.shape
     normed = torch.empty(rows, width, dtype=dtype, device=hidden.device)
     _add_and_norm[(rows,)](
@@ -49,9 +73,14 @@ def add_and_norm(
         scale if gate is None else gate,
         scale,
         shift,
+        point,
         normed,
+        point.shape[0],
+        0 if gate is None else gate.stride(0),
+        scale.stride(0),
         width,
         eps,
+        SIZE=size,
         HAS_OUT=out is not None,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
@@ -131,7 +160,9 @@ def _block_attention(
         in_store = there & (before <= -2)
         batch_rows = qkv + ((side * num_blocks + before) * SIZE + frame) * 3 * inner + inner + head * 2 * HALF
         slot = ((-2 - before) * 2 + side).to(tl.int64)
-        slot_rows = store + tl.load(point) * store_point_stride + (slot * SIZE + frame) * 2 * inner + head * 2 * HALF
+        slot_rows = (
+            store + tl.load(point + block) * store_point_stride + (slot * SIZE + frame) * 2 * inner + head * 2 * HALF
+        )
         b1, b2 = _load_rotated(batch_rows, in_batch, head, angles, 0, SIZE, 3 * SIZE, HALF)
         s1, s2 = _load_rotated(slot_rows, in_store, head, angles, 0, SIZE, 3 * SIZE, HALF)
         back_scores = _scores(q1, q2, b1 + s1, b2 + s2, in_batch | in_store, scale, PRECISION)
@@ -171,7 +202,7 @@ def block_attention(
     size: int,
     heads: int,
 ) -> torch.Tensor:
-    """`qkv` `[2 * N * size, 3 * inner]` -> `[2 * N * size, inner]`; see `BlockDiT`."""
+    """`qkv` `[2 * N * size, 3 * inner]` -> `[2 * N * size, inner]`; `point`: of each block; see `BlockDiT`."""
     num_blocks, inner = blocks.length.shape[0], qkv.shape[1] // 3
     attended = torch.empty(qkv.shape[0], inner, dtype=qkv.dtype, device=qkv.device)
     _block_attention[(2 * num_blocks, heads)](
@@ -211,18 +242,19 @@ def _keep_blocks(
     INNER: tl.constexpr,
 ):
     side = tl.program_id(0) // num_blocks
-    slot = tl.load(keep + tl.program_id(0) % num_blocks)
+    block = tl.program_id(0) % num_blocks
+    slot = tl.load(keep + block)
     frame = tl.program_id(1)
     if slot >= 0:
         column = tl.arange(0, WIDTH)
         there = column < 2 * INNER
         kept = tl.load(qkv + (tl.program_id(0) * SIZE + frame) * 3 * INNER + INNER + column, there)
         row = ((slot * 2 + side) * SIZE + frame).to(tl.int64)
-        tl.store(store + tl.load(point) * store_point_stride + row * 2 * INNER + column, kept, there)
+        tl.store(store + tl.load(point + block) * store_point_stride + row * 2 * INNER + column, kept, there)
 
 
 def keep_blocks(qkv: torch.Tensor, keep: torch.Tensor, store: torch.Tensor, point: torch.Tensor, size: int) -> None:
-    """Copies keys and values of each block that has a slot into `store[point]`."""
+    """Copies keys and values of each block that has a slot into `store` at the block's `point`."""
     inner = qkv.shape[1] // 3
     _keep_blocks[(2 * keep.shape[0], size)](
         qkv,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
-from omni_cluster.models.qwen2_5_omni.dit import NO_BLOCK, BlockDiT, PackedBlocks
+from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, NO_BLOCK, BlockDiT, PackedBlocks
 
 NUM_STEPS = 10
 SWAY_COEFFICIENT = -1.0
 EVALUATIONS = 4
 """Of the velocity in one step."""
+STEPS = NUM_STEPS - 1
+NEIGHBOURS, KEEP, STEP = slice(0, 2), 3, 5
+"""Rows of a table of blocks; see `PackedBlocks.of`."""
 
 
 def time_points(device: torch.device) -> torch.Tensor:
@@ -23,7 +27,7 @@ def time_points(device: torch.device) -> torch.Tensor:
 
 
 def evaluation_times(device: torch.device) -> torch.Tensor:
-    """All times at which the velocity is evaluated, in order: float32 `[EVALUATIONS * (NUM_STEPS - 1)]`."""
+    """All times at which the velocity is evaluated, in order: float32 `[EVALUATIONS * STEPS]`."""
     times = []
     for start, end in itertools.pairwise(time_points(device)):
         step = end - start
@@ -31,86 +35,105 @@ def evaluation_times(device: torch.device) -> torch.Tensor:
     return torch.stack(times)
 
 
-class Flow:
-    """Solves the flow for a batch of blocks; on CUDA by replaying one captured step for batches of usual sizes.
+class FlowJob:
+    """Blocks of one job between noise and mel, which may pause after any step.
 
-    `graph_blocks`: the sizes to capture, in blocks; a batch is filled up to the next of them, one larger than all of
-    them runs without a graph.
+    `table`: int32 on the host, as `PackedBlocks.of` reads it, neighbours as places within the job. `state`: float32
+    `[N * 24, 80]` on the device.
+    """
+
+    __slots__ = ("state", "step", "table")
+
+    def __init__(self, table: np.ndarray, state: torch.Tensor) -> None:
+        self.table = table
+        self.state = state
+        self.step = 0
+
+    @property
+    def blocks(self) -> int:
+        return int(self.table.shape[1])
+
+
+class Flow:
+    """Takes jobs from noise to mel in `STEPS` steps; those of one step may each be at another of them.
+
+    On CUDA one step is captured for usual numbers of blocks: `graph_blocks`, the sizes to capture. A step is filled up
+    to the next of them, one larger than all of them runs without a graph.
     """
 
     def __init__(self, dit: BlockDiT, device: torch.device, graph_blocks: tuple[int, ...] = ()) -> None:
         self._dit = dit
         self._device = device
-        self._steps = time_points(device).diff()
+        self._step_sizes = time_points(device).diff()
         pool = GraphPool() if graph_blocks else None
         self._graphs = {size: self._capture(size, pool) for size in sorted(graph_blocks, reverse=True) if pool}
 
-    def solve(self, noise: torch.Tensor, blocks: PackedBlocks) -> torch.Tensor:
-        """Noise float32 `[N, 24, 80]` -> mel frames of the same shape; frames past a block's length mean nothing."""
-        num_blocks = noise.shape[0]
-        size = size_at_least(num_blocks, self._graphs)
-        if size is None:
-            return self._solve(FlowStep(self._dit, noise, blocks, self._steps))
-        work = self._graphs[size]
-        work.inputs.fill(noise, blocks)
-        return self._replay(work)[:num_blocks]
+    def begin(self, noise: torch.Tensor, table: np.ndarray) -> FlowJob:
+        """A job at its first step; noise float32 `[N, 24, 80]` on the host, which does not wait for the device."""
+        return FlowJob(table, on_device(noise.flatten(0, 1), self._device))
 
-    def _solve(self, step: FlowStep) -> torch.Tensor:
-        step.begin()
-        for _ in range(NUM_STEPS - 1):
-            step.advance()
-        return step.state.view(step.blocks.length.shape[0], self._dit.block_size, -1)
-
-    def _replay(self, work: CapturedWork[FlowStep, None]) -> torch.Tensor:
-        work.inputs.begin()
-        for _ in range(NUM_STEPS - 1):
-            work.replay()
-        return work.inputs.state.view(-1, self._dit.block_size, self._dit.mel_dim)
+    def advance(self, jobs: Sequence[FlowJob]) -> None:
+        """One step of each job. Returns before the device has made it."""
+        blocks = sum(job.blocks for job in jobs)
+        size = size_at_least(blocks, self._graphs)
+        work = None if size is None else self._graphs[size]
+        step = FlowStep(self._dit, blocks, self._step_sizes) if work is None else work.inputs
+        step.table.copy_(on_device(torch.from_numpy(packed(jobs, step.table.shape)), self._device))
+        frames = blocks * self._dit.block_size
+        torch.cat([job.state for job in jobs], out=step.state[:frames])
+        step.advance() if work is None else work.replay()
+        for job, state in zip(jobs, _parts(step.state[:frames].clone(), jobs), strict=True):
+            job.state, job.step = state, job.step + 1
 
     def _capture(self, size: int, pool: GraphPool) -> CapturedWork[FlowStep, None]:
-        noise = torch.zeros(size, self._dit.block_size, self._dit.mel_dim, device=self._device)
-        step = FlowStep(self._dit, noise, fillers(size, self._dit, self._device), self._steps)
-        step.begin()
+        step = FlowStep(self._dit, size, self._step_sizes)
+        step.table.copy_(torch.from_numpy(packed([], step.table.shape)))
         return CapturedWork(step, step.advance, pool)
 
 
 class FlowStep:
-    """One step of the solution, in place, on tensors that stay where they are."""
+    """One step of so many blocks, in place, on tensors that stay where they are."""
 
-    def __init__(self, dit: BlockDiT, noise: torch.Tensor, blocks: PackedBlocks, steps: torch.Tensor) -> None:
+    def __init__(self, dit: BlockDiT, blocks: int, step_sizes: torch.Tensor) -> None:
         self._dit = dit
-        self._steps = steps
-        self._point = torch.zeros(1, dtype=torch.long, device=noise.device)
-        self.blocks = blocks
-        self.state = noise.flatten(0, 1).clone()
-        self._conditions = dit.conditions(blocks)
-
-    def fill(self, noise: torch.Tensor, blocks: PackedBlocks) -> None:
-        """Takes over a batch that is no larger; the rest of the places become blocks that only fill the batch."""
-        num_blocks = noise.shape[0]
-        self.state[: num_blocks * self._dit.block_size].copy_(noise.flatten(0, 1))
-        for field in fields(PackedBlocks):
-            getattr(self.blocks, field.name)[:num_blocks].copy_(getattr(blocks, field.name))
-        for indices in (self.blocks.previous, self.blocks.following, self.blocks.keep):
-            indices[num_blocks:].fill_(NO_BLOCK)
-
-    def begin(self) -> None:
-        self._point.zero_()
-        self._conditions.copy_(self._dit.conditions(self.blocks))
+        self._step_sizes = step_sizes
+        device, rows = step_sizes.device, BLOCK_ROWS + dit.block_size // dit.repeats
+        self.table = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+        self.state = torch.zeros(blocks * dit.block_size, dit.mel_dim, device=device)
 
     def advance(self) -> None:
-        """The 3/8-rule Runge-Kutta step of the reference (`RungeKutta4ODESolver`), from one time to the next."""
-        state, step = self.state, self._steps[self._point // EVALUATIONS]
-        k1 = self._velocity(state)
-        k2 = self._velocity(state + step * k1 * (1 / 3))
-        k3 = self._velocity(state + step * (k2 - k1 * (1 / 3)))
-        k4 = self._velocity(state + step * (k1 - k2 + k3))
+        """The 3/8-rule Runge-Kutta step of the reference (`RungeKutta4ODESolver`), each block's from its own time."""
+        dit, state, blocks = self._dit, self.state, PackedBlocks.of(self.table)
+        conditions, point = dit.conditions(blocks), blocks.step.long() * EVALUATIONS
+        step = self._step_sizes[blocks.step.long()].repeat_interleave(dit.block_size)[:, None]
+        k1 = dit.velocity(point, state, conditions, blocks)
+        k2 = dit.velocity(point + 1, state + step * k1 * (1 / 3), conditions, blocks)
+        k3 = dit.velocity(point + 2, state + step * (k2 - k1 * (1 / 3)), conditions, blocks)
+        k4 = dit.velocity(point + 3, state + step * (k1 - k2 + k3), conditions, blocks)
         state += (k1 + 3 * (k2 + k3) + k4) * step / 8
 
-    def _velocity(self, state: torch.Tensor) -> torch.Tensor:
-        velocity = self._dit.velocity(self._point, state, self._conditions, self.blocks)
-        self._point += 1
-        return velocity
+
+def packed(jobs: Sequence[FlowJob], shape: tuple[int, ...]) -> np.ndarray:
+    """The jobs' tables side by side, neighbours as places in all of it; what is left are blocks of nobody."""
+    table = np.zeros(shape, np.int32)
+    table[NEIGHBOURS] = table[KEEP] = NO_BLOCK
+    first = 0
+    for job in jobs:
+        part = table[:, first : first + job.blocks]
+        part[:] = job.table
+        part[NEIGHBOURS] += first * (job.table[NEIGHBOURS] >= 0)
+        part[STEP] = job.step
+        first += job.blocks
+    return table
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy that waits for nothing the device has to do before it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _parts(state: torch.Tensor, jobs: Sequence[FlowJob]) -> Sequence[torch.Tensor]:
+    return state.split([len(job.state) for job in jobs])
 
 
 def graph_sizes(max_blocks: int) -> tuple[int, ...]:
@@ -119,11 +142,3 @@ def graph_sizes(max_blocks: int) -> tuple[int, ...]:
     while sizes[-1] < max_blocks:
         sizes.append(sizes[-1] + (1 << (sizes[-1].bit_length() - 3)))
     return tuple(sizes)
-
-
-def fillers(size: int, dit: BlockDiT, device: torch.device) -> PackedBlocks:
-    """Blocks of nobody."""
-    none = torch.full((size,), NO_BLOCK, dtype=torch.int32, device=device)
-    zero = torch.zeros(size, dtype=torch.int32, device=device)
-    codes = torch.zeros(size, dit.block_size // dit.repeats, dtype=torch.long, device=device)
-    return PackedBlocks(none, none.clone(), zero, none.clone(), zero.clone(), codes)

@@ -1,4 +1,4 @@
-"""The diffusion runner: a family's model, fed with batches of jobs."""
+"""The diffusion runner: a family's model, fed with jobs step by step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 
-from omni_cluster.models.family import DiffusionJob, DiffusionModel
+from omni_cluster.models.family import DiffusionJob, DiffusionModel, StepTime
 from omni_cluster.models.registry import family_class
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 
 class GPUDiffusionModelRunner:
-    """Loads a diffusion stage's model on the worker's device and runs it."""
+    """Loads a diffusion stage's model on the worker's device and runs it; see `DiffusionModel`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.vllm_config = vllm_config
@@ -34,9 +34,17 @@ class GPUDiffusionModelRunner:
         family = family_class(config.family)(Path(self.vllm_config.model_config.model))
         self._model = family.diffusion_model(config.model_stage, self.device, config.diffusion)
 
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        """One waveform a job, float32 in [-1, 1], from one pass over all of them; see `DiffusionModel.generate`."""
-        return self.model.generate(jobs)
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        self.model.begin(number, job)
+
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        return self.model.step(numbers)
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        return self.model.finish(numbers)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        self.model.drop(numbers)
 
     def forget(self, streams: Sequence[str]) -> None:
         """Frees what the model keeps of streams that have ended."""

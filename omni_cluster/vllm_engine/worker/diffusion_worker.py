@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
 from omni_cluster.vllm_engine.worker.diffusion_model_runner import GPUDiffusionModelRunner
 
 
 class GPUDiffusionWorker(PlatformWorker):
-    """A diffusion stage's worker: no KV cache, no token scheduler; batches come from `DiffusionEngine`."""
+    """A diffusion stage's worker: no KV cache, no token scheduler; jobs come from `DiffusionEngine`."""
 
     model_runner: GPUDiffusionModelRunner
 
@@ -25,11 +25,23 @@ class GPUDiffusionWorker(PlatformWorker):
     def load_model(self, **kwargs: Any) -> None:
         self.model_runner.load_model()
 
-    def generate(self, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
-        return self.model_runner.generate(jobs)
+    def begin(self, number: int, job: DiffusionJob) -> None:
+        self.model_runner.begin(number, job)
+
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        return self.model_runner.step(numbers)
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        return self.model_runner.finish(numbers)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        self.model_runner.drop(numbers)
 
     def forget(self, streams: Sequence[str]) -> None:
         self.model_runner.forget(streams)
 
     def sample_rate_hz(self) -> int:
         return self.model_runner.model.sample_rate_hz
+
+    def steps_of_a_job(self) -> int:
+        return self.model_runner.model.steps

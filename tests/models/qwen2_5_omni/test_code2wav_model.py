@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +31,16 @@ def job(count: int, voice: str = "Chelsie", seed: int = 0) -> DiffusionJob:
     return DiffusionJob(codes, voice, seed, 2 * count)
 
 
+def made_by(model: Code2WavModel, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+    """The jobs' waveforms, all of them in the same steps."""
+    numbers = range(len(jobs))
+    for number, one in enumerate(jobs):
+        model.begin(number, one)
+    for _ in range(model.steps):
+        model.step(numbers)
+    return model.finish(numbers)
+
+
 def wanted(reference: Reference, asked: DiffusionJob) -> np.ndarray:
     return reference.waveform(asked.codes, asked.voice, asked.seed)
 
@@ -41,7 +54,7 @@ def assert_close(made: np.ndarray, expected: np.ndarray) -> None:
 def test_alone_is_the_reference_around_the_dits_block_size(
     model: Code2WavModel, reference: Reference, count: int
 ) -> None:
-    (made,) = model.generate([job(count)])
+    (made,) = made_by(model, [job(count)])
     assert made.shape == (count * SAMPLES_PER_CODE,) and np.abs(made).max() > 0.01
     assert_close(made, wanted(reference, job(count)))
 
@@ -50,35 +63,35 @@ def test_batch_of_different_lengths_voices_and_seeds_is_the_reference(
     model: Code2WavModel, reference: Reference
 ) -> None:
     asked = [job(60, "Ethan", 1), job(50, "Chelsie", 2), job(60, "Chelsie", 3), job(49, "Ethan", 4), job(12)]
-    for made, one in zip(model.generate(asked), asked, strict=True):
+    for made, one in zip(made_by(model, asked), asked, strict=True):
         assert_close(made, wanted(reference, one))
 
 
 def test_equal_jobs_of_a_batch_are_equal(model: Code2WavModel) -> None:
-    first, _, last = model.generate([job(20), job(24), job(20)])
+    first, _, last = made_by(model, [job(20), job(24), job(20)])
     np.testing.assert_array_equal(first, last)
 
 
 def test_seed_voice_and_codes_each_change_the_waveform(model: Code2WavModel) -> None:
     plain = job(20)
-    (made,) = model.generate([plain])
+    (made,) = made_by(model, [plain])
     others = [
         DiffusionJob(plain.codes, plain.voice, 1, plain.frames),
         DiffusionJob(plain.codes, "Ethan", 0, plain.frames),
         DiffusionJob(plain.codes[::-1], plain.voice, 0, plain.frames),
     ]
-    for other in model.generate(others):
+    for other in made_by(model, others):
         assert np.abs(other - made).max() > 1e-3
 
 
 def test_last_code_of_the_embedding_can_be_spoken(model: Code2WavModel, reference: Reference) -> None:
     asked = DiffusionJob((8193, 0, 8192), "Chelsie", 0, 6)
-    (made,) = model.generate([asked])
+    (made,) = made_by(model, [asked])
     assert_close(made, wanted(reference, asked))
 
 
 def test_sound_stays_within_bounds_and_has_the_models_rate(model: Code2WavModel) -> None:
-    (made,) = model.generate([job(60)])
+    (made,) = made_by(model, [job(60)])
     assert np.abs(made).max() <= 1 and model.sample_rate_hz == 24_000
 
 
@@ -98,7 +111,7 @@ def pieces(full: DiffusionJob, plan: list[int], name: str) -> list[DiffusionJob]
 
 
 def streamed(model: Code2WavModel, full: DiffusionJob, plan: list[int], name: str = "s") -> np.ndarray:
-    made = [model.generate([piece])[0] for piece in pieces(full, plan, name)]
+    made = [made_by(model, [piece])[0] for piece in pieces(full, plan, name)]
     model.forget([name])
     return np.concatenate(made)
 
@@ -132,17 +145,67 @@ def test_streams_of_one_batch_are_what_they_are_alone(model: Code2WavModel) -> N
     plan = [1, 1]
     alone = [streamed(model, one, plan) for one in full]
     rounds = zip(*(pieces(one, plan, f"s{i}") for i, one in enumerate(full)), strict=True)
-    together = [model.generate([*batch, job(20)])[:3] for batch in rounds]
+    together = [made_by(model, [*batch, job(20)])[:3] for batch in rounds]
     model.forget(["s0", "s1", "s2"])
     for made, wanted_alone in zip(zip(*together, strict=True), alone, strict=True):
         np.testing.assert_allclose(np.concatenate(made), wanted_alone, atol=1e-5, rtol=0)
+
+
+def test_pieces_that_others_join_at_any_step_are_what_they_are_alone(model: Code2WavModel) -> None:
+    """Guests come after each step, every second one pauses at every second step, and one leaves before its end."""
+    stream = pieces(job(40, "Ethan", 1), [1, 1], "joined")[:2]
+    alone = [made_by(model, [one])[0] for one in stream]
+    model.forget(["joined"])
+    guest = job(2, "Chelsie", 2)
+    (guest_alone,) = made_by(model, [guest])
+    for one, wanted_alone in zip(stream, alone, strict=True):
+        model.begin(0, one)
+        left = {0: model.steps}
+        for step in itertools.count():
+            if step < model.steps:
+                model.begin(1 + step, guest)
+                left[1 + step] = model.steps
+            if step == 5:
+                model.drop([5])
+                left.pop(5)
+            going = [number for number in left if left[number] and (number == 0 or (number + step) % 2)]
+            model.step(going)
+            left |= {number: left[number] - 1 for number in going}
+            if not any(left.values()):
+                break
+        made, *guests = model.finish(list(left))
+        np.testing.assert_allclose(made, wanted_alone, atol=1e-5, rtol=0)
+        for one_guest in guests:
+            np.testing.assert_allclose(one_guest, guest_alone, atol=1e-5, rtol=0)
+    model.forget(["joined"])
+
+
+def test_a_piece_may_follow_the_one_before_it_by_a_step(model: Code2WavModel) -> None:
+    first, second, last = pieces(job(40, "Ethan", 1), [1, 1], "follows")
+    alone = [made_by(model, [one])[0] for one in (first, second, last)]
+    model.forget(["follows"])
+    model.begin(0, first)
+    model.step([0])
+    model.begin(1, second)
+    for _ in range(model.steps - 1):
+        model.step([0, 1])
+    made = model.finish([0])
+    model.begin(2, last)
+    model.step([1])
+    made += model.finish([1])
+    for _ in range(model.steps):
+        model.step([2])
+    made += model.finish([2])
+    model.forget(["follows"])
+    for one, wanted_alone in zip(made, alone, strict=True):
+        np.testing.assert_allclose(one, wanted_alone, atol=1e-5, rtol=0)
 
 
 def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> None:
     full = job(60, "Ethan", 1)
     first = streamed(model, full, [1, 1])
     abandoned = pieces(job(100, "Chelsie", 9), [1, 2], "abandoned")
-    model.generate(abandoned[:1])
+    made_by(model, abandoned[:1])
     model.forget(["abandoned", "abandoned", "never begun"])
     np.testing.assert_array_equal(streamed(model, full, [1, 1]), first)
 
@@ -150,32 +213,40 @@ def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> 
 def test_as_many_streams_as_there_is_room_for(tiny: Path) -> None:
     small = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), DiffusionConfig(max_streams=2))
     begun = [pieces(job(40), [1], name)[0] for name in ("a", "b", "c")]
-    small.generate(begun[:2])
+    made_by(small, begun[:2])
     with pytest.raises(RuntimeError, match="2 streams are open"):
-        small.generate(begun[2:])
+        made_by(small, begun[2:])
     small.forget(["a"])
-    assert len(small.generate(begun[2:])) == 1
+    assert len(made_by(small, begun[2:])) == 1
 
 
-def test_a_batch_that_fails_leaves_its_streams_as_they_were(
+def breaks(*args: object, **kwargs: object) -> Any:
+    raise RuntimeError("it broke")
+
+
+def test_a_step_or_a_finish_that_fails_leaves_its_streams_as_they_were(
     model: Code2WavModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After the last layer of a step all keys and values are written; after the vocoder all sound is made."""
     full = [job(60, "Ethan", 1), job(100, "Chelsie", 2)]
     alone = [streamed(model, one, [1, 1]) for one in full]
-    free, vocoding = sorted(model._free_slots), model._vocoding
-
-    def breaks(windows: object) -> list[torch.Tensor]:
-        raise RuntimeError("the vocoder broke")
-
-    made = []
+    made, project, numbers = [], model._dit.proj_out, range(len(full))
     for batch in zip(*(pieces(one, [1, 1], f"s{i}") for i, one in enumerate(full)), strict=True):
-        monkeypatch.setattr(model, "_vocoding", breaks)
-        with pytest.raises(RuntimeError, match="vocoder"):
-            model.generate(batch)
-        monkeypatch.setattr(model, "_vocoding", vocoding)
-        made.append([model.generate([piece])[0] for piece in batch])
+        for number, piece in enumerate(batch):
+            model.begin(number, piece)
+        for _ in range(model.steps):
+            model._dit.proj_out = None  # type: ignore[assignment]
+            with pytest.raises(TypeError):
+                model.step(numbers)
+            model._dit.proj_out = project
+            for number in numbers:
+                model.step([number])
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "cat", breaks)
+            with pytest.raises(RuntimeError, match="it broke"):
+                model.finish(numbers)
+        made.append([model.finish([number])[0] for number in numbers])
     model.forget(["s0", "s1"])
-    assert sorted(model._free_slots) == free
     for pieces_made, wanted_alone in zip(zip(*made, strict=True), alone, strict=True):
         np.testing.assert_allclose(np.concatenate(pieces_made), wanted_alone, atol=1e-5, rtol=0)
 
@@ -184,15 +255,16 @@ def test_a_batch_that_fails_leaves_its_streams_as_they_were(
 def test_what_is_no_code_is_refused_before_anything_is_computed(
     model: Code2WavModel, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(model, "_begin", None)
+    monkeypatch.setattr(model, "_flow", None)
     with pytest.raises(PayloadError, match=f"the code {code}; codes are from 0 to 8193"):
-        model.generate([job(12), DiffusionJob((1, code), "Chelsie", 0, 4)])
+        model.begin(0, DiffusionJob((1, code), "Chelsie", 0, 4, "none"))
+    assert not model._pieces and not model._streams
 
 
 def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> None:
     config = DiffusionConfig(dtype="bfloat16", vocoder_dtype="bfloat16")
     fast = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), config)
-    (made,) = fast.generate([job(60)])
+    (made,) = made_by(fast, [job(60)])
     assert snr_db(made, wanted(reference, job(60))) >= BFLOAT16_SNR_DB
 
 
@@ -212,8 +284,8 @@ def test_float32_on_cuda_is_the_reference_alone_and_batched(tiny: Path, referenc
     model = on_cuda(tiny, "float32", "float32")
     asked = [job(60, "Ethan", 1), job(50, "Chelsie", 2), job(13), job(1)]
     for one in asked:
-        assert_close(model.generate([one])[0], wanted(reference, one))
-    for made, one in zip(model.generate(asked), asked, strict=True):
+        assert_close(made_by(model, [one])[0], wanted(reference, one))
+    for made, one in zip(made_by(model, asked), asked, strict=True):
         assert_close(made, wanted(reference, one))
 
 
@@ -232,6 +304,6 @@ def test_each_precision_on_cuda_is_near_the_reference(
     tiny: Path, reference: Reference, precision: Precision, vocoder: Precision, least_db: float
 ) -> None:
     model, full = on_cuda(tiny, precision, vocoder), job(100, "Ethan", 5)
-    (whole,) = model.generate([full])
+    (whole,) = made_by(model, [full])
     assert snr_db(whole, wanted(reference, full)) >= least_db
     assert snr_db(streamed(model, full, [1, 1, 2]), wanted(reference, full)) >= min(least_db, STREAMING_SNR_DB)

@@ -1,0 +1,86 @@
+"""A diffusion job on its way through the steps of its model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+
+from omni_cluster.models.family import DiffusionJob
+
+
+class LoopJob:
+    """A job, when its sound is due on the clock of `time.monotonic`, and where its waveform will be.
+
+    `latest` gives the job as it can be by now: it may grow until it is begun, which it is once it has a `number`.
+    `before`: the stream's job before it, while that is made.
+    """
+
+    def __init__(
+        self,
+        job: DiffusionJob,
+        due_s: float,
+        latest: Callable[[], DiffusionJob],
+        steps_left: int,
+        before: LoopJob | None = None,
+    ) -> None:
+        self.job, self.due_s, self.latest, self.steps_left, self.before = job, due_s, latest, steps_left, before
+        self.done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self.begun = asyncio.Event()
+        self.number: int | None = None
+
+    @property
+    def frames(self) -> int:
+        return self.job.frames
+
+    @property
+    def is_begun(self) -> bool:
+        return self.number is not None
+
+    @property
+    def is_left(self) -> bool:
+        """Nobody waits for it any more: it failed, or who asked for it left."""
+        return self.done.done()
+
+    @property
+    def follows(self) -> bool:
+        """The job before it is still made."""
+        return self.before is not None and not self.before.done.done()
+
+    @property
+    def may_advance(self) -> bool:
+        """At each step it needs what the job before it made there, in an earlier step."""
+        is_behind = self.before is None or not self.follows or self.before.steps_left < self.steps_left
+        return self.steps_left > 0 and is_behind
+
+    @property
+    def may_finish(self) -> bool:
+        """Its sound begins where that of the job before it ends."""
+        return self.is_begun and not self.steps_left and not self.follows
+
+    def grow(self) -> None:
+        """Takes what has come since it was asked for, as long as it is not begun."""
+        if not self.is_begun:
+            self.job = self.latest()
+
+    def begin(self, number: int) -> None:
+        self.number = number
+        if self.before is not None:
+            self.before.before = None  # it is done, for this is the second after it
+        self.begun.set()
+
+    def make(self, samples: np.ndarray) -> None:
+        if not self.done.done():
+            self.done.set_result(samples)
+
+    def fail(self, error: Exception) -> None:
+        self.begun.set()
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # who asked may have left with the error of the job before
+
+
+def heard_frames(job: DiffusionJob) -> float:
+    """Of those that the job makes, the ones that its own sound has."""
+    return job.frames * (1 - job.look_ahead / len(job.codes))

@@ -1,0 +1,228 @@
+"""Continuous batching of diffusion jobs: at each step of the model jobs join, go on, pause or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.engine.job_line import JobLine
+from omni_cluster.engine.loop_job import LoopJob, heard_frames
+from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.step_scheduler import Scheduler
+from omni_cluster.engine.streams import Streams
+from omni_cluster.errors import DiffusionEngineStopped, OmniError
+from omni_cluster.models.family import DiffusionJob, DiffusionSession
+from omni_cluster.progress import Progress
+
+Call = Callable[..., Awaitable[Any]]
+"""Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. DiffusionEngineStopped when no later call
+will do either, another OmniError when only this one could not be done."""
+COUNTED = ("running", "waiting", "held", "streams")
+"""Jobs that are made, those that wait, and those of both that follow one of their own request that is made; streams
+whose state the model may hold."""
+
+
+class StepLoop:
+    """The jobs of one model, from when they are asked for until their sound is made.
+
+    `call` is used by one caller at a time. `steps`: of every job. `stopped` makes what those get who still wait when
+    the loop ends.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        steps: int,
+        sample_rate_hz: int,
+        config: DiffusionConfig,
+        scheduler: Scheduler[LoopJob],
+        stopped: Callable[[], DiffusionEngineStopped],
+    ) -> None:
+        self._call, self._steps, self._sample_rate_hz = call, steps, sample_rate_hz
+        self._config, self._scheduler, self._stopped = config, scheduler, stopped
+        self._numbers = itertools.count()
+        self._jobs: list[LoopJob] = []
+        self._work = asyncio.Event()
+        self._streams = Streams(config.max_streams, self._work.set)
+        self._frame_s = 0.0  # what a frame sounds for; known once a job was made
+        self._has_ended = False
+        self._calls = 0
+
+    # ------------------------------------------------------------- one request
+
+    async def waveforms(self, session: DiffusionSession) -> AsyncGenerator[np.ndarray, None]:
+        """The sound of one request, job by job; a job may begin while the one before it is made."""
+        playback, line = Playback(), JobLine(self._config.max_pieces_at_once)
+        async with line.filled_by(self._ask_all(session, playback, line)):
+            async for job, samples in line.sounds():
+                self._frame_s = len(samples) / self._sample_rate_hz / heard_frames(job)
+                playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
+                yield samples
+
+    async def _ask_all(self, session: DiffusionSession, playback: Playback, line: JobLine) -> None:
+        """Asks for each job once it can be made and the one before it is begun, until all are made."""
+        before: LoopJob | None = None
+        async with contextlib.AsyncExitStack() as cleanup:
+            jobs = await cleanup.enter_async_context(_closing(session.jobs()))
+            await line.room()
+            async for job in jobs:
+                if job.stream is not None and job.start == 0:
+                    await cleanup.enter_async_context(self._streams.one_more(job.stream))
+                    cleanup.push_async_callback(line.made)  # until then the stream keeps its place
+                before = self._ask(job, playback, session, before)
+                line.put(before)
+                await before.begun.wait()
+                await line.room()
+
+    def _ask(self, job: DiffusionJob, playback: Playback, session: DiffusionSession, before: LoopJob | None) -> LoopJob:
+        if self._has_ended:
+            raise self._stopped()
+        before = None if before is None or before.done.done() else before
+        ahead_s = 0.0 if before is None else heard_frames(before.job) * self._frame_s
+        asked = LoopJob(job, self._due_s(job, playback) + ahead_s, session.latest, self._steps, before)
+        self._jobs.append(asked)
+        self._work.set()
+        return asked
+
+    def _due_s(self, job: DiffusionJob, playback: Playback) -> float:
+        """A whole answer may take as long as it sounds: its client waits anyway, and others hear theirs already."""
+        now_s = time.monotonic()
+        return now_s + job.frames * self._frame_s if job.stream is None else playback.due_s(now_s)
+
+    # ---------------------------------------------------------------- the steps
+
+    async def run(self) -> None:
+        """Until it is cancelled; raises DiffusionEngineStopped when the model can be called no more."""
+        try:
+            while True:
+                await self._work.wait()
+                await self._let_others_join()
+                self._work.clear()
+                await self._leave()
+                while self._jobs:
+                    await self._advance()
+                    await self._leave()
+        finally:
+            self._has_ended = True
+            for job in self._jobs:
+                job.fail(self._stopped())
+            self._jobs = []
+
+    async def _let_others_join(self) -> None:
+        """An idle model waits a moment: jobs that come together run together."""
+        if len(self._jobs) < self._config.max_batch_size:
+            await asyncio.sleep(self._config.max_wait_ms / 1000)
+
+    async def _leave(self) -> None:
+        """Between two steps: jobs whose callers were cancelled, then streams that have ended."""
+        gone = [job for job in self._jobs if job.is_left]
+        self._jobs = [job for job in self._jobs if not job.is_left]
+        await self._drop(gone)
+        while ended := self._streams.ended():
+            await self._call("forget", ended)
+            self._streams.forgotten(len(ended))
+
+    async def _advance(self) -> None:
+        """One step of the jobs that need it most, and the sound of those that it was the last one for."""
+        unfinished = [job for job in self._jobs if job.may_advance]
+        for job in unfinished:
+            job.grow()
+        chosen = [job for job in self._scheduler.choose(unfinished) if job.is_begun or await self._begin(job)]
+        if chosen:
+            await self._step(chosen)
+        ended = [job for job in self._jobs if job.may_finish]
+        if to_finish := self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs)):
+            await self._finish(to_finish)
+        elif not chosen:
+            await asyncio.sleep(0)  # nobody's turn: let those whose jobs are done take note of it
+
+    async def _begin(self, job: LoopJob) -> bool:
+        """Whether it could be begun; one that cannot fails alone."""
+        number = next(self._numbers)
+        _, error = await self._tried("begin", number, job.job)
+        if error is not None:
+            await self._give_up(job, error)
+            return False
+        job.begin(number)
+        return True
+
+    async def _step(self, jobs: Sequence[LoopJob]) -> None:
+        time, error = await self._tried("step", [job.number for job in jobs])
+        if error is not None:
+            await self._one_by_one(self._step, jobs, error)
+            return
+        for job in jobs:
+            job.steps_left -= 1
+        if time is not None:
+            self._scheduler.took(time)
+
+    async def _finish(self, jobs: Sequence[LoopJob]) -> None:
+        waves, error = await self._tried("finish", [job.number for job in jobs])
+        if error is not None:
+            await self._one_by_one(self._finish, jobs, error)
+            return
+        self._jobs = [job for job in self._jobs if job not in jobs]
+        for job, wave in zip(jobs, waves, strict=True):
+            job.make(wave)
+
+    async def _one_by_one(
+        self, make: Callable[[Sequence[LoopJob]], Awaitable[None]], jobs: Sequence[LoopJob], error: OmniError
+    ) -> None:
+        """A job that breaks fails alone: what broke with others is made again, for it has changed nothing."""
+        if len(jobs) == 1:
+            await self._give_up(jobs[0], error)
+            return
+        for job in jobs:
+            if not job.is_left:
+                await make([job])
+
+    async def _give_up(self, job: LoopJob, error: OmniError) -> None:
+        job.fail(error)
+        self._jobs.remove(job)
+        await self._drop([job])
+
+    async def _drop(self, jobs: Sequence[LoopJob]) -> None:
+        if numbers := [job.number for job in jobs if job.is_begun]:
+            await self._call("drop", numbers)
+
+    async def _tried(self, method: str, *args: Any) -> tuple[Any, OmniError | None]:
+        """What the model gives, or why it could not; raises what ends the loop."""
+        try:
+            return await self._call(method, *args), None
+        except DiffusionEngineStopped:
+            raise
+        except OmniError as error:
+            return None, error
+        finally:
+            self._calls += 1
+
+    # --------------------------------------------------------- how it gets on
+
+    @property
+    def progress(self) -> Progress:
+        """Its steps are calls of the model; waiting for codes is no work."""
+        return Progress(self._calls, has_work=bool(self._jobs))
+
+    def counts(self) -> dict[str, int]:
+        """By the names of `COUNTED`."""
+        jobs = [job for job in self._jobs if job.is_begun or not job.is_left]
+        running = sum(job.is_begun for job in jobs)
+        waiting = len(jobs) - running + self._streams.waiting
+        held = sum(job.follows for job in jobs)
+        return dict(zip(COUNTED, (running, waiting, held, len(self._streams)), strict=True))
+
+
+@contextlib.asynccontextmanager
+async def _closing(jobs: AsyncIterator[DiffusionJob]) -> AsyncIterator[AsyncIterator[DiffusionJob]]:
+    try:
+        yield jobs
+    finally:
+        if isinstance(jobs, AsyncGenerator):
+            await jobs.aclose()

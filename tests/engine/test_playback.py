@@ -1,0 +1,17 @@
+"""When a client runs out of sound."""
+
+from __future__ import annotations
+
+from omni_cluster.engine.playback import Playback
+
+
+def test_first_sound_is_due_at_once() -> None:
+    assert Playback().due_s(now_s=7.0) == 7.0
+
+
+def test_later_sound_is_due_when_the_player_has_played_what_it_got() -> None:
+    playback = Playback()
+    playback.deliver(0.25, now_s=10.0)
+    assert playback.due_s(now_s=10.0) == 10.25
+    playback.deliver(0.5, now_s=10.5)
+    assert playback.due_s(now_s=10.5) == 10.75

@@ -1,0 +1,227 @@
+"""The loop over steps with the tiny model in place of a worker: whatever the schedule, each answer is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.engine.loop_job import LoopJob
+from omni_cluster.engine.step_cost import StepCost
+from omni_cluster.engine.step_loop import StepLoop
+from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
+from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.family import StepTime
+from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.outputs import StageChunk
+from omni_cluster.progress import Progress
+from tests.engine.stages import PATIENCE_S, at_once
+
+BLOCK = 12
+CONFIG = DiffusionConfig(max_streams=2, max_piece_blocks=2, max_wait_ms=0)
+
+
+class Broke(JobFailed):
+    """What a worker's call raises for a job that cannot be made."""
+
+
+class AtRandom:
+    """Any of the jobs at any step: what no due time would give."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(3)
+
+    def choose(self, jobs: Sequence[LoopJob]) -> list[LoopJob]:
+        return self._random.sample(list(jobs), self._random.randint(1, len(jobs))) if jobs else []
+
+    def to_finish(self, ended: Sequence[LoopJob], others: bool) -> list[LoopJob]:
+        return [] if others and self._random.random() < 0.5 else list(ended)
+
+    def took(self, time: StepTime) -> None:
+        pass
+
+
+class Stage:
+    """A loop and the model that it calls, in a thread of its own."""
+
+    def __init__(self, model: Code2WavModel, folder: Path, scheduler: Scheduler[LoopJob]) -> None:
+        self.model = model
+        self._family = Qwen2_5Omni(folder)
+        self._thread = ThreadPoolExecutor(1)
+        self.loop = StepLoop(
+            self.call, model.steps, model.sample_rate_hz, CONFIG, scheduler, lambda: DiffusionEngineStopped("ended")
+        )
+        self.task = asyncio.create_task(self.loop.run())
+
+    async def call(self, method: str, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self.model, method), *args)
+
+    async def sound(
+        self, name: str, seed: int, upstream: AsyncIterator[StageChunk], streams: bool = True
+    ) -> np.ndarray:
+        asked = OmniRequest(name, "", seed=seed, streams_audio=streams)
+        session = self._family.diffusion_session("code2wav", asked, upstream, CONFIG)
+        async with contextlib.aclosing(self.loop.waveforms(session)) as waveforms:
+            return np.concatenate([samples async for samples in waveforms])
+
+    async def until_free(self) -> None:
+        async def free() -> None:
+            while any(self.loop.counts().values()):
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(free(), PATIENCE_S)
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self._thread.shutdown()
+        self.model.drop(list(self.model._pieces))  # the module's tests share it
+        self.model.forget(list(self.model._streams))
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Code2WavModel:
+    return Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), CONFIG)
+
+
+@pytest.fixture
+async def stage(model: Code2WavModel, tiny: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    make: Callable[[], Scheduler[LoopJob]] = getattr(request, "param", AtRandom)
+    made = Stage(model, tiny, make())
+    yield made
+    await made.end()
+
+
+def by_slack() -> StepScheduler[LoopJob]:
+    return StepScheduler(CONFIG.max_batch_frames, CONFIG.max_batch_size, StepCost(), time.monotonic)
+
+
+def codes(count: int, seed: int) -> StageChunk:
+    return StageChunk(0, tuple(int(c) for c in np.random.RandomState(seed).randint(0, 8192, count)))
+
+
+@pytest.mark.parametrize("stage", [AtRandom, by_slack], indirect=True)
+async def test_answers_at_once_sound_as_each_does_alone(stage: Stage) -> None:
+    """More streams than may hold state, a whole answer, and one that breaks and one that cannot be made beside them."""
+    asked = [("a", 40, True), ("b", 26, True), ("c", 13, True), ("d", 15, False)]
+    alone = [await stage.sound(name, n, at_once([codes(n, n)]), streams) for name, n, streams in asked]
+
+    async def broken() -> AsyncIterator[StageChunk]:
+        yield codes(2 * BLOCK, 1)
+        raise Broke
+
+    made = await asyncio.gather(
+        *(stage.sound(name, n, at_once([codes(n, n)]), streams) for name, n, streams in asked),
+        stage.sound("broken", 1, broken()),
+        stage.sound("bad", 1, at_once([StageChunk(0, (9000,))])),
+        return_exceptions=True,
+    )
+    for one, expected in zip(made, alone, strict=False):
+        assert isinstance(one, np.ndarray)
+        np.testing.assert_allclose(one, expected, atol=1e-5, rtol=0)
+    assert [type(error) for error in made[4:]] == [Broke, TokenError]
+    await stage.until_free()
+    assert not stage.model._pieces and not stage.model._streams
+
+
+@pytest.mark.parametrize("method", ["step", "finish"])
+async def test_jobs_that_break_together_are_made_one_by_one_and_the_one_that_breaks_fails_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    wanted = await stage.sound("good", 0, at_once([codes(5, 0)]))
+    make, of_bad, broke = getattr(stage.model, method), 14 * 2, []
+
+    def breaks(numbers: Sequence[int]) -> Any:
+        if any(stage.model._pieces[number].frames == of_bad for number in numbers):
+            broke.append(len(numbers))
+            raise Broke
+        return make(numbers)
+
+    monkeypatch.setattr(stage.model, method, breaks)
+    monkeypatch.setattr(stage.loop._scheduler, "choose", list)
+    monkeypatch.setattr(stage.loop._scheduler, "to_finish", lambda ended, others: [] if others else list(ended))
+    good, bad = await asyncio.gather(
+        stage.sound("good", 0, at_once([codes(5, 0)])),
+        stage.sound("bad", 0, at_once([codes(14, 0)])),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, Broke) and broke == [2, 1]
+    np.testing.assert_allclose(good, wanted, atol=1e-5, rtol=0)  # type: ignore[arg-type]
+    await stage.until_free()
+    assert not stage.model._pieces and not stage.model._streams
+
+
+async def test_a_model_that_can_be_called_no_more_ends_the_loop_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def breaks(numbers: Sequence[int]) -> StepTime | None:
+        calls.append(numbers)
+        raise DiffusionEngineStopped("the device broke")
+
+    monkeypatch.setattr(stage.model, "step", breaks)
+    monkeypatch.setattr(stage.loop._scheduler, "choose", list)
+    asked = (stage.sound(f"s{i}", i, at_once([codes(5, i)])) for i in range(3))
+    ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE_S)
+    assert [type(error) for error in ended] == [DiffusionEngineStopped] * 3 and len(calls) == 1
+    with pytest.raises(DiffusionEngineStopped, match="the device broke"):
+        await stage.task
+    with pytest.raises(DiffusionEngineStopped, match="ended"):
+        await stage.sound("late", 0, at_once([codes(5, 0)]))
+
+
+async def test_it_gets_on_with_each_call_and_has_work_while_jobs_are_there(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = stage.model.step, []
+
+    def watched(numbers: Sequence[int]) -> StepTime | None:
+        seen.append(stage.loop.progress)
+        return step(numbers)
+
+    monkeypatch.setattr(stage.model, "step", watched)
+    assert stage.loop.progress == Progress(0, has_work=False)
+    await stage.sound("a", 0, at_once([codes(30, 0)]))
+    assert len({progress.steps for progress in seen}) == len(seen) >= stage.model.steps
+    assert all(progress.has_work for progress in seen)
+    await stage.until_free()
+    assert not stage.loop.progress.has_work
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    step, begun = stage.model.step, set()
+
+    def watched(numbers: Sequence[int]) -> StepTime | None:
+        begun.add(len(stage.model._pieces))
+        return step(numbers)
+
+    monkeypatch.setattr(stage.model, "step", watched)
+    stage.loop._config = CONFIG.model_copy(update={"max_pieces_at_once": most})
+    assert len(await stage.sound("a", 0, at_once([codes(100, 0)]))) == 100 * 480
+    assert max(begun) == most
+
+
+async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -> None:
+    asked = [asyncio.create_task(stage.sound(f"s{i}", i, at_once([codes(60, i)]))) for i in range(4)]
+    while not stage.loop.progress.steps:
+        await asyncio.sleep(0)
+    stage.task.cancel()
+    ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE_S)
+    assert [type(error) for error in ended] == [DiffusionEngineStopped] * 4

@@ -1,0 +1,143 @@
+"""Which jobs the next step advances, and what is learned of a step's cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_cluster.engine.step_cost import PRIOR_FRAMES, StepCost
+from omni_cluster.engine.step_scheduler import FINISH_S, StepScheduler
+from omni_cluster.models.family import StepTime
+
+NOW_S = 100.0
+STEP_S, FRAME_S = 3e-3, 6e-6
+HALF = 500
+"""Frames of a step that spends half of its time on them."""
+
+
+@dataclass(eq=False)
+class Asked:
+    frames: int
+    due_s: float
+    steps_left: int = 9
+
+
+def scheduler(max_frames: int = 3072, max_jobs: int = 64) -> StepScheduler[Asked]:
+    return StepScheduler(max_frames, max_jobs, StepCost(STEP_S, FRAME_S), lambda: NOW_S)
+
+
+def test_without_jobs_there_is_no_step_and_nothing_to_finish() -> None:
+    assert scheduler().choose([]) == [] and scheduler().to_finish([], others=True) == []
+
+
+def test_what_is_due_first_goes_first_and_others_wait_while_it_is_urgent() -> None:
+    new, soon, later = Asked(48, NOW_S), Asked(216, NOW_S + 3), Asked(408, NOW_S + 4)
+    assert scheduler().choose([later, soon, new]) == [new, soon]
+
+
+def test_steps_grow_with_the_work_that_waits() -> None:
+    jobs = [Asked(408, NOW_S + 60 + i) for i in range(60)]
+    sizes = [len(scheduler().choose(jobs[:count])) for count in (1, 6, 24, 60)]
+    assert sizes == [1, 2, 5, 7]
+    assert sum(job.frames for job in scheduler().choose(jobs)) <= 3072
+
+
+def test_steps_are_as_large_as_it_takes_to_meet_what_is_due() -> None:
+    jobs = [Asked(216, NOW_S + 0.2) for _ in range(14)]
+    assert len(scheduler().choose(jobs)) > 2 * HALF / 216
+
+
+def test_what_cannot_be_met_is_done_in_the_largest_steps() -> None:
+    jobs = [Asked(216, NOW_S - 1) for _ in range(64)]
+    assert sum(job.frames for job in scheduler().choose(jobs)) == 3072 // 216 * 216
+
+
+def test_a_job_above_the_bound_advances_alone_when_it_is_due_first() -> None:
+    whole = Asked(5000, NOW_S)
+    assert scheduler().choose([Asked(48, NOW_S + 1), whole]) == [whole]
+
+
+def test_a_job_that_fits_goes_on_beside_one_that_does_not() -> None:
+    new, whole, small = Asked(48, NOW_S), Asked(5000, NOW_S + 2), Asked(48, NOW_S + 3)
+    assert scheduler().choose([new, whole, small]) == [new, small]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6000), st.floats(-1, 9), st.integers(1, 9)), min_size=1, max_size=80),
+    st.integers(1, 8),
+)
+def test_a_step_holds_what_is_due_first_and_stays_within_its_bounds(
+    asked: list[tuple[int, float, int]], max_jobs: int
+) -> None:
+    jobs = [Asked(frames, NOW_S + due_s, steps) for frames, due_s, steps in asked]
+    chosen = scheduler(max_jobs=max_jobs).choose(jobs)
+    assert chosen[0].due_s == min(job.due_s for job in jobs)
+    assert len(set(map(id, chosen))) == len(chosen) <= max_jobs and all(job in jobs for job in chosen)
+    assert len(chosen) == 1 or sum(job.frames for job in chosen) <= 3072
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "frames", "others", "is_finished"),
+    [
+        (5.0, 48, True, False),
+        (5.0, 48, False, True),
+        (FINISH_S, 48, True, True),
+        (-1.0, 48, True, True),
+        (5.0, 700, True, True),
+    ],
+)
+def test_a_job_is_finished_when_it_is_due_or_worth_it_or_nothing_else_runs(
+    due_in_s: float, frames: int, others: bool, is_finished: bool
+) -> None:
+    ended = [Asked(frames, NOW_S + 9, 0), Asked(frames, NOW_S + due_in_s, 0)]
+    assert scheduler().to_finish(ended, others) == (ended if is_finished else [])
+
+
+# ------------------------------------------------------------- what a step costs
+
+
+def test_cost_is_what_was_assumed_until_steps_are_measured() -> None:
+    cost = StepCost(STEP_S, FRAME_S)
+    assert cost.frames_at_efficiency(0.5) == pytest.approx(HALF)
+    assert cost.frames_at_efficiency(0.75) == pytest.approx(3 * HALF)
+
+
+@given(st.floats(1, 1e6), st.floats(1, 1e4))
+def test_steps_of_the_balanced_size_take_the_least_time(work: float, other: float) -> None:
+    cost = StepCost(STEP_S, FRAME_S)
+
+    def together_s(frames: float) -> float:
+        return (work / frames + 10) * (STEP_S + FRAME_S * frames)
+
+    assert together_s(cost.frames_at_balance(work, 10)) <= together_s(other) * (1 + 1e-9)
+
+
+def test_cost_becomes_what_is_measured() -> None:
+    cost = StepCost(STEP_S, FRAME_S)
+    for i in range(2000):
+        frames = PRIOR_FRAMES[0] + 37 * (i % 60)
+        cost.observe(StepTime(frames, 10e-3 + 8e-6 * frames))
+    assert cost.step_s == pytest.approx(10e-3, rel=0.05) and cost.frame_s == pytest.approx(8e-6, rel=0.05)
+
+
+@pytest.mark.parametrize("frames", [24, 3072])
+def test_cost_stays_sensible_when_all_steps_are_alike(frames: int) -> None:
+    cost = StepCost(STEP_S, FRAME_S)
+    for _ in range(2000):
+        cost.observe(StepTime(frames, 0.02))
+    assert cost.step_s > 0 and cost.frame_s > 0
+    assert cost.step_s + cost.frame_s * frames == pytest.approx(0.02, rel=0.1)
+
+
+@given(st.floats(0, 1e6))
+def test_steps_of_the_needed_size_make_that_rate(rate: float) -> None:
+    cost = StepCost(STEP_S, FRAME_S)
+    frames = cost.frames_at_rate(rate)
+    if math.isinf(frames):
+        assert rate * FRAME_S >= 1
+    else:
+        assert frames == pytest.approx(rate * (STEP_S + FRAME_S * frames), rel=1e-6, abs=1e-9)
