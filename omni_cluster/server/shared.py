@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Made(Generic[T]):
+    """An answer; it is as old as its making's beginning."""
+
+    answer: T
+    began_s: float
+    took_s: float
+
+
 class Shared(Generic[T]):
-    """The last answer while at most `fresh_s` old, or `stale_s` while the next is made: once, for all who ask."""
+    """The last answer while it is fresh, or at most `stale_s` old while the next is made: once, for all who ask.
+
+    Fresh: at most `fresh_s` after its making began, and at most `fresh_times` as long after its end as that took. So,
+    however often it is asked for, making it takes at most one part in `1 + fresh_times` of the time.
+    """
 
     def __init__(
-        self, make: Callable[[], Awaitable[T]], *, fresh_s: float = 0, stale_s: float = 0, wait_s: float
+        self,
+        make: Callable[[], Awaitable[T]],
+        *,
+        fresh_s: float = 0,
+        fresh_times: float = 0,
+        stale_s: float = 0,
+        wait_s: float,
     ) -> None:
         self._make = make
         self._fresh_s = fresh_s
+        self._fresh_times = fresh_times
         self._stale_s = stale_s
         self._wait_s = wait_s
         self._making: asyncio.Task[T] | None = None
-        self._made: tuple[float, T] | None = None
+        self._made: Made[T] | None = None
 
     async def get(self) -> T:
         """Raises TimeoutError after `wait_s`, and what making it raised. What takes longer goes on, alone."""
-        age_s = math.inf if self._made is None else time.monotonic() - self._made[0]
-        if self._made is not None and age_s < self._fresh_s:
-            return self._made[1]
+        made = self._made
+        if made is not None and _age_s(made) < max(self._fresh_s, made.took_s * (1 + self._fresh_times)):
+            return made.answer
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._remade())
             self._making.add_done_callback(_heed)
-        if self._made is not None and age_s < self._stale_s:
-            return self._made[1]
+        if made is not None and _age_s(made) < self._stale_s:
+            return made.answer
         async with asyncio.timeout(self._wait_s):
             return await asyncio.shield(self._making)
 
     async def _remade(self) -> T:
-        began_s = time.monotonic()
+        began_s = _now_s()
         answer = await self._make()
-        self._made = began_s, answer
+        self._made = Made(answer, began_s, _now_s() - began_s)
         return answer
+
+
+def _now_s() -> float:
+    return time.monotonic()
+
+
+def _age_s(made: Made[Any]) -> float:
+    return _now_s() - made.began_s
 
 
 def _heed(making: asyncio.Task[T]) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ import ray
 from ray import serve
 from ray.serve.context import _set_global_client
 
+from omni_cluster.engine.exposition import CONTENT_TYPE
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 from tests.reference import media, prompt_text
+from tests.server.samples import totals
 
 ROOT = Path(__file__).parents[2]
 BASE_URL = "http://127.0.0.1:8000"
@@ -150,6 +152,22 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, patience_s:
     while not await condition():
         assert time.monotonic() < ends_s, f"{what} within {patience_s} s"
         await asyncio.sleep(0.1)
+
+
+async def scrape(headers: Mapping[str, str] | None = None) -> str:
+    """What was counted until now: for who asks often, `/metrics` may give a scrape that was taken before."""
+    asked_s, text = time.time(), ""
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=headers) as client:
+
+        async def is_of_now() -> bool:
+            nonlocal text
+            answer = await client.get("/metrics")
+            assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
+            text = answer.text
+            return totals(text)[("scrape_timestamp_seconds",)] > asked_s
+
+        await until(is_of_now, "a scrape is taken")
+    return text
 
 
 def request_for(

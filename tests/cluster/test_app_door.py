@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.connections import Connections, head, read_all
-from tests.cluster.served import BASE_URL, ServedApp, until
+from tests.cluster.served import BASE_URL, ServedApp, scrape, until
 from tests.cluster.test_app import nothing_is_left
 
 CHAT = "/v1/chat/completions"
@@ -138,8 +138,7 @@ async def test_ready_says_when_serve_s_controller_does_not_answer(served: Served
 
 
 async def samples_of(served: ServedApp, name: str) -> dict[tuple[str, ...], float]:
-    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60) as client:
-        text = (await client.get("/metrics")).text
+    text = await scrape()
     return {
         tuple(value for label, value in sorted(sample.labels.items()) if label != "replica"): sample.value
         for family in text_string_to_metric_families(text)

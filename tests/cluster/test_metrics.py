@@ -19,9 +19,9 @@ import pytest
 import ray
 
 from omni_cluster.cluster.scrape import missing
-from omni_cluster.engine.exposition import CONTENT_TYPE, text_of
+from omni_cluster.engine.exposition import text_of
 from omni_cluster.errors import RequestError
-from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
+from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, scrape, until
 from tests.server.samples import Totals, totals
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -40,10 +40,7 @@ def test_those_that_are_missing_are_counted_by_stage() -> None:
 
 
 async def scraped(served: ServedApp) -> Totals:
-    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED) as client:
-        answer = await client.get("/metrics")
-    assert (answer.status_code, answer.headers["content-type"]) == (200, CONTENT_TYPE)
-    return totals(answer.text)
+    return totals(await scrape(AUTHORIZED))
 
 
 async def all_scraped(served: ServedApp) -> Totals:

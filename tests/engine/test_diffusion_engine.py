@@ -542,6 +542,45 @@ def test_what_a_card_says_after_an_index_out_of_range_is_such_an_error() -> None
     assert made.stdout.split() == ["True", "True"]
 
 
+@pytest.mark.gpu
+def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so() -> None:
+    """In a process of its own, for which the card is lost then."""
+    code = """
+        import asyncio
+        import torch
+        from omni_cluster.errors import DiffusionEngineStopped
+        from tests.engine.stages import at_once, running
+        from tests.engine.test_diffusion_engine import codes, config, sound, spoken
+
+        def out_of_range(*_):
+            return torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")].cpu()
+
+        async def says_that_it_stopped(awaited):
+            try:
+                await awaited
+            except DiffusionEngineStopped as stopped:
+                print(stopped, flush=True)
+
+        async def main():
+            async with running(config(), "code2wav") as engine:
+                await sound(engine, spoken("before"), at_once([codes(30)]))
+                await engine.check_health()
+                model = await engine._call(lambda worker: worker.model_runner.model)
+                model._vocode = out_of_range
+                await says_that_it_stopped(sound(engine, spoken("breaks"), at_once([codes(30)])))
+                await says_that_it_stopped(engine.check_health())
+                await says_that_it_stopped(sound(engine, spoken("after"), at_once([codes(30)])))
+
+        asyncio.run(main())
+    """
+    made = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert [line for line in made.stdout.splitlines() if line.startswith("stage code2wav does not run")] == [
+        "stage code2wav does not run any more; send the request again.",
+        "stage code2wav does not run; start it again.",
+        "stage code2wav does not run any more; send the request again.",
+    ]
+
+
 async def test_a_step_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
     engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

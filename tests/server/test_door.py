@@ -89,6 +89,28 @@ def test_two_deadlines_are_none() -> None:
         deadline_of(Headers(raw=raw), 600)
 
 
+async def test_what_is_costly_to_make_is_made_a_part_of_the_time_however_often_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, made = [0.0], 0
+    monkeypatch.setattr("omni_cluster.server.shared._now_s", lambda: now_s[0])
+
+    async def make() -> int:
+        nonlocal made
+        made += 1
+        now_s[0] += 0.2
+        return made
+
+    shared = Shared(make, fresh_times=9, wait_s=5)
+    for _ in range(1000):
+        await shared.get()
+        now_s[0] += 0.1
+    assert 0.2 * made == pytest.approx(now_s[0] / 10, rel=0.1)
+    now_s[0] += 2
+    before = made
+    assert await shared.get() == await shared.get() == before + 1
+
+
 async def test_one_asks_for_all_who_wait_and_a_hung_answer_blocks_nobody() -> None:
     asked, hangs = 0, asyncio.Event()
 
