@@ -145,8 +145,12 @@ class Link:
 class Links:
     """All links of this replica, or of an ingress, to the replicas of one stage."""
 
-    def __init__(self, source: RemoteStage, max_elements: int, make_line: MakeLine = SocketLine) -> None:
+    def __init__(
+        self, source: RemoteStage, max_elements: int, make_line: MakeLine = SocketLine, *, inline: bool = False
+    ) -> None:
+        """`inline`: how rows come, see `Outlet`."""
         self._source = source
+        self._inline = inline
         self._make_line = make_line
         self._max_elements = max_elements
         self._by_replica: dict[str, Link] = {}
@@ -179,14 +183,11 @@ class Links:
         reader = next(self._readers)
         while True:
             link = self._by_replica.get(ticket.replica_id)
-            is_first = link is None or link.is_over
             if link is None or link.is_over:
                 link = self._opened_link(reader, ticket, with_rows=with_rows)
+                return link, reader, link.open_inbox(reader)
             inbox = link.open_inbox(reader)
-            if with_rows:
-                link.rows.open()
-            subscription = Subscription(reader, ticket.request_id, link.rows.name if with_rows else None)
-            if is_first or await self._is_taken(link, subscription):
+            if await self._is_taken(link, self._subscription(link.rows, reader, ticket, with_rows=with_rows)):
                 return link, reader, inbox
             if self._by_replica.get(ticket.replica_id) is link:
                 del self._by_replica[ticket.replica_id]  # it ended for what its first reader met
@@ -194,10 +195,16 @@ class Links:
     def _opened_link(self, reader: int, ticket: Ticket, *, with_rows: bool) -> Link:
         self._forget_links_that_are_over()
         rows = RowsReader(self._source, ticket.replica_id)
-        first = Subscription(reader, ticket.request_id, rows.name if with_rows else None)
+        first = self._subscription(rows, reader, ticket, with_rows=with_rows)
         link = Link(self._make_line(self._source, ticket.replica_id), ticket.replica_id, first, rows)
         self._by_replica[ticket.replica_id] = link
         return link
+
+    def _subscription(self, rows: RowsReader, reader: int, ticket: Ticket, *, with_rows: bool) -> Subscription:
+        """Rows that are objects are called for at once; inline, only when some are too large for a message."""
+        if with_rows and not self._inline:
+            rows.open()
+        return Subscription(reader, ticket.request_id, rows.name if with_rows else None)
 
     async def _is_taken(self, link: Link, subscription: Subscription) -> bool:
         try:

@@ -6,9 +6,9 @@ A message costs a process about as much as a token costs the engine, so those of
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -80,12 +80,6 @@ class RowsSent:
 
     as_objects: int = 0
     inline: int = 0
-
-    def count(self, message: list[LinkItem], published: list[np.ndarray]) -> None:
-        as_objects = sum(packed.nbytes for packed in published)
-        bodies = [item.body for item in message if item.body is not None]
-        self.as_objects += as_objects
-        self.inline += sum(b.packed_rows.nbytes for b in bodies if b.packed_rows is not None) - as_objects
 
 
 class Outlet:
@@ -194,19 +188,22 @@ class Outlet:
             self._ready[reading] = None
 
     def _with_rows_published(self, message: list[LinkItem]) -> list[LinkItem]:
-        rows = [packed for item in message if (packed := self._rows_to_publish(item)) is not None]
-        self._sent.count(message, rows)
+        rows = {place: packed for place, item in enumerate(message) if (packed := self._published(item)) is not None}
         if self._publisher is None or not rows:
             return message
-        batch, places = self._publisher.publish(rows), itertools.count()
-        return [
-            item if item.body is None or self._rows_to_publish(item) is None
-            else msgspec.structs.replace(item, body=item.body.with_rows_at(batch, next(places)))
-            for item in message
-        ]  # fmt: skip
+        batch, told = self._publisher.publish(list(rows.values())), list(message)
+        for number, place in enumerate(rows):
+            body = cast(WireChunk, message[place].body)
+            told[place] = msgspec.structs.replace(message[place], body=body.with_rows_at(batch, number))
+        return told
 
-    def _rows_to_publish(self, item: LinkItem) -> np.ndarray | None:
+    def _published(self, item: LinkItem) -> np.ndarray | None:
+        """The item's rows if they go as an object; counts them in any case."""
         packed = None if item.body is None else item.body.packed_rows
-        if packed is None or (self._inline and packed.nbytes <= self._max_item_bytes):
+        if packed is None:
             return None
+        if self._inline and packed.nbytes <= self._max_item_bytes:
+            self._sent.inline += packed.nbytes
+            return None
+        self._sent.as_objects += packed.nbytes
         return packed

@@ -25,25 +25,24 @@ class RowsReader:
         self._source = source
         self._replica_id = replica_id
         self._half_met: dict[int, Rows] = {}  # batches of which either the message or the rows came
-        self._error: Exception | None = None
         self._call: asyncio.Task[None] | None = None
         self.broke: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     @property
     def is_broken(self) -> bool:
-        return self._error is not None
+        return self.broke.done()
 
     def open(self) -> None:
         """Calls the producer, unless a call is open. It ends one that nobody reads."""
-        if self._error is None and (self._call is None or self._call.done()):
+        if not self.is_broken and (self._call is None or self._call.done()):
             # In a context of its own: Serve ends the calls that a request made when that request ends.
             self._call = asyncio.create_task(self._read(), context=contextvars.Context())
 
     def expect(self, number: int) -> Rows:
         """A message said that its rows are batch `number`; called once for each."""
         rows = self._meet(number)
-        if self._error is not None and not rows.done():
-            self._break(rows, self._error)
+        if self.is_broken:
+            self._break(rows, self.broke.result())
         self.open()
         return rows
 
@@ -74,8 +73,7 @@ class RowsReader:
 
     def _fail(self, error: Exception) -> None:
         """No further rows come."""
-        self._error = error
-        if not self.broke.done():
+        if not self.is_broken:
             self.broke.set_result(error)
         half_met, self._half_met = self._half_met, {}
         for rows in half_met.values():

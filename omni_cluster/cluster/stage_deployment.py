@@ -76,7 +76,8 @@ class StageReplica:
         starting.ended()
 
     def _links_to(self, source: DeploymentHandle) -> Links:
-        return Links(RemoteStage(source), self._bound.config.limits.max_payload_elements)
+        config = self._bound.config
+        return Links(RemoteStage(source), config.limits.max_payload_elements, inline=config.handover.rows == "inline")
 
     async def generate(
         self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False

@@ -110,12 +110,12 @@ def lines() -> list[Watched]:
 
 
 @pytest.fixture
-async def links(replica: Replica, lines: list[Watched]) -> AsyncIterator[Links]:
+async def links(replica: Replica, lines: list[Watched], inline: bool) -> AsyncIterator[Links]:
     def make_line(source: RemoteStage, replica_id: str) -> Watched:
         lines.append(Watched(SocketLine(source, replica_id)))
         return lines[-1]
 
-    links = Links(cast(RemoteStage, replica), 1000, make_line)
+    links = Links(cast(RemoteStage, replica), 1000, make_line, inline=inline)
     yield links
     await links.close()
 
@@ -218,6 +218,16 @@ async def test_rows_of_one_step_are_one_batch(replica: Replica, links: Links, li
     made = await asyncio.gather(*tasks)
     assert [chunk.rows is not None and chunk.rows.rows.shape[0] for chunk in made] == [1] * 4
     assert [len(batch) for _, batch in replica.batches] == [4]
+
+
+async def test_a_call_for_rows_is_made_only_where_rows_are_objects(
+    replica: Replica, links: Links, lines: Lines, inline: bool
+) -> None:
+    box = replica.outboxes.open("r")
+    box.put(rows(0))
+    box.close()
+    assert (await read(links, "r")).rows is not None
+    assert replica.calls_for_rows == (0 if inline else 1)
 
 
 async def test_a_reader_without_rows_gets_none_of_them(replica: Replica, links: Links, lines: Lines) -> None:
