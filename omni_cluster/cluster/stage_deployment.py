@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from typing import Any
 
+import ray
 import ray.util
 from ray.serve.handle import DeploymentHandle
 
@@ -182,9 +183,10 @@ class StageReplica:
         return ReplicaMetrics.of(self._metrics.registry, own_replica_id(), stage=self._stage.model_stage)
 
     async def status(self) -> dict[str, Any]:
-        """For tests and operators: process id, requests so far, open outboxes and links, what the engine holds."""
+        """For tests and operators: where it runs, requests so far, open outboxes and links, what the engine holds."""
         return {
             "pid": os.getpid(),
+            "node_id": ray.get_runtime_context().get_node_id(),
             "replica_id": own_replica_id(),
             "requests": self._requests,
             "open_outboxes": len(self._outboxes),

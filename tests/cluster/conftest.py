@@ -10,7 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run
+from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run, serve_run_over_two_raylets
+
+THINKER_CPUS = 2
 
 
 class Shared:
@@ -39,21 +41,26 @@ def _watched() -> Iterator[ServedApp]:
     for stage in config["stages"][:2]:
         stage["engine_args"]["max_model_len"] = 32_768
     config["ingress_replicas"] = 2
+    config["stages"][0]["num_cpus"] = THINKER_CPUS
     with TemporaryDirectory() as folder:
         keys, path = Path(folder) / "keys.txt", Path(folder) / "watched.yaml"
         keys.write_text(f"{KEY}\n")
         path.write_text(yaml.safe_dump(config | {"api": {"keys_file": str(keys)}}))
-        with serve_run(f"config={path}") as app:
+        # Two ingresses, talker and code2wav ask for a tenth each.
+        with serve_run_over_two_raylets(f"config={path}", thinker_cpus=THINKER_CPUS, other_cpus=0.4) as app:
             yield app
 
 
 _shared = {"served": Shared(serve_run), "watched": Shared(_watched)}
+_users: dict[str, set[Path]] = {}
+"""The modules that use each."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that share an application come in a row, wherever the others are: it starts once."""
-    users = {name: {item.path for item in items if name in getattr(item, "fixturenames", ())} for name in _shared}
-    ranks = {path: rank for rank, name in enumerate(_shared) for path in users[name]}
+    for name in _shared:
+        _users[name] = {item.path for item in items if name in getattr(item, "fixturenames", ())}
+    ranks = {path: rank for rank, name in enumerate(_shared) for path in _users[name]}
     places = [i for i, item in enumerate(items) if item.path.parent == Path(__file__).parent]
     ordered = sorted((items[i] for i in places), key=lambda item: ranks.get(item.path, len(_shared)))
     for place, item in zip(places, ordered, strict=True):
@@ -64,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     is_last_of_module = nextitem is None or nextitem.path != item.path
     for name, shared in _shared.items():
-        if is_last_of_module and name not in getattr(nextitem, "fixturenames", ()):
+        if is_last_of_module and (nextitem is None or nextitem.path not in _users[name]):
             shared.stop()  # the next module may start another application, and a host has room for one
 
 
@@ -83,7 +90,9 @@ def served(shared: dict[str, Shared]) -> ServedApp:
 
 @pytest.fixture(scope="module")
 def watched(shared: dict[str, Shared]) -> ServedApp:
-    """The default with a second ingress and prompts of 28,000 tokens; clients need `KEY`. One for modules in a row."""
+    """The default with a second ingress and prompts of 28,000 tokens, the thinker on a raylet of its own; clients need
+    `KEY`. One for modules in a row.
+    """
     return shared["watched"].app()
 
 

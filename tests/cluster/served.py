@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
+from ray.cluster_utils import Cluster
 from ray.serve.context import _set_global_client
 
 from omni_cluster.engine.exposition import CONTENT_TYPE
@@ -31,6 +32,7 @@ BASE_URL = "http://127.0.0.1:8000"
 STAGES = ("thinker", "talker", "code2wav")
 KEY = "a-key-of-the-tests"
 START_S = 400
+STORE_BYTES = 1 << 30
 PATIENCE_S = 60
 """Until a condition that must come: a test that waits this long has failed."""
 
@@ -74,15 +76,55 @@ class ServedApp:
 
 @contextmanager
 def serve_run(*arguments: str) -> Iterator[ServedApp]:
+    """The application on a Ray of its own."""
+    with _served("auto", *arguments) as app:
+        yield app
+
+
+@contextmanager
+def serve_run_over_two_raylets(*arguments: str, thinker_cpus: int, other_cpus: float) -> Iterator[ServedApp]:
+    """The application over two nodes of one cluster on this machine: the thinker on the second, the rest on the head.
+
+    `thinker_cpus`: what the thinker asks Ray for, above 1; `other_cpus`: what all others ask for, below 1. The head has
+    one CPU: the thinker waits for the second node, which comes when all others have their place.
+    """
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": STORE_BYTES})
+
+    def thinker_gets_its_node() -> bool:
+        if not is_taken(other_cpus):
+            return False
+        cluster.add_node(num_cpus=thinker_cpus, object_store_memory=STORE_BYTES)
+        return True
+
+    try:
+        with _served(cluster.address, *arguments, once_started=thinker_gets_its_node) as app:
+            yield app
+    finally:
+        cluster.shutdown()
+
+
+def is_taken(cpus: float) -> bool:
+    left = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0)
+    return left > cpus - 0.01
+
+
+@contextmanager
+def _served(address: str, *arguments: str, once_started: Callable[[], bool] | None = None) -> Iterator[ServedApp]:
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    if address != "auto":
+        environment["RAY_ADDRESS"] = address
     command = [str(Path(sys.executable).parent / "serve"), "run", "deployments:app", *arguments]
     app = None
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
+        if once_started is not None:
+            ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
+            wait_until(once_started, process)
         wait_until(is_up, process)
-        ray.init("auto", namespace="serve", log_to_driver=False, logging_level="ERROR")
+        if not ray.is_initialized():
+            ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
         wait_until(is_running, process)
         app = ServedApp(process)
         yield app

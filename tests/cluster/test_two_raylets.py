@@ -1,0 +1,69 @@
+"""The thinker on one node of Ray, everything else on another, each with an object store of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+
+from tests.cluster.served import ServedApp, request_for, until
+from tests.cluster.test_app import assert_equals_reference, nothing_is_left, store_bytes, talker_runs
+from tests.reference import KINDS, Reference, media, prompt_text
+
+LONG = "Count with me. " * 40
+"""A prompt whose rows are objects of their own."""
+
+
+async def node_of(served: ServedApp, stage: str) -> str:
+    (status,) = await served.statuses_of(stage)
+    return str(status["node_id"])
+
+
+async def rows_sent(served: ServedApp) -> dict[str, int]:
+    (status,) = await served.statuses_of("thinker")
+    return dict(status["rows_sent_bytes"])
+
+
+async def test_replies_equal_their_references_with_all_rows_from_the_other_node(
+    watched: ServedApp, reference: Reference
+) -> None:
+    nodes = [await node_of(watched, stage) for stage in ("thinker", "talker", "code2wav")]
+    assert nodes[0] != nodes[1] == nodes[2]
+    stored, before = store_bytes(), await rows_sent(watched)
+    asked = [(kind, question) for kind in KINDS for question in ("What is it?", LONG)]
+    expected = [
+        reference.speech(prompt_text(kind, question), *media(kind), voice="Ethan", seed=i)
+        for i, (kind, question) in enumerate(asked)
+    ]
+    outputs: list[Any] = await asyncio.gather(
+        *[
+            watched.answer(request_for(kind, f"nodes-{i}", question=question, voice="Ethan", seed=i))
+            for i, (kind, question) in enumerate(asked)
+        ]
+    )
+    for output, of_reference in zip(outputs, expected, strict=True):
+        assert_equals_reference(output, of_reference)
+    made = sum(len(output.prompt_token_ids) + len(output.token_ids) - 1 for output in outputs)
+    del outputs, output  # their sound are objects too
+    after = await rows_sent(watched)
+    assert after["inline"] == 0
+    assert after["as_objects"] - before["as_objects"] >= made * 128 * 4
+    await until(lambda: nothing_is_stored_beyond(watched, stored), "no object is left in either store")
+
+
+async def test_a_request_that_is_left_leaves_no_object_on_either_node(watched: ServedApp) -> None:
+    await until(lambda: nothing_is_left(watched), "earlier requests are gone")
+    stored = store_bytes()
+    call = watched.handle("ingress").answer.remote(request_for("text", "left", question=LONG))
+    await until(lambda: talker_runs(watched), "the talker has the rows")
+    call.cancel()
+    await until(lambda: nothing_is_stored_beyond(watched, stored), "no object is left in either store")
+
+
+async def nothing_is_stored_beyond(served: ServedApp, num_bytes: int) -> bool:
+    return await nothing_is_left(served) and store_bytes() <= num_bytes
+
+
+def test_there_are_two_nodes(watched: ServedApp) -> None:
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 2
