@@ -12,8 +12,6 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import by_fractions, on_pinned_cards
 from omni_cluster.errors import ConfigError
 
-Executor = Literal["cpu", "uni", "mp"]
-
 _KIB = 1 << 10
 
 
@@ -25,7 +23,6 @@ class StagePlan:
     name: str
     replicas: str
     gpus_per_replica: float
-    executor: Executor
     memory: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -105,19 +102,12 @@ def _plan_stage(stage: StageConfig, stages: Sequence[StageConfig]) -> StagePlan:
         name=stage.model_stage,
         replicas=_span(stage.min_replicas, stage.max_replicas),
         gpus_per_replica=stage.gpus_per_replica,
-        executor=_executor(stage),
         memory=_memory(stage),
         inputs=tuple(other.model_stage for other in stages if other.stage_id in stage.engine_input_source),
         outputs=tuple(other.model_stage for other in stages if stage.stage_id in other.engine_input_source),
         final_output_type=stage.final_output_type,
         cards=tuple(stage.gpus or ()),
     )
-
-
-def _executor(stage: StageConfig) -> Executor:
-    if stage.gpus_per_replica == 0:
-        return "cpu"
-    return "mp" if stage.tensor_parallel_size > 1 else "uni"
 
 
 def _memory(stage: StageConfig) -> str:
@@ -205,7 +195,7 @@ def _named(engines: Sequence[StageConfig]) -> str:
 
 
 def _table(stages: Sequence[StagePlan]) -> list[str]:
-    header = ("id", "stage", "replicas", "GPUs", "executor", "memory", "from", "to")
+    header = ("id", "stage", "replicas", "GPUs", "memory", "from", "to")
     return columns([header, *(_row(stage) for stage in stages)])
 
 
@@ -222,7 +212,6 @@ def _row(stage: StagePlan) -> tuple[str, ...]:
         stage.name,
         stage.replicas,
         f"{stage.gpus_per_replica:g}" + (f" ({_card_list(stage.cards)})" if stage.cards else ""),
-        stage.executor,
         stage.memory,
         ", ".join(stage.inputs) or "client",
         ", ".join((*stage.outputs, *client)),

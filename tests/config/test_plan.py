@@ -16,10 +16,10 @@ FAMILIES = ("qwen2_5_omni",)
 TINY = """\
 model preset:tiny, family qwen2_5_omni
 
-id  stage     replicas  GPUs  executor  memory           from     to
-0   thinker   1         0     cpu       64 MiB KV cache  client   talker, client (text)
-1   talker    1         0     cpu       64 MiB KV cache  thinker  code2wav
-2   code2wav  1         0     cpu       not stated       talker   client (audio)
+id  stage     replicas  GPUs  memory           from     to
+0   thinker   1         0     64 MiB KV cache  client   talker, client (text)
+1   talker    1         0     64 MiB KV cache  thinker  code2wav
+2   code2wav  1         0     not stated       talker   client (audio)
 
 hand-overs: thinker -> talker, talker -> code2wav
 total GPUs: 0
@@ -28,10 +28,10 @@ total GPUs: 0
 ONE_HOST = """\
 model m, family f
 
-id  stage    replicas  GPUs         executor  memory                              from           to
-0   thinker  1         2 (GPU 0,1)  mp        0.60 of the card                    client         mixer, client (text)
-7   eyes     1         1 (GPU 1)    uni       0.25 of the card, 1.5 GiB KV cache  client         mixer
-3   mixer    1..3      0.5          uni       0.40 of the card                    thinker, eyes  client (audio)
+id  stage    replicas  GPUs         memory                              from           to
+0   thinker  1         2 (GPU 0,1)  0.60 of the card                    client         mixer, client (text)
+7   eyes     1         1 (GPU 1)    0.25 of the card, 1.5 GiB KV cache  client         mixer
+3   mixer    1..3      0.5          0.40 of the card                    thinker, eyes  client (audio)
 
 hand-overs: thinker -> mixer, eyes -> mixer
 GPU 1: thinker 0.60 of the card + eyes 0.25 of the card, 1.5 GiB KV cache; stated: at most 0.85 of its memory
@@ -94,7 +94,6 @@ def test_each_shipped_file_has_a_plan_in_data_order(path: Any) -> None:
 def test_the_full_size_deployment_takes_three_cards() -> None:
     plan = resolve_plan(load_config(STAGE_CONFIGS / "qwen2_5_omni.yaml", known_families=FAMILIES))
     assert (plan.min_gpus, plan.max_gpus) == (3, 3)
-    assert [stage.executor for stage in plan.stages] == ["uni", "uni", "uni"]
     assert plan.shared_cards == ()
 
 
@@ -116,21 +115,6 @@ def test_stages_come_after_all_that_feed_them_whatever_their_order_in_the_file()
     )
     assert [stage.stage_id for stage in plan.stages] == [1, 2, 3, 0]
     assert plan.stages[1].inputs == ("s1",) and plan.stages[1].outputs == ("s3", "s0")
-
-
-@pytest.mark.parametrize(
-    ("stage", "executor"),
-    [
-        ({"num_gpus": 0}, "cpu"),
-        ({"num_gpus": 0.5}, "uni"),
-        ({"num_gpus": 1}, "uni"),
-        ({"gpus": [4]}, "uni"),
-        ({"num_gpus": 2, "tensor_parallel_size": 2}, "mp"),
-        ({"gpus": [0, 1], "tensor_parallel_size": 2}, "mp"),
-    ],
-)
-def test_the_executor_follows_from_the_devices(stage: dict[str, Any], executor: str) -> None:
-    assert plan_of(stage).stages[0].executor == executor
 
 
 @pytest.mark.parametrize(
