@@ -40,7 +40,10 @@ class LoopJob:
 
     @property
     def is_left(self) -> bool:
-        """Nobody waits for it any more: it failed, or who asked for it left."""
+        """Nobody waits for it any more: it failed, or who asked for it left.
+
+        Its stream may be forgotten by now, and the model would begin it anew for this job, for ever.
+        """
         return self.done.done()
 
     @property
@@ -52,12 +55,12 @@ class LoopJob:
     def may_advance(self) -> bool:
         """At each step it needs what the job before it made there, in an earlier step."""
         is_behind = self.before is None or not self.follows or self.before.steps_left < self.steps_left
-        return self.steps_left > 0 and is_behind
+        return self.steps_left > 0 and is_behind and not self.is_left
 
     @property
     def may_finish(self) -> bool:
         """Its sound begins where that of the job before it ends."""
-        return self.is_begun and not self.steps_left and not self.follows
+        return self.is_begun and not self.steps_left and not self.follows and not self.is_left
 
     def grow(self) -> None:
         """Takes what has come since it was asked for, as long as it is not begun."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 
 class Playback:
-    """One request's sound as its client hears it: from the first piece on, until all that was delivered is heard."""
+    """One request's sound as its client hears it: from the first piece on, until all that was delivered is heard.
+
+    A player that ran dry goes on when the next piece comes, and hears all that follows so much later.
+    """
 
     def __init__(self) -> None:
-        self._runs_dry_s: float | None = None
+        self._runs_dry_s = -math.inf
 
     def deliver(self, sound_s: float, now_s: float) -> None:
-        self._runs_dry_s = (now_s if self._runs_dry_s is None else self._runs_dry_s) + sound_s
+        self._runs_dry_s = max(self._runs_dry_s, now_s) + sound_s
 
     def due_s(self, now_s: float) -> float:
         """When the next piece is needed: the first one at once, a later one when the client's player runs dry."""
-        return now_s if self._runs_dry_s is None else self._runs_dry_s
+        return now_s if self._runs_dry_s == -math.inf else self._runs_dry_s

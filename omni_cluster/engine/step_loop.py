@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from omni_cluster.engine.streams import Streams
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
 from omni_cluster.models.family import DiffusionJob, DiffusionSession
 from omni_cluster.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 Call = Callable[..., Awaitable[Any]]
 """Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. DiffusionEngineStopped when no later call
@@ -109,6 +112,11 @@ class StepLoop:
                 while self._jobs:
                     await self._advance()
                     await self._leave()
+        except DiffusionEngineStopped:
+            raise
+        except Exception:
+            logger.exception("the loop of the diffusion jobs ended by a fault")
+            raise
         finally:
             self._has_ended = True
             for job in self._jobs:

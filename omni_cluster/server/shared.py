@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Shared(Generic[T]):
     """The last answer while it is fresh, or at most `stale_s` old while the next is made: once, for all who ask.
 
     Fresh: at most `fresh_s` after its making began, and at most `fresh_times` as long after its end as that took. So,
-    however often it is asked for, making it takes at most one part in `1 + fresh_times` of the time.
+    however often it is asked for, making what takes little takes one part in `1 + fresh_times` of the time at most.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Shared(Generic[T]):
         make: Callable[[], Awaitable[T]],
         *,
         fresh_s: float = 0,
-        fresh_times: float = 0,
+        fresh_times: float = math.inf,
         stale_s: float = 0,
         wait_s: float,
     ) -> None:
@@ -47,7 +48,7 @@ class Shared(Generic[T]):
     async def get(self) -> T:
         """Raises TimeoutError after `wait_s`, and what making it raised. What takes longer goes on, alone."""
         made = self._made
-        if made is not None and _age_s(made) < max(self._fresh_s, made.took_s * (1 + self._fresh_times)):
+        if made is not None and _age_s(made) < min(self._fresh_s, made.took_s * (1 + self._fresh_times)):
             return made.answer
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._remade())

@@ -185,11 +185,13 @@ async def test_a_stage_with_more_work_than_its_target_gets_a_replica(served_2x2:
 
 
 async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte(served_2x2: ServedApp) -> None:
+    short = [{"max_tokens": n, "min_tokens": n} for n in (8, 48)]
     body = {
         "model": "preset:tiny",
         "messages": [{"role": "user", "content": "Hi"}],
         "modalities": ["text", "audio"],
         "audio": {"voice": "Ethan", "format": "wav"},
+        "sampling_params_list": [*short, None],
         "stream": True,
     }
     limits = httpx.Limits(max_connections=64)

@@ -14,4 +14,11 @@ def test_later_sound_is_due_when_the_player_has_played_what_it_got() -> None:
     playback.deliver(0.25, now_s=10.0)
     assert playback.due_s(now_s=10.0) == 10.25
     playback.deliver(0.5, now_s=10.5)
-    assert playback.due_s(now_s=10.5) == 10.75
+    assert playback.due_s(now_s=10.5) == 11.0  # it stood still from 10.25 to 10.5
+
+
+def test_sound_that_comes_in_time_is_played_behind_what_is_there() -> None:
+    playback = Playback()
+    playback.deliver(1.0, now_s=10.0)
+    playback.deliver(0.5, now_s=10.5)
+    assert playback.due_s(now_s=10.5) == 11.5

@@ -137,6 +137,52 @@ async def test_answers_at_once_sound_as_each_does_alone(stage: Stage) -> None:
     assert not stage.model._pieces and not stage.model._streams
 
 
+async def test_a_request_that_leaves_while_another_is_dropped_keeps_no_place_in_the_model(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not been begun, and its stream is forgotten at once: begun after that, it would be there for ever."""
+    on_loop = asyncio.get_running_loop()
+    step, drop, others = stage.model.step, stage.model.drop, []
+
+    async def come_and_let_the_first_leave() -> None:
+        others.append(asyncio.create_task(stage.sound("second", 2, at_once([codes(30, 2)]))))
+        while not stage.loop.counts()["waiting"]:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    async def leave() -> None:
+        others[0].cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def busy_step(numbers: Sequence[int]) -> Any:
+        if not others:
+            asyncio.run_coroutine_threadsafe(come_and_let_the_first_leave(), on_loop).result(PATIENCE_S)
+        return step(numbers)
+
+    def slow_drop(numbers: Sequence[int]) -> None:
+        asyncio.run_coroutine_threadsafe(leave(), on_loop).result(PATIENCE_S)
+        drop(numbers)
+
+    monkeypatch.setattr(stage.model, "step", busy_step)
+    monkeypatch.setattr(stage.model, "drop", slow_drop)
+    first = asyncio.create_task(stage.sound("first", 1, at_once([codes(40, 1)])))
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.wait_for(asyncio.gather(*others, return_exceptions=True), PATIENCE_S)
+    await stage.until_free()
+    assert others[0].cancelled() and not stage.model._streams and not stage.model._pieces
+
+
+async def test_a_fault_of_the_loop_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    def faulty(_: Sequence[LoopJob]) -> list[LoopJob]:
+        raise ZeroDivisionError("of the schedule")
+
+    stage.loop._scheduler.choose = faulty  # type: ignore[method-assign]
+    with pytest.raises(DiffusionEngineStopped):
+        await stage.sound("any", 1, at_once([codes(5, 1)]))
+    assert "ended by a fault" in caplog.text and "of the schedule" in caplog.text
+
+
 @pytest.mark.parametrize("method", ["step", "finish"])
 async def test_jobs_that_break_together_are_made_one_by_one_and_the_one_that_breaks_fails_alone(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
+from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
 from omni_cluster.serve_local import listening, serving
-from tests.server.samples import Totals, totals
 
 STAGES = ("thinker", "talker", "code2wav")
 KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "streams")
@@ -40,11 +40,17 @@ class LocalApp:
     async def work_done(self) -> dict[str, Any]:
         """How many requests each stage has had, and which steps its engine took."""
         steps = {name: each.get("steps") for name, each in (await self.counts()).items()}
-        return {"steps": steps, "requests": _stage_requests(totals(self.client.get("/metrics").text))}
+        ended = {name: _requests_ended(metrics) for name, metrics in self._pipeline._metrics.items()}
+        return {"steps": steps, "requests": ended}
 
 
-def _stage_requests(samples: Totals) -> dict[tuple[str, ...], int]:
-    return {key: count for key, count in samples.items() if key[0] == "stage_requests_total"}
+def _requests_ended(metrics: StageMetrics) -> float:
+    return sum(
+        sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "omni_cluster_stage_requests_total"
+    )
 
 
 @contextmanager

@@ -101,14 +101,20 @@ async def test_what_is_costly_to_make_is_made_a_part_of_the_time_however_often_i
         now_s[0] += 0.2
         return made
 
-    shared = Shared(make, fresh_times=9, wait_s=5)
+    shared = Shared(make, fresh_s=60, fresh_times=9, wait_s=5)
     for _ in range(1000):
         await shared.get()
         now_s[0] += 0.1
     assert 0.2 * made == pytest.approx(now_s[0] / 10, rel=0.1)
-    now_s[0] += 2
     before = made
+    now_s[0] += 2
     assert await shared.get() == await shared.get() == before + 1
+    capped = Shared(make, fresh_s=0.5, fresh_times=9, wait_s=5)
+    of = await capped.get()
+    now_s[0] += 0.2
+    assert await capped.get() == of  # made 0.4 s ago
+    now_s[0] += 0.2
+    assert await capped.get() == of + 1
 
 
 async def test_one_asks_for_all_who_wait_and_a_hung_answer_blocks_nobody() -> None:

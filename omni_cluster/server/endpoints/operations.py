@@ -15,8 +15,10 @@ from omni_cluster.engine.pipeline import Pipeline, StatusUnknown
 from omni_cluster.server.shared import Shared
 
 SCRAPE_WAIT_S = 10.0
-SCRAPE_FRESH_TIMES = 9.0
-"""Scrapes take at most a tenth of the process' time, however many ask for them."""
+SCRAPE_FRESH_S, SCRAPE_FRESH_TIMES = 1.0, 9.0
+"""Scrapes take a tenth of the process' time, however many ask for them; none is as old as a scraper's interval, for two
+ingresses that were asked in turn would seem to count backwards.
+"""
 
 
 class OperationsEndpoint:
@@ -25,7 +27,9 @@ class OperationsEndpoint:
     def __init__(self, pipeline: Pipeline, counted: Collector) -> None:
         self._pipeline = pipeline
         self._counted = counted
-        self._scraped = Shared(self._scrape, fresh_times=SCRAPE_FRESH_TIMES, wait_s=SCRAPE_WAIT_S)
+        self._scraped = Shared(
+            self._scrape, fresh_s=SCRAPE_FRESH_S, fresh_times=SCRAPE_FRESH_TIMES, wait_s=SCRAPE_WAIT_S
+        )
 
     def add_to(self, api: FastAPI) -> None:
         api.add_api_route("/health", self.health, methods=["GET"])
