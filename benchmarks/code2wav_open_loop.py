@@ -6,8 +6,8 @@
 MODEL is a checkpoint's folder, of which only token2wav is read; --make writes that much of one first. Talkers are
 played: codes come at the pace that docs/performance.md has of them or, with --neighbours, at the pace of a thinker's
 and a talker's matrix products, which then take their share of the card. Policies: `batches` runs all steps of a batch
-at once, as it was before; `one-piece` steps, of one piece of a stream at a time; `steps` is the product. Prints step
-times, vocoder times and a line for each policy and rate.
+at once, as it was before; `one-piece` steps, of one piece of a stream at a time, `two-pieces` of two; `steps` is the
+product. Prints step times, vocoder times and a line for each policy and rate.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Policy:
 POLICIES = {
     "batches": Policy(lambda config: WholeBatches(config.max_batch_frames, config.max_batch_size), 1),
     "one-piece": Policy(by_slack, 1),
-    "steps": Policy(by_slack, 2),
+    "two-pieces": Policy(by_slack, 2),
+    "steps": Policy(by_slack, 3),
 }
 
 

@@ -143,9 +143,9 @@ class DiffusionConfig(Strict):
     max_piece_blocks: int = Field(
         default=16, ge=2, description="Blocks of one piece of a stream at most.", examples=[16]
     )
-    # The second a step behind the first: a player with one short piece does not wait for all of the next one's steps.
+    # Each a step behind the one before it: a player with one short piece does not wait for all steps of the next ones.
     max_pieces_at_once: int = Field(
-        default=2, ge=1, le=2, description="Pieces of one stream that are made at once.", examples=[2]
+        default=3, ge=1, le=3, description="Pieces of one stream that are made at once.", examples=[3]
     )
     dtype: Precision = Field(
         default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]
@@ -159,7 +159,11 @@ class DiffusionConfig(Strict):
 
     @property
     def stream_slots(self) -> int:
-        """States of streams that have room: of each stream the one before its next piece, and the one after it."""
+        """States of streams that have room: of each stream the one before its next piece, and the one after it.
+
+        Two are enough for any number of pieces at once: what a piece keeps of a step replaces what the piece two
+        before it kept of that step, which the piece between them has read.
+        """
         return 2 * self.max_streams
 
 

@@ -39,6 +39,13 @@ class LoopJob:
         return self.number is not None
 
     @property
+    def frames_before(self) -> float:
+        """Those that are heard of the jobs before it that are still made."""
+        if self.before is None or not self.follows:
+            return 0.0
+        return heard_frames(self.before.job) + self.before.frames_before
+
+    @property
     def is_left(self) -> bool:
         """Nobody waits for it any more: it failed, or who asked for it left.
 
@@ -69,11 +76,10 @@ class LoopJob:
 
     def begin(self, number: int) -> None:
         self.number = number
-        if self.before is not None:
-            self.before.before = None  # it is done, for this is the second after it
         self.begun.set()
 
     def make(self, samples: np.ndarray) -> None:
+        self.before = None  # it is made, and would keep all before it
         if not self.done.done():
             self.done.set_result(samples)
 

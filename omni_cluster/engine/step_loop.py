@@ -87,9 +87,8 @@ class StepLoop:
     def _ask(self, job: DiffusionJob, playback: Playback, session: DiffusionSession, before: LoopJob | None) -> LoopJob:
         if self._has_ended:
             raise self._stopped()
-        before = None if before is None or before.done.done() else before
-        ahead_s = 0.0 if before is None else heard_frames(before.job) * self._frame_s
-        asked = LoopJob(job, self._due_s(job, playback) + ahead_s, session.latest, self._steps, before)
+        asked = LoopJob(job, self._due_s(job, playback), session.latest, self._steps, before)
+        asked.due_s += asked.frames_before * self._frame_s
         self._jobs.append(asked)
         self._work.set()
         return asked

@@ -17,8 +17,9 @@ FINISH_FRAMES = 1_280
 """Of jobs that have had all their steps: so many are worth a pass of their own."""
 MIN_EFFICIENCY = 0.5
 """The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
-NEWCOMER_STEPS = 10
-"""For so many steps one that comes now waits: the rest of the one that runs, and its own."""
+NEWCOMER_STEPS = 4
+"""So many steps of one that comes now count against the time that all work takes. It waits for ten, the rest of the one
+that runs and its own nine; but larger steps do more a second, and on a card with other stages that is worth more."""
 
 
 class Job(Protocol):

@@ -132,7 +132,7 @@ class DiffusionModel(Protocol):
     """A loaded diffusion model: jobs advance by steps, and those of one step may each be at another of theirs.
 
     Who calls names each job by a number of its own. The jobs of a stream are begun and finished in order; a job may be
-    begun while the one before it is not finished, and takes each of its steps later than that one. When `step` or
+    begun while those before it are not finished, and takes each of its steps later than they do. When `step` or
     `finish` raises, all jobs and streams are as they were before: it is tried again with one job after another.
     """
 

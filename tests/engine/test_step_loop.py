@@ -22,7 +22,7 @@ from omni_cluster.engine.step_loop import StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import StepTime
+from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -248,7 +248,7 @@ async def test_it_gets_on_with_each_call_and_has_work_while_jobs_are_there(
     assert not stage.loop.progress.has_work
 
 
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("most", [1, 2, 3])
 async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -271,3 +271,15 @@ async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -
     stage.task.cancel()
     ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE_S)
     assert [type(error) for error in ended] == [DiffusionEngineStopped] * 4
+
+
+async def test_a_job_is_due_when_all_jobs_before_it_are_heard_and_keeps_none_that_is_made() -> None:
+    job = DiffusionJob(tuple(range(2 * BLOCK)), "Chelsie", 0, 4 * BLOCK, "a", 0, BLOCK)
+    first = LoopJob(job, 0.0, lambda: job, 9)
+    second = LoopJob(job, 0.0, lambda: job, 9, first)
+    third = LoopJob(job, 0.0, lambda: job, 9, second)
+    assert [asked.frames_before for asked in (first, second, third)] == [0, 2 * BLOCK, 4 * BLOCK]
+    first.make(np.zeros(1))
+    assert third.frames_before == 2 * BLOCK and third.follows and not second.follows
+    second.make(np.zeros(1))
+    assert second.before is None and not third.follows and third.frames_before == 0

@@ -32,7 +32,8 @@ class StreamState:
     """What a stream keeps between its pieces.
 
     `slots` of the DiT's store: one holds the last block of the piece before, the other is for that of the piece that is
-    made, so that a step that fails can be made again. `noise` drawn for the look-ahead, `[frames, 80]`, which the next
+    made, so that a step that fails can be made again; a later piece is a step behind, and takes their places in turn.
+    `noise` drawn for the look-ahead, `[frames, 80]`, which the next
     piece starts with; `mel` `[frames, 80]`: the last frames made.
     """
 
