@@ -19,7 +19,7 @@ from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.completion import ChatStream
-from omni_cluster.outputs import Pcm
+from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import StreamedSound, stage_sampling
 from omni_cluster.server.limits import api_limits
 
@@ -70,9 +70,9 @@ def reader(bound: BoundPipeline) -> Callable[[bytes], ChatRequest]:
 def sound_parts(audio_format: AnswerFormat, repetitions: int) -> Iterator[Part]:
     """A stream's first piece, for which its encoder is opened, and a second of sound in the middle of a stream."""
 
-    def opened(pcm: Pcm) -> StreamedSound:
+    def opened(audio: AudioChunk) -> StreamedSound:
         sound = StreamedSound(audio_format)
-        sound.push(pcm)
+        sound.push(audio)
         return sound
 
     yield part(
@@ -102,7 +102,7 @@ def part(
     return Part(name, unit, figures.p50, figures.p99, len(times_ms) - 1)
 
 
-def noise(seconds: float) -> Pcm:
+def noise(seconds: float) -> AudioChunk:
     """Sound that no encoder can leave out: white noise at a tenth of full scale."""
     samples = np.random.default_rng(0).normal(0.0, 0.1, round(seconds * SAMPLE_RATE_HZ)).astype(np.float32)
-    return Pcm(0, samples, SAMPLE_RATE_HZ)
+    return AudioChunk(0, samples, SAMPLE_RATE_HZ)

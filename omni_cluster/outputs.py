@@ -19,7 +19,7 @@ else:
     Rows = None  # on the wire: there rows are beside the chunk
 
 
-class Pcm(msgspec.Struct, frozen=True, array_like=True):
+class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
     """Sound: float32 mono `samples` in [-1, 1], the first at absolute position `start`."""
 
     start: int
@@ -30,7 +30,7 @@ class Pcm(msgspec.Struct, frozen=True, array_like=True):
     def end(self) -> int:
         return self.start + len(self.samples)
 
-    def part(self, first: int, end: int) -> Pcm:
+    def part(self, first: int, end: int) -> AudioChunk:
         """Samples `first` to `end`, counted from this sound's own start, as a view."""
         return replace(self, start=self.start + first, samples=self.samples[first:end])
 
@@ -63,7 +63,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     """What a stage made of one request since its last chunk, in the code and, without its rows, on the wire.
 
     All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
-    `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `pcm` carry their own start.
+    `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `audio` carry their own start.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
@@ -74,7 +74,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     rows: Rows = None
-    pcm: Pcm | None = None
+    audio: AudioChunk | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     handover: HandoverTimes | None = None
@@ -97,14 +97,14 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
 
     def cut(self, max_samples: int) -> Iterator[StageChunk]:
         """The same in chunks of at most `max_samples` samples; the last says all but the sound of those before it."""
-        pcm = self.pcm
-        if pcm is None or len(pcm.samples) <= max_samples:
+        audio = self.audio
+        if audio is None or len(audio.samples) <= max_samples:
             yield self
             return
-        last = (len(pcm.samples) - 1) // max_samples * max_samples
+        last = (len(audio.samples) - 1) // max_samples * max_samples
         for first in range(0, last, max_samples):
-            yield StageChunk(self.token_start, pcm=pcm.part(first, first + max_samples), made_at_s=self.made_at_s)
-        yield replace(self, pcm=pcm.part(last, len(pcm.samples)))
+            yield StageChunk(self.token_start, audio=audio.part(first, first + max_samples), made_at_s=self.made_at_s)
+        yield replace(self, audio=audio.part(last, len(audio.samples)))
 
     @staticmethod
     def joined(chunks: Sequence[StageChunk]) -> StageChunk:
@@ -112,21 +112,21 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
         if len(chunks) == 1:
             return chunks[0]
         rows = [c.rows for c in chunks if c.rows is not None]
-        pcm = [c.pcm for c in chunks if c.pcm is not None]
+        audio = [c.audio for c in chunks if c.audio is not None]
         return replace(
             chunks[-1],
             token_start=chunks[0].token_start,
             token_ids=tuple(t for c in chunks for t in c.token_ids),
             text="".join(c.text for c in chunks),
             rows=RowsChunk.joined(rows) if rows else None,
-            pcm=join_pcm(pcm) if pcm else None,
+            audio=join_audio(audio) if audio else None,
             prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids is not None), None),
             made_at_s=chunks[0].made_at_s,
             choices=tuple(choice for c in chunks for choice in c.choices),
         )
 
 
-def join_pcm(pieces: Sequence[Pcm]) -> Pcm:
+def join_audio(pieces: Sequence[AudioChunk]) -> AudioChunk:
     return replace(pieces[0], samples=np.concatenate([p.samples for p in pieces]))
 
 
@@ -158,7 +158,7 @@ class OmniRequestOutput:
     prompt_token_ids: tuple[int, ...]
     finish_reason: str | None
     stage_token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    audio: Pcm | None = None
+    audio: AudioChunk | None = None
     times: dict[str, StageTimes] = field(default_factory=dict)
     choices: tuple[TokenChoice, ...] = ()
 

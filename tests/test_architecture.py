@@ -32,9 +32,9 @@ ALLOWED: Mapping[str, str] = {
     "cluster/unread.py Answer._take swallows": "who asks for the next piece raises it",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
     "vllm_engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",
-    "cluster/link.py Link._receive swallows": "every reader of the link raises it",
+    "cluster/replica_connection.py ReplicaConnection._receive swallows": "every reader of the connection raises it",
     "cluster/rows_reader.py RowsReader._read swallows": "every reader of the rows raises it",
-    "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's outbox raise it",
+    "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's log raise it",
     "cluster/stage_deployment.py imports vllm.logger": "it closes Serve's log handlers, put back right after it",
     "models/qwen2_5_omni/fused_decoder.py imports vllm.forward_context.get_forward_context": "a layer learns in "
     "no other way of the step that it is in",
@@ -242,7 +242,7 @@ def test_docstrings_and_comments_may_name_a_model() -> None:
 
 
 def test_an_error_that_is_raised_again_is_not_swallowed() -> None:
-    code = "try: g()\nexcept Exception as error:\n    outbox.fail(error)\n    raise"
+    code = "try: g()\nexcept Exception as error:\n    log.fail(error)\n    raise"
     assert not list(swallowed_errors(Source("engine/a.py", ast.parse(code))))
 
 

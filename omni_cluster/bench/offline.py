@@ -84,8 +84,8 @@ class Heard:
     def add(self, chunk: StageChunk) -> None:
         if chunk.text:
             self._text_s.append(self._watch())
-        if chunk.pcm is not None:
-            self._audio.append(AudioArrival(self._watch(), len(chunk.pcm.samples)))
+        if chunk.audio is not None:
+            self._audio.append(AudioArrival(self._watch(), len(chunk.audio.samples)))
 
     def finish(self) -> tuple[tuple[float, ...], tuple[AudioArrival, ...], float]:
         """Arrivals of text, those of sound, and the end of the answer."""

@@ -28,7 +28,7 @@ from omni_cluster.server.door import RETRY_AFTER_S
 
 CALLS_PER_REQUEST = 3
 """What one request has open at a replica at most: `generate`, and of its two readers `subscribe` or `chunk`."""
-MAX_LINKS = 64
+MAX_CONNECTIONS = 64
 """Replicas that read from one replica, ingresses included."""
 
 INGRESS_NAME = "ingress"
@@ -78,7 +78,7 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
         StageReplica,
         name=stage.model_stage,
         # Admission is the ingress's; what it lets in must never wait at a stage's door.
-        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + MAX_LINKS,
+        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + MAX_CONNECTIONS,
         ray_actor_options=actor_options(stage),
         request_router_config=ROUTER,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,

@@ -1,4 +1,4 @@
-"""A link's message as the parts of a frame: a MessagePack head and, each by itself and not copied, the arrays in it."""
+"""A connection's message as the parts of a frame: a MessagePack head, then each array in it, not copied."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from omni_cluster.cluster.failures import StageFailed
-from omni_cluster.cluster.transport import LinkItem
+from omni_cluster.cluster.transport import MessageItem
 from omni_cluster.errors import OmniError, PayloadError
 
 
-def packed(message: list[LinkItem]) -> list[Any]:
+def packed(message: list[MessageItem]) -> list[Any]:
     """The message's head, and the arrays in it."""
     arrays: list[memoryview] = []
 
@@ -29,7 +29,7 @@ def packed(message: list[LinkItem]) -> list[Any]:
     return [head, *arrays]
 
 
-def unpacked(parts: Sequence[bytes | bytearray]) -> list[LinkItem]:
+def unpacked(parts: Sequence[bytes | bytearray]) -> list[MessageItem]:
     """What `packed` was given. Raises PayloadError for what it did not make."""
 
     def resolve(kind: type, value: Any) -> Any:
@@ -39,7 +39,7 @@ def unpacked(parts: Sequence[bytes | bytearray]) -> list[LinkItem]:
         return error_named(*value)
 
     try:
-        return msgspec.msgpack.decode(parts[0], type=list[LinkItem], dec_hook=resolve)
+        return msgspec.msgpack.decode(parts[0], type=list[MessageItem], dec_hook=resolve)
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
         raise PayloadError(f"A message of {len(parts)} parts is not what replicas send: {error}.") from None
 

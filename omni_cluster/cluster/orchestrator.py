@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.failures import named_failures
-from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.parcel import Posted
+from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -23,15 +23,15 @@ from omni_cluster.inputs import OmniRequest
 
 @dataclass(frozen=True, slots=True)
 class StageAccess:
-    """A stage as the ingress sees it: it starts requests there by `calls`, and reads what comes of them by `links`."""
+    """A stage as the ingress sees it: it starts requests by `calls`, and reads what comes of them by `connections`."""
 
     calls: RemoteStage
-    links: Links
+    connections: ReplicaConnections
 
 
 def stage_access(handle: DeploymentHandle, config: PipelineConfig) -> StageAccess:
     calls = RemoteStage(handle)
-    return StageAccess(calls, Links(calls, config.limits.max_payload_elements))
+    return StageAccess(calls, ReplicaConnections(calls, config.limits.max_payload_elements))
 
 
 class Orchestrator:
@@ -96,7 +96,7 @@ class Orchestrator:
                 ticket.set_result(own)
             if has_media:
                 posted.taken(own)
-            async with contextlib.aclosing(remote.links.read(own, with_rows=False)) as chunks:
+            async with contextlib.aclosing(remote.connections.read(own, with_rows=False)) as chunks:
                 async for chunk in chunks:
                     await emit(StageEvent(stage.model_stage, chunk))
                     if chunk.finish_reason is not None:

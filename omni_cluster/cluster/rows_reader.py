@@ -58,7 +58,7 @@ class RowsReader:
                             self._meet(number).set_result(rows)
                 if not self._is_waited_for():
                     return
-        except Exception as raised:  # given to every reader of the link, who raises it
+        except Exception as raised:  # given to every reader of the connection, who raises it
             self._fail(named(raised))
 
     def _is_waited_for(self) -> bool:

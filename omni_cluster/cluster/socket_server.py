@@ -11,13 +11,13 @@ from typing import cast
 import msgspec
 
 from omni_cluster.cluster.frame import read_frame, write_frame
-from omni_cluster.cluster.handshake import knows_the_word
+from omni_cluster.cluster.handshake import peer_knows_secret
+from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.message import packed
-from omni_cluster.cluster.outlet import Outlet, RowsSent
-from omni_cluster.cluster.pulse import Pulse
+from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import Subscription
-from omni_cluster.engine.outbox import Outboxes
+from omni_cluster.engine.output_log import OutputLogs
 
 MAX_ITEM_BYTES = 16 << 20
 """Rows and sound of one item, and of one message: nobody waits long behind another one's."""
@@ -42,24 +42,26 @@ class Address:
 class Connection:
     """One reader. Every frame to it says the replica's load."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outlet: Outlet, load: int) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, publisher: MessagePublisher, load: int
+    ) -> None:
         self._reader = reader
         self._writer = writer
-        self._outlet = outlet
+        self._publisher = publisher
         self._load = load
-        self._pulse = Pulse(writer)
+        self._heartbeat = Heartbeat(writer)
 
     async def serve(self) -> None:
         """Until one of both sides ends: the reader leaves, or is silent, or what is sent to it no longer arrives."""
         sides = [
             asyncio.create_task(self._take_subscriptions()),
             asyncio.create_task(self._send_messages()),
-            asyncio.create_task(self._pulse.keep(self._beat)),
+            asyncio.create_task(self._heartbeat.keep(self._beat)),
         ]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
-            if self._pulse.is_lost:
-                self._outlet.abandon()
+            if self._heartbeat.is_lost:
+                self._publisher.abandon()
         finally:
             for side in sides:
                 side.cancel()
@@ -78,26 +80,26 @@ class Connection:
     async def _take_subscriptions(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             while True:
-                frame = await read_frame(self._reader, MAX_REQUEST_BYTES, self._pulse.heard)
+                frame = await read_frame(self._reader, MAX_REQUEST_BYTES, self._heartbeat.heard)
                 for request in frame.parts:
-                    self._outlet.subscribe(msgspec.msgpack.decode(request, type=Subscription))
+                    self._publisher.subscribe(msgspec.msgpack.decode(request, type=Subscription))
 
     async def _send_messages(self) -> None:
         with contextlib.suppress(ConnectionError):
-            async with contextlib.aclosing(self._outlet.messages()) as messages:
+            async with contextlib.aclosing(self._publisher.messages()) as messages:
                 async for message in messages:
                     write_frame(self._writer, packed(message), self._load)
                     await self._writer.drain()
 
 
 class SocketServer:
-    """An `Outlet` for each connection. `publishers` have the rows; `inline`: see `Outlet`."""
+    """A `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see `MessagePublisher`."""
 
-    def __init__(self, outboxes: Outboxes, host: str, *, inline: bool = False) -> None:
-        self.publishers = RowsPublishers()
+    def __init__(self, logs: OutputLogs, host: str, *, inline: bool = False) -> None:
+        self.rows_publishers = RowsPublishers()
         self.rows_sent = RowsSent()
         self._inline = inline
-        self._outboxes = outboxes
+        self._logs = logs
         self._host = host
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._starting = asyncio.Lock()
@@ -132,13 +134,15 @@ class SocketServer:
             self._strangers.pop(next(iter(self._strangers))).transport.abort()
         self._strangers[accepted] = writer
         try:
-            return await knows_the_word(reader, writer, self._secret)
+            return await peer_knows_secret(reader, writer, self._secret)
         finally:
             self._strangers.pop(accepted, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outlet = Outlet(self._outboxes, self.publishers, MAX_ITEM_BYTES, self.rows_sent, inline=self._inline)
-        connection = Connection(reader, writer, outlet, self._outboxes.unfinished)
+        publisher = MessagePublisher(
+            self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent, inline=self._inline
+        )
+        connection = Connection(reader, writer, publisher, self._logs.unfinished)
         self._known.add(connection)
         try:
             await connection.serve()
@@ -149,7 +153,7 @@ class SocketServer:
         while True:
             await asyncio.sleep(TELL_S)
             for connection in self._known:
-                connection.tell(self._outboxes.unfinished)
+                connection.tell(self._logs.unfinished)
 
     def __len__(self) -> int:
         return len(self._accepted)

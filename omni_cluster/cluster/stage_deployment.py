@@ -1,4 +1,4 @@
-"""One replica of one stage: its engine, and the outboxes that its consumers pull from."""
+"""One replica of one stage: its engine, and the logs that its consumers pull from."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import ray.util
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import LOAD, engine_load
-from omni_cluster.cluster.link import Links
 from omni_cluster.cluster.parcel import Parcel, Parcels
+from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
@@ -30,7 +30,7 @@ from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fitting import fit_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
-from omni_cluster.engine.outbox import Outbox, Outboxes, OutboxUnknown
+from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
@@ -46,7 +46,7 @@ class StageReplica:
     """Runs a stage's engine in this Serve replica.
 
     For each request `generate` gives the ingress a ticket, and then stays open until the ingress ends it: as long as it
-    is open, what the stage makes of the request can be read through a link, from the start if need be.
+    is open, what the stage makes of the request can be read through a connection, from the start if need be.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -63,22 +63,24 @@ class StageReplica:
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         with starting.step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound)
-        self._outboxes = Outboxes(config.limits.outbox_max_bytes)
+        self._logs = OutputLogs(config.limits.outbox_max_bytes)
         self._parcels = Parcels()
         self._requests = 0
         self._metrics = StageMetrics()
         self._sockets = SocketServer(
-            self._outboxes, ray.util.get_node_ip_address(), inline=config.handover.rows == "inline"
+            self._logs, ray.util.get_node_ip_address(), inline=config.handover.rows == "inline"
         )
-        self._source = self._links_to(source) if source is not None else None
+        self._source = self._connections_to(source) if source is not None else None
         with starting.step("starts the engine"):
             await self._engine.start()
         self._beating = asyncio.create_task(beat_while_healthy(self._watchdog, self._engine.check_health))
         starting.ended()
 
-    def _links_to(self, source: DeploymentHandle) -> Links:
+    def _connections_to(self, source: DeploymentHandle) -> ReplicaConnections:
         config = self._bound.config
-        return Links(RemoteStage(source), config.limits.max_payload_elements, inline=config.handover.rows == "inline")
+        return ReplicaConnections(
+            RemoteStage(source), config.limits.max_payload_elements, inline=config.handover.rows == "inline"
+        )
 
     async def generate(
         self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False
@@ -86,24 +88,24 @@ class StageReplica:
         """See the class. `ticket`: where the stage's source keeps this request; `has_media`: `bring` is called next."""
         self._requests += 1
         meter = self._metrics.begin()
-        outbox = self._outboxes.open(request.request_id)
+        log = self._logs.open(request.request_id)
         try:
             with self._parcels.expecting(request.request_id):
                 yield Ticket(request.request_id, own_replica_id())
-                await self._until_let_go(outbox, self._fill(outbox, request, ticket, meter, has_media))
+                await self._until_let_go(log, self._fill(log, request, ticket, meter, has_media))
         finally:
-            self._outboxes.remove(request.request_id)
+            self._logs.remove(request.request_id)
             self._end(request, meter, "cancelled")
 
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""
         self._parcels.bring(request_id, parcel)
 
-    async def _until_let_go(self, outbox: Outbox, filling: Coroutine[Any, Any, None]) -> None:
-        """Fills the outbox, until the request's end cancels this, or a reader is gone without a word."""
+    async def _until_let_go(self, log: OutputLog, filling: Coroutine[Any, Any, None]) -> None:
+        """Fills the log, until the request's end cancels this, or a reader is gone without a word."""
         filler = asyncio.create_task(filling)
         try:
-            await asyncio.wait_for(outbox.abandoned.wait(), self._bound.config.limits.request_timeout_s)
+            await asyncio.wait_for(log.abandoned.wait(), self._bound.config.limits.request_timeout_s)
         except asyncio.TimeoutError:
             pass  # whoever asked has given up by now
         finally:
@@ -113,29 +115,29 @@ class StageReplica:
 
     async def _fill(
         self,
-        outbox: Outbox,
+        log: OutputLog,
         request: OmniRequest,
         ticket: Ticket | None,
         meter: RequestMeter,
         has_media: bool,
     ) -> None:
-        """What breaks is told to those who read the outbox, now or later."""
+        """What breaks is told to those who read the log, now or later."""
         try:
             if has_media:
                 request = await self._with_media(request)
             async with contextlib.aclosing(driven(self._engine, request, self._upstream(ticket), meter)) as chunks:
                 async for made in chunks:
                     for part in made.cut(MAX_SAMPLES):
-                        outbox.put(part)
+                        log.put(part)
                     if made.finish_reason is not None:
                         self._end(request, meter, "finished")
-            outbox.close()
+            log.close()
         except Exception as error:
             if not isinstance(error, OmniError):
                 logger.exception("request %s failed in stage %s", request.request_id, self._stage.model_stage)
             # The source lets go of a request only when its client does, and may hear of it earlier than this stage.
-            self._end(request, meter, "cancelled" if isinstance(error, OutboxUnknown) else "failed")
-            outbox.fail(_without_frames(error))
+            self._end(request, meter, "cancelled" if isinstance(error, OutputLogUnknown) else "failed")
+            log.fail(_without_frames(error))
 
     async def _with_media(self, request: OmniRequest) -> OmniRequest:
         parcel = await self._parcels.take(request.request_id)
@@ -165,7 +167,7 @@ class StageReplica:
 
     async def rows(self, name: str) -> AsyncGenerator[list[Batch], None]:
         """See `RowsPublishers.items`."""
-        async with contextlib.aclosing(self._sockets.publishers.items(name)) as items:
+        async with contextlib.aclosing(self._sockets.rows_publishers.items(name)) as items:
             async for item in items:
                 yield item
 
@@ -179,19 +181,19 @@ class StageReplica:
     async def metrics(self) -> ReplicaMetrics:
         """What this replica counted so far and holds now, under its stage's name and its own."""
         counts = await self._engine.counts()
-        self._metrics.hold(counts["running"], counts["waiting"], len(self._outboxes))
+        self._metrics.hold(counts["running"], counts["waiting"], len(self._logs))
         return ReplicaMetrics.of(self._metrics.registry, own_replica_id(), stage=self._stage.model_stage)
 
     async def status(self) -> dict[str, Any]:
-        """For tests and operators: where it runs, requests so far, open outboxes and links, what the engine holds."""
+        """For tests and operators: where it runs, requests so far, open logs and connections, what the engine holds."""
         return {
             "pid": os.getpid(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "replica_id": own_replica_id(),
             "requests": self._requests,
-            "open_outboxes": len(self._outboxes),
+            "open_outboxes": len(self._logs),
             "open_links": len(self._sockets),
-            "open_rows_calls": self._sockets.publishers.calls,
+            "open_rows_calls": self._sockets.rows_publishers.calls,
             "rows_sent_bytes": asdict(self._sockets.rows_sent),
             "engine": await self._engine.counts(),
         }

@@ -95,7 +95,7 @@ class Subscription:
     rows: str | None
 
 
-class LinkItem(msgspec.Struct, frozen=True, array_like=True):
+class MessageItem(msgspec.Struct, frozen=True, array_like=True):
     """What one reader is sent. No body: the end, and what broke if something did."""
 
     reader: int

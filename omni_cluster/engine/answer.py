@@ -7,7 +7,15 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.outputs import HandoverTimes, OmniRequestOutput, Pcm, StageChunk, StageTimes, TokenChoice, join_pcm
+from omni_cluster.outputs import (
+    AudioChunk,
+    HandoverTimes,
+    OmniRequestOutput,
+    StageChunk,
+    StageTimes,
+    TokenChoice,
+    join_audio,
+)
 
 
 class StageRecord:
@@ -16,7 +24,7 @@ class StageRecord:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.text: list[str] = []
-        self.pcm: list[Pcm] = []
+        self.audio: list[AudioChunk] = []
         self.prompt_token_ids: tuple[int, ...] = ()
         self.finish_reason: str | None = None
         self.first_s: float | None = None
@@ -33,8 +41,8 @@ class StageRecord:
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.handover = chunk.handover or self.handover
-        if chunk.pcm is not None:
-            self.pcm.append(chunk.pcm)
+        if chunk.audio is not None:
+            self.audio.append(chunk.audio)
 
     @property
     def times(self) -> StageTimes:
@@ -71,7 +79,7 @@ class Answer:
             prompt_token_ids=text.prompt_token_ids,
             finish_reason=text.finish_reason,
             stage_token_ids={name: tuple(r.token_ids) for name, r in self._records.items() if r.token_ids},
-            audio=join_pcm(sound.pcm) if sound.pcm else None,
+            audio=join_audio(sound.audio) if sound.audio else None,
             times={name: r.times for name, r in self._records.items() if r.first_s is not None},
             choices=tuple(text.choices),
         )

@@ -21,7 +21,7 @@ from omni_cluster.engine.step_scheduler import StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionSession, Family
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.progress import StallWatch
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.stage_worker import StageWorker
@@ -69,7 +69,7 @@ class DiffusionEngine:
         loop, position = self._running_loop(), 0
         async with contextlib.aclosing(loop.waveforms(self._session(request, upstream))) as waveforms:
             async for samples in waveforms:
-                yield StageChunk(pcm=Pcm(position, samples, self._sample_rate_hz))
+                yield StageChunk(audio=AudioChunk(position, samples, self._sample_rate_hz))
                 position += len(samples)
         yield StageChunk(finish_reason="stop")
 

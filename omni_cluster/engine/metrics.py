@@ -30,7 +30,7 @@ class StageMetrics:
         self._waiting = Gauge(
             "omni_cluster_stage_requests_waiting", "Requests that wait for the engine.", registry=registry
         )
-        self._outboxes = Gauge(
+        self._open_logs = Gauge(
             "omni_cluster_stage_open_outboxes", "Requests whose output is kept for their readers.", registry=registry
         )
         self.first_output = Histogram(
@@ -66,11 +66,11 @@ class StageMetrics:
     def ended(self, outcome: Outcome) -> None:
         self._ended[outcome].inc()
 
-    def hold(self, running: int, waiting: int, open_outboxes: int) -> None:
+    def hold(self, running: int, waiting: int, open_logs: int) -> None:
         """What the replica holds now."""
         self._running.set(running)
         self._waiting.set(waiting)
-        self._outboxes.set(open_outboxes)
+        self._open_logs.set(open_logs)
 
 
 class RequestMeter:
@@ -88,7 +88,7 @@ class RequestMeter:
 
     def made(self, chunk: StageChunk) -> None:
         """Counts what the stage made; a chunk that only says that no more comes is no output."""
-        samples = 0 if chunk.pcm is None else len(chunk.pcm.samples)
+        samples = 0 if chunk.audio is None else len(chunk.audio.samples)
         if not (chunk.token_ids or chunk.text or samples):
             return
         if self._is_first:

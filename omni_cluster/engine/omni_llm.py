@@ -27,7 +27,7 @@ from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.fitting import fit_process
 from omni_cluster.engine.metrics import StageMetrics
-from omni_cluster.engine.outbox import Outbox
+from omni_cluster.engine.output_log import OutputLog
 from omni_cluster.engine.pipeline import whole_answer
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError, StageDied
@@ -61,7 +61,7 @@ class AsyncOmniLLM:
         self.bound: BoundPipeline = bind(config)
         self._stages: dict[str, Stage] = {}
         self._metrics = {stage.model_stage: StageMetrics() for stage in config.stages}
-        self._open_outboxes: Counter[str] = Counter()
+        self._open_logs: Counter[str] = Counter()
 
     @property
     def config(self) -> PipelineConfig:
@@ -104,9 +104,9 @@ class AsyncOmniLLM:
         self.check(request)
         run = FanIn(deadline or Deadline(self.config.limits.request_timeout_s))
         stages = self.bound.stages_for(request)
-        outboxes = {each.stage_id: Outbox(request.request_id, self.config.limits.outbox_max_bytes) for each in stages}
+        logs = {each.stage_id: OutputLog(request.request_id, self.config.limits.outbox_max_bytes) for each in stages}
         for stage in stages:
-            run.add(functools.partial(self._drive, stage, request, outboxes))
+            run.add(functools.partial(self._drive, stage, request, logs))
         with self._counted([stage.model_stage for stage in stages]):
             async with contextlib.aclosing(run.events()) as events:
                 async for event in events:
@@ -114,33 +114,31 @@ class AsyncOmniLLM:
 
     @contextlib.contextmanager
     def _counted(self, stages: Sequence[str]) -> Iterator[None]:
-        """Their outboxes are open as long as the context is."""
-        self._open_outboxes.update(stages)
+        """Their logs are open as long as the context is."""
+        self._open_logs.update(stages)
         try:
             yield
         finally:
-            self._open_outboxes.subtract(stages)
+            self._open_logs.subtract(stages)
 
-    async def _drive(
-        self, stage: StageConfig, request: OmniRequest, outboxes: Mapping[int, Outbox], emit: Emit
-    ) -> None:
-        """Runs one stage for a request: from its source's outbox to its own."""
-        outbox = outboxes[stage.stage_id]
+    async def _drive(self, stage: StageConfig, request: OmniRequest, logs: Mapping[int, OutputLog], emit: Emit) -> None:
+        """Runs one stage for a request: from its source's log to its own."""
+        log = logs[stage.stage_id]
         source = self.bound.source(stage)
         meter = self._metrics[stage.model_stage].begin()
-        upstream = outboxes[source.stage_id].read() if source else None
+        upstream = logs[source.stage_id].read() if source else None
         try:
             async with contextlib.aclosing(driven(self._stages[stage.model_stage], request, upstream, meter)) as chunks:
                 async for chunk in chunks:
                     if self.bound.consumers(stage):
-                        outbox.put(chunk)
+                        log.put(chunk)
                     if chunk.finish_reason is not None:
                         meter.end("finished")
                     await emit(StageEvent(stage.model_stage, chunk.without_rows()))
-            outbox.close()
+            log.close()
         except Exception as error:
             meter.end("failed")
-            outbox.fail(error)
+            log.fail(error)
             raise
         finally:
             meter.end("cancelled")  # what has not ended yet
@@ -162,7 +160,7 @@ class AsyncOmniLLM:
         given = ReplicaMetrics.of(own, REPLICA).metrics
         for name, counts in (await self.counts()).items():
             metrics = self._metrics[name]
-            metrics.hold(counts["running"], counts["waiting"], self._open_outboxes[name])
+            metrics.hold(counts["running"], counts["waiting"], self._open_logs[name])
             given += ReplicaMetrics.of(metrics.registry, REPLICA, stage=name).metrics
         return text_of(merged(given))
 

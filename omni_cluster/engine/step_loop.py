@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.engine.job_line import JobLine
+from omni_cluster.engine.job_queue import JobQueue
 from omni_cluster.engine.loop_job import LoopJob, heard_frames
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.step_scheduler import Scheduler
@@ -62,27 +62,27 @@ class StepLoop:
 
     async def waveforms(self, session: DiffusionSession) -> AsyncGenerator[np.ndarray, None]:
         """The sound of one request, job by job; a job may begin while the one before it is made."""
-        playback, line = Playback(), JobLine(self._config.max_pieces_at_once)
-        async with line.filled_by(self._ask_all(session, playback, line)):
-            async for job, samples in line.sounds():
+        playback, queue = Playback(), JobQueue(self._config.max_pieces_at_once)
+        async with queue.filled_by(self._ask_all(session, playback, queue)):
+            async for job, samples in queue.sounds():
                 self._frame_s = len(samples) / self._sample_rate_hz / heard_frames(job)
                 playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
                 yield samples
 
-    async def _ask_all(self, session: DiffusionSession, playback: Playback, line: JobLine) -> None:
+    async def _ask_all(self, session: DiffusionSession, playback: Playback, queue: JobQueue) -> None:
         """Asks for each job once it can be made and the one before it is begun, until all are made."""
         before: LoopJob | None = None
         async with contextlib.AsyncExitStack() as cleanup:
             jobs = await cleanup.enter_async_context(_closing(session.jobs()))
-            await line.room()
+            await queue.room()
             async for job in jobs:
                 if job.stream is not None and job.start == 0:
                     await cleanup.enter_async_context(self._streams.one_more(job.stream))
-                    cleanup.push_async_callback(line.made)  # until then the stream keeps its place
+                    cleanup.push_async_callback(queue.made)  # until then the stream keeps its place
                 before = self._ask(job, playback, session, before)
-                line.put(before)
+                queue.put(before)
                 await before.begun.wait()
-                await line.room()
+                await queue.room()
 
     def _ask(self, job: DiffusionJob, playback: Playback, session: DiffusionSession, before: LoopJob | None) -> LoopJob:
         if self._has_ended:

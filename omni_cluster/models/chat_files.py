@@ -19,7 +19,7 @@ from omni_cluster.errors import ConfigError
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-Said = Sequence[Mapping[str, Any]]
+Objects = Sequence[Mapping[str, Any]]
 
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 """Where transformers looks for a processor's template, the first that is there."""
@@ -48,7 +48,7 @@ class ChatTemplate:
         self._template = environment.from_string(_template_text(folder))
         self._special_tokens = special_tokens(folder)
 
-    def render(self, messages: Said, tools: Said = ()) -> str:
+    def render(self, messages: Objects, tools: Objects = ()) -> str:
         """With the words that ask for a reply."""
         return self._template.render(
             messages=[_plain(message) for message in messages],

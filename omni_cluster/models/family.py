@@ -34,7 +34,7 @@ class StageKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StreamInterval:
     """When a stage's tokens are handed on: as they are made until `first` have been, then at least `then` at a time.
 
     A consumer that takes tokens in blocks would do nothing with less, and every chunk keeps three processes busy.
@@ -43,13 +43,13 @@ class Pace:
     first: int
     then: int
 
-    def interval(self, handed_on: int) -> int:
+    def after(self, handed_on: int) -> int:
         """Tokens of the next chunk at least, when `handed_on` have been."""
         return 1 if handed_on < self.first else self.then
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class GivenReply:
     """A reply that was given: the prompt's last tokens, which the stage says in place of what it makes."""
 
     token_ids: tuple[int, ...]
@@ -62,15 +62,15 @@ class EngineInput:
 
     `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
     insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_complete`: no later rows will come. `pace`: None hands each token on as it is made.
+    `rows_complete`: no later rows will come. `stream_interval`: None hands each token on as it is made.
     """
 
     prompt: Mapping[str, Any]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     emit_rows: bool = False
     rows_complete: bool = True
-    pace: Pace | None = None
-    said: Said | None = None
+    stream_interval: StreamInterval | None = None
+    given_reply: GivenReply | None = None
 
 
 @dataclass(frozen=True, slots=True)

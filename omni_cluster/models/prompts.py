@@ -10,8 +10,8 @@ from typing import Any
 from omni_cluster.inputs import Prompt
 from omni_cluster.nested import all_strings
 
-Said = Sequence[Mapping[str, Any]]
-Template = Callable[[Said, Said], str]
+Objects = Sequence[Mapping[str, Any]]
+Template = Callable[[Objects, Objects], str]
 """Of messages and tools, the text of the prompt."""
 
 
@@ -30,7 +30,7 @@ class PromptMaker:
         self._backend = tokenizer.backend_tokenizer
         self._backend.encode_special_tokens = True
 
-    def render(self, template: Template, messages: Said, tools: Said) -> Prompt:
+    def render(self, template: Template, messages: Objects, tools: Objects) -> Prompt:
         """The prompt, with token ids where its text has what looks like a mark and is none of the template's."""
         if not any(self._is_odd(text) for text in all_strings([messages, tools])):
             return Prompt(template(messages, tools))

@@ -19,7 +19,7 @@ from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest, error_body
-from omni_cluster.outputs import OmniRequestOutput, Pcm
+from omni_cluster.outputs import AudioChunk, OmniRequestOutput
 from omni_cluster.server.log import logger
 
 _LIST = "sampling_params_list"
@@ -111,17 +111,17 @@ class StreamedSound:
         self._pieces = Base64Pieces()
         self._encoder: SoundEncoder | None = None
 
-    def is_quick(self, pcm: Pcm) -> bool:
+    def is_quick(self, audio: AudioChunk) -> bool:
         """Whether `push` takes a millisecond at most."""
-        return is_quick(self._format, pcm.samples.size)
+        return is_quick(self._format, audio.samples.size)
 
-    def push(self, pcm: Pcm) -> bytes:
+    def push(self, audio: AudioChunk) -> bytes:
         """What may be sent of it now; codecs take up to a tenth of the time that the sound lasts."""
         if self._format is None:
-            return wav_bytes(pcm.samples, pcm.sample_rate_hz)
+            return wav_bytes(audio.samples, audio.sample_rate_hz)
         if self._encoder is None:
-            self._encoder = SoundEncoder(pcm.sample_rate_hz, self._format)
-        return self._pieces.push(self._encoder.push(pcm.samples))
+            self._encoder = SoundEncoder(audio.sample_rate_hz, self._format)
+        return self._pieces.push(self._encoder.push(audio.samples))
 
     def flush(self) -> bytes:
         """The rest."""
@@ -133,14 +133,14 @@ class StreamedSound:
             self._encoder.close()
 
 
-def whole_audio(chat: ChatRequest, pcm: Pcm | None) -> bytes:
+def whole_audio(chat: ChatRequest, audio: AudioChunk | None) -> bytes:
     """The answer's sound in the format asked for; WAV when none was. Nothing to say is no bytes at all."""
-    return whole_sound(pcm, chat.audio_format or "wav")
+    return whole_sound(audio, chat.audio_format or "wav")
 
 
-def whole_sound(pcm: Pcm | None, sound_format: SoundFormat) -> bytes:
+def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat) -> bytes:
     """One file; no bytes for no sound."""
-    return b"" if pcm is None else encode(pcm.samples, pcm.sample_rate_hz, sound_format)
+    return b"" if audio is None else encode(audio.samples, audio.sample_rate_hz, sound_format)
 
 
 def finish_reason(output: OmniRequestOutput) -> FinishReason:

@@ -174,7 +174,7 @@ async def heard(events: AsyncGenerator[StageEvent, None], meter: HttpMeter) -> A
     is_silent = True
     async with contextlib.aclosing(events):
         async for event in events:
-            if is_silent and event.chunk.pcm is not None:
+            if is_silent and event.chunk.audio is not None:
                 is_silent = False
                 meter.hears()
             yield event

@@ -11,7 +11,7 @@ from omni_cluster.engine.answer import Answer
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.answers import error_answer
 from omni_cluster.server.off_loop import OffLoop
 
@@ -46,10 +46,10 @@ async def coded(
     async with contextlib.aclosing(chunks):
         with contextlib.closing(OffLoop(threads, file.close)) as off_loop:
             async for chunk in chunks:
-                if (pcm := chunk.pcm) is None:
+                if (audio := chunk.audio) is None:
                     continue
-                quick = is_quick(spoken.format, pcm.samples.size)
-                if piece := file.push(pcm) if quick else await off_loop.run(functools.partial(file.push, pcm)):
+                quick = is_quick(spoken.format, audio.samples.size)
+                if piece := file.push(audio) if quick else await off_loop.run(functools.partial(file.push, audio)):
                     yield piece
             if rest := await off_loop.run(file.finish):
                 yield rest
@@ -62,10 +62,10 @@ class _SoundFile:
         self._format: SoundFormat = sound_format
         self._encoder: SoundEncoder | None = None
 
-    def push(self, pcm: Pcm) -> bytes:
+    def push(self, audio: AudioChunk) -> bytes:
         if self._encoder is None:
-            self._encoder = SoundEncoder(pcm.sample_rate_hz, self._format)
-        return self._encoder.push(pcm.samples)
+            self._encoder = SoundEncoder(audio.sample_rate_hz, self._format)
+        return self._encoder.push(audio.samples)
 
     def finish(self) -> bytes:
         return b"" if self._encoder is None else self._encoder.finish()

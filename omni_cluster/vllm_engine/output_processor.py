@@ -8,19 +8,19 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 from omni_cluster.errors import PayloadError
-from omni_cluster.models.family import Pace
+from omni_cluster.models.family import StreamInterval
 from omni_cluster.payloads import RowsChunk
 
 
 class RowsSink:
     """The rows of one request that its reader has not taken yet, without gap and without repetition.
 
-    A preempted request computes its positions again; what comes a second time is dropped. `pace`: of its tokens.
+    A preempted request computes its positions again; what comes a second time is dropped.
     `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
     """
 
-    def __init__(self, pace: Pace | None = None) -> None:
-        self.pace = pace
+    def __init__(self, stream_interval: StreamInterval | None = None) -> None:
+        self.stream_interval = stream_interval
         self.prefill_stats: Any = None
         self._error: PayloadError | None = None
         self._chunks: list[RowsChunk] = []
@@ -64,8 +64,8 @@ class OmniOutputProcessor(OutputProcessor):
         self.max_row_elements = 0
         self._sinks: dict[str, RowsSink] = {}
 
-    def open_sink(self, external_id: str, pace: Pace | None = None) -> RowsSink:
-        sink = self._sinks[external_id] = RowsSink(pace)
+    def open_sink(self, external_id: str, stream_interval: StreamInterval | None = None) -> RowsSink:
+        sink = self._sinks[external_id] = RowsSink(stream_interval)
         return sink
 
     def close_sink(self, external_id: str) -> None:
@@ -76,16 +76,16 @@ class OmniOutputProcessor(OutputProcessor):
     ) -> OutputProcessorOutput:
         passed = [output for output in engine_core_outputs if self._take_rows(output)]
         for output in passed:
-            self._keep_pace(output)
+            self._keep_interval(output)
         return super().process_outputs(passed, *args, **kwargs)
 
-    def _keep_pace(self, output: EngineCoreOutput) -> None:
-        """vLLM's own interval begins after the first token and is for ever; a pace begins with what is needed first."""
+    def _keep_interval(self, output: EngineCoreOutput) -> None:
+        """vLLM's own interval starts after the first token and never changes; ours changes, see `StreamInterval`."""
         state, sink = self.request_states.get(output.request_id), self._sink_of(output)
-        if state is None or sink is None or sink.pace is None or state.detokenizer is None:
+        if state is None or sink is None or sink.stream_interval is None or state.detokenizer is None:
             return
         made = state.detokenizer.num_output_tokens() + len(output.new_token_ids)
-        state.stream_interval = sink.pace.interval(state.sent_tokens_offset)
+        state.stream_interval = sink.stream_interval.after(state.sent_tokens_offset)
         if state.stream_interval == 1:
             state.sent_tokens_offset = made  # vLLM counts what was sent only with a longer interval
 

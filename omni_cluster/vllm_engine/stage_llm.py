@@ -21,7 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
-from omni_cluster.models.family import ARSession, EngineInput, Family, Said
+from omni_cluster.models.family import ARSession, EngineInput, Family, GivenReply
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
@@ -90,14 +90,14 @@ class StageLLM:
         if engine_input is None:
             yield StageChunk(finish_reason="stop")
             return
-        sink = self.llm.output_processor.open_sink(request.request_id, engine_input.pace)
+        sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval)
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(self._death_named())
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
             feeder = None
             outputs = await self._start(request, engine_input)
             cleanup.push_async_callback(outputs.aclose)
-            chunks = ChunkMaker(sink, engine_input.said)
+            chunks = ChunkMaker(sink, engine_input.given_reply)
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = asyncio.create_task(self._feed(request.request_id, session))
@@ -263,20 +263,20 @@ def fault_of(error: Exception) -> str:
 class ChunkMaker:
     """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions."""
 
-    def __init__(self, sink: RowsSink, said: Said | None = None) -> None:
+    def __init__(self, sink: RowsSink, given_reply: GivenReply | None = None) -> None:
         self._sink = sink
-        self._said = said
+        self._given_reply = given_reply
         self._position = 0
 
     def make(self, output: RequestOutput) -> StageChunk:
-        return self._made(output) if self._said is None else self._given(output, self._said)
+        return self._made(output) if self._given_reply is None else self._given(output, self._given_reply)
 
-    def _given(self, output: RequestOutput, said: Said) -> StageChunk:
+    def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
         """The reply that stood in the prompt, with its rows, in one chunk: the one token after it is nobody's."""
-        prompt = tuple(output.prompt_token_ids or ())[: -len(said.token_ids)]
+        prompt = tuple(output.prompt_token_ids or ())[: -len(given_reply.token_ids)]
         return StageChunk(
-            token_ids=said.token_ids,
-            text=said.text,
+            token_ids=given_reply.token_ids,
+            text=given_reply.text,
             rows=self._sink.take(),
             prompt_token_ids=prompt,
             finish_reason="stop",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cluster.bench.player import Playback, play
+from omni_cluster.bench.player import Stalls, play
 from omni_cluster.bench.record import AudioArrival
 
 SECOND = 24_000
@@ -23,4 +23,4 @@ def test_the_player_runs_dry_when_sound_comes_after_the_last_was_played(
     chunks: list[tuple[float, float]], underruns: int, stall_s: float
 ) -> None:
     played = play([AudioArrival(at_s, int(duration_s * SECOND)) for at_s, duration_s in chunks])
-    assert played == Playback(underruns, pytest.approx(stall_s))  # type: ignore[arg-type]
+    assert played == Stalls(underruns, pytest.approx(stall_s))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ import torch
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-from omni_cluster.cluster.link import Links
+from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
@@ -437,15 +437,15 @@ async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: 
     made = thinker.stream("generate", request, None)
     async with contextlib.aclosing(made):
         ticket: Ticket = await anext(made)
-        links = Links(thinker, 1 << 28)
-        async for chunk in links.read(ticket, with_rows=False):
+        connections = ReplicaConnections(thinker, 1 << 28)
+        async for chunk in connections.read(ticket, with_rows=False):
             assert chunk.rows is None
         chunks = []
-        async with contextlib.aclosing(links.read(ticket, with_rows=True)) as pulled:
+        async with contextlib.aclosing(connections.read(ticket, with_rows=True)) as pulled:
             async for chunk in pulled:
                 await asyncio.sleep(0.5)  # the lag that this test is about
                 chunks.append(chunk)
-        await links.close()
+        await connections.close()
     rows = torch.cat([c.rows.rows for c in chunks if c.rows is not None])
     torch.testing.assert_close(rows, expected.rows, atol=1e-4, rtol=0)
     assert [t for c in chunks for t in c.token_ids] == list(expected.token_ids)

@@ -19,11 +19,11 @@ from ray.serve.exceptions import (
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_cluster.cluster.failures import StageFailed, named, named_failures, portable
-from omni_cluster.cluster.link import LinkEnded
 from omni_cluster.cluster.message import packed, unpacked
-from omni_cluster.cluster.transport import LinkItem, ReplicaLost
+from omni_cluster.cluster.replica_connection import ConnectionEnded
+from omni_cluster.cluster.transport import MessageItem, ReplicaLost
 from omni_cluster.engine.diffusion_engine import DiffusionEngineStopped
-from omni_cluster.engine.outbox import OutboxFull, OutboxUnknown
+from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied, StoreFull
 from omni_cluster.server.answers import error_answer
 
@@ -64,9 +64,9 @@ GONE: list[Exception] = [
     BrokenPipeError("broken"),
     ConnectionRefusedError("refused"),
     asyncio.IncompleteReadError(b"", 8),
-    LinkEnded("the link ended."),
+    ConnectionEnded("the connection ended."),
     ReplicaLost("the connection broke"),
-    OutboxUnknown("request r: no outbox is open here"),
+    OutputLogUnknown("request r: no output log is open here"),
     DiffusionEngineStopped("stage s does not run any more"),
     StageDied("the engine of stage s died"),
 ]
@@ -100,26 +100,26 @@ def test_what_says_something_else_stays_what_it_is(error: Exception) -> None:
     assert error_answer(named(error))[0] == 500
 
 
-@pytest.mark.parametrize("error", [PromptTooLong("too long"), RequestError("no voice"), OutboxFull("full")])
+@pytest.mark.parametrize("error", [PromptTooLong("too long"), RequestError("no voice"), OutputLogFull("full")])
 def test_an_error_of_ours_comes_out_of_ray_s_report(error: OmniError) -> None:
     assert named(in_report(error)) is error
 
 
 @pytest.mark.parametrize("error", [*GONE, EngineDeadError()], ids=name_of)
-def test_it_stays_that_error_over_a_link(error: Exception) -> None:
+def test_it_stays_that_error_over_a_connection(error: Exception) -> None:
     if isinstance(error, EngineDeadError):  # the engine's room names it, as the stage does
         error = StageDied("the engine of stage s died; send the request again.")
     for carried in (over_a_socket(portable(error)), pickle.loads(pickle.dumps(portable(error)))):
         assert error_answer(carried)[0] == 503
 
 
-def test_another_error_is_a_stage_s_failure_over_a_link() -> None:
+def test_another_error_is_a_stage_s_failure_over_a_connection() -> None:
     for carried in (over_a_socket(portable(KeyError("x"))), pickle.loads(pickle.dumps(portable(KeyError("x"))))):
         assert type(carried) is StageFailed and error_answer(carried)[0] == 500
 
 
 def over_a_socket(error: Exception) -> Exception:
-    (item,) = unpacked([bytes(part) for part in packed([LinkItem(0, None, error)])])
+    (item,) = unpacked([bytes(part) for part in packed([MessageItem(0, None, error)])])
     assert item.error is not None
     return item.error
 

@@ -12,12 +12,12 @@ import pytest
 
 from omni_cluster.cluster import handshake, socket_server
 from omni_cluster.cluster.frame import write_frame
-from omni_cluster.cluster.handshake import NONCE_BYTES, PROOF_BYTES, _proof, prove_the_word
+from omni_cluster.cluster.handshake import NONCE_BYTES, PROOF_BYTES, _proof, prove_secret
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription
-from omni_cluster.engine.outbox import Outboxes
+from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.outputs import StageChunk
 
 READER = Subscription(3, "r", "publisher")
@@ -25,15 +25,15 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-def outboxes() -> Outboxes:
-    outboxes = Outboxes(1 << 20)
-    outboxes.open("r").put(StageChunk(token_ids=(1,)))
-    return outboxes
+def logs() -> OutputLogs:
+    logs = OutputLogs(1 << 20)
+    logs.open("r").put(StageChunk(token_ids=(1,)))
+    return logs
 
 
 @pytest.fixture
-async def server(outboxes: Outboxes) -> AsyncIterator[SocketServer]:
-    server = SocketServer(outboxes, "127.0.0.1")
+async def server(logs: OutputLogs) -> AsyncIterator[SocketServer]:
+    server = SocketServer(logs, "127.0.0.1")
     yield server
     await server.close()
 
@@ -53,8 +53,8 @@ class At:
         return self._address
 
 
-def line_to(address: Address) -> SocketLine:
-    return SocketLine(cast(RemoteStage, At(address)), "replica")
+def client_to(address: Address) -> SocketClient:
+    return SocketClient(cast(RemoteStage, At(address)), "replica")
 
 
 async def is_told_nothing(ends: Ends) -> bool:
@@ -115,7 +115,7 @@ async def test_what_was_heard_of_one_greeting_opens_no_other(server: SocketServe
 
     listener = await asyncio.start_server(listening, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    messages = line_to(Address("127.0.0.1", port, address.secret)).messages(READER)
+    messages = client_to(Address("127.0.0.1", port, address.secret)).messages(READER)
     assert await anext(messages) == [] and (await anext(messages))[0].body is not None
     await messages.aclose()
     assert len(heard) > NONCE_BYTES + PROOF_BYTES and address.secret not in heard
@@ -155,8 +155,8 @@ async def test_who_listens_in_a_replica_s_place_is_found_out(server: SocketServe
 
     listener = await asyncio.start_server(impostor, "127.0.0.1", 0)
     address = Address("127.0.0.1", listener.sockets[0].getsockname()[1], b"word" * 8)
-    with pytest.raises(ReplicaLost, match="does not know the replica's word"):
-        await anext(line_to(address).messages(READER))
+    with pytest.raises(ReplicaLost, match="does not know the replica's secret"):
+        await anext(client_to(address).messages(READER))
     listener.close()
 
 
@@ -170,7 +170,7 @@ async def test_who_listens_and_says_nothing_is_given_up(monkeypatch: pytest.Monk
     listener = await asyncio.start_server(silent, "127.0.0.1", 0)
     address = Address("127.0.0.1", listener.sockets[0].getsockname()[1], b"word" * 8)
     with pytest.raises(ReplicaLost):
-        await anext(line_to(address).messages(READER))
+        await anext(client_to(address).messages(READER))
     listener.close()
 
 
@@ -180,7 +180,7 @@ async def test_a_thousand_strangers_take_few_places_and_keep_no_reader_out(serve
     for _ in range(10):
         held += await asyncio.gather(*(connected(address) for _ in range(100)))
         assert len(server._strangers) <= socket_server.MAX_STRANGERS
-        messages = line_to(address).messages(READER)
+        messages = client_to(address).messages(READER)
         assert await anext(messages) == [] and (await anext(messages))[0].body is not None
         await messages.aclose()
     while len(server) > socket_server.MAX_STRANGERS:
@@ -194,7 +194,7 @@ async def test_as_many_readers_as_there_may_be_get_in_at_once(server: SocketServ
     address = await server.address()
 
     async def first_of() -> object:
-        messages = line_to(address).messages(READER)
+        messages = client_to(address).messages(READER)
         await anext(messages)
         body = (await anext(messages))[0].body
         await messages.aclose()
@@ -216,5 +216,5 @@ async def test_a_stranger_that_sends_without_end_is_not_kept(server: SocketServe
 async def test_both_ends_know_the_word(server: SocketServer) -> None:
     address = await server.address()
     reader, writer = await connected(address)
-    await prove_the_word(reader, writer, address.secret)
+    await prove_secret(reader, writer, address.secret)
     writer.close()

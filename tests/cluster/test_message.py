@@ -1,4 +1,4 @@
-"""A link's message as another implementation of MessagePack reads it: the format is the standard's, not a library's."""
+"""A connection's message as another implementation of MessagePack reads it: the format is the standard's alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import msgpack
 import numpy as np
 
 from omni_cluster.cluster.message import packed
-from omni_cluster.cluster.transport import LinkItem, WireChunk
+from omni_cluster.cluster.transport import MessageItem, WireChunk
 from omni_cluster.errors import RequestError
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 
 
 def test_another_reader_of_messagepack_reads_a_links_message() -> None:
     sound = np.array([0.5, -0.25], np.float32)
-    chunk = StageChunk(7, (11, 12), "é", pcm=Pcm(480, sound, 24_000), finish_reason="stop")
-    head, *arrays = packed([LinkItem(3, WireChunk.of(chunk)), LinkItem(4, None, RequestError("No."))])
+    chunk = StageChunk(7, (11, 12), "é", audio=AudioChunk(480, sound, 24_000), finish_reason="stop")
+    head, *arrays = packed([MessageItem(3, WireChunk.of(chunk)), MessageItem(4, None, RequestError("No."))])
     (reader, body, error), (other, ended, refusal) = msgpack.unpackb(head)
     assert (reader, error, other, ended) == (3, None, 4, None)
     kind, said, packed_rows, rows_at = body

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
 
 
-def pcm(start: int, *samples: float) -> Pcm:
-    return Pcm(start, np.array(samples, np.float32), 24_000)
+def audio_chunk(start: int, *samples: float) -> AudioChunk:
+    return AudioChunk(start, np.array(samples, np.float32), 24_000)
 
 
 def test_answer_says_what_its_stages_said() -> None:
@@ -17,9 +17,9 @@ def test_answer_says_what_its_stages_said() -> None:
     answer.add("thinker", StageChunk(0, (1,), "a", prompt_token_ids=(7, 8)))
     answer.add("talker", StageChunk(0, (100, 101)))
     answer.add("thinker", StageChunk(1, (2, 3), "b", finish_reason="length"))
-    answer.add("code2wav", StageChunk(pcm=pcm(0, 0.5, 0.25)))
+    answer.add("code2wav", StageChunk(audio=audio_chunk(0, 0.5, 0.25)))
     answer.add("talker", StageChunk(2, (102,), finish_reason="stop"))
-    answer.add("code2wav", StageChunk(pcm=pcm(2, 0.125)))
+    answer.add("code2wav", StageChunk(audio=audio_chunk(2, 0.125)))
     answer.add("code2wav", StageChunk(finish_reason="stop"))
     made = answer.finish()
     assert (made.request_id, made.text, made.token_ids) == ("r", "ab", (1, 2, 3))

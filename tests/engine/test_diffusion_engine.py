@@ -23,7 +23,7 @@ from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, 
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
-from omni_cluster.outputs import OmniRequestOutput, Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.progress import StallWatch
 from tests.engine.stages import (
     PATIENCE_S,
@@ -144,7 +144,7 @@ def codes(count: int, first: int = 0) -> StageChunk:
 
 
 def joined(chunks: Sequence[StageChunk]) -> np.ndarray:
-    return np.concatenate([chunk.pcm.samples for chunk in chunks if chunk.pcm is not None])
+    return np.concatenate([chunk.audio.samples for chunk in chunks if chunk.audio is not None])
 
 
 async def sound(engine: DiffusionEngine, asked: OmniRequest, upstream: AsyncIterator[StageChunk]) -> np.ndarray:
@@ -163,7 +163,7 @@ async def test_pieces_follow_each_other_and_have_a_sample_for_each_of_a_code(
     engine: DiffusionEngine, count: int
 ) -> None:
     chunks = [chunk async for chunk in engine.generate(spoken(f"all-{count}"), at_once([codes(count)]))]
-    pieces: list[Pcm] = [chunk.pcm for chunk in chunks if chunk.pcm is not None]
+    pieces: list[AudioChunk] = [chunk.audio for chunk in chunks if chunk.audio is not None]
     assert [piece.start for piece in pieces] == [0, *[piece.end for piece in pieces[:-1]]]
     assert pieces[-1].end == count * SAMPLES_PER_CODE
     assert {piece.sample_rate_hz for piece in pieces} == {24_000}
@@ -175,10 +175,10 @@ async def test_sound_comes_while_codes_are_still_made(engine: DiffusionEngine) -
     feed = Feed(codes(2 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("early"), feed.read())) as chunks:
         first = await asyncio.wait_for(anext(chunks), PATIENCE_S)
-        assert first.pcm is not None and len(first.pcm.samples) == BLOCK * SAMPLES_PER_CODE
+        assert first.audio is not None and len(first.audio.samples) == BLOCK * SAMPLES_PER_CODE
         feed.give(codes(3 * BLOCK, first=2 * BLOCK))
         second = await asyncio.wait_for(anext(chunks), PATIENCE_S)
-        assert second.pcm is not None and second.pcm.start == first.pcm.end
+        assert second.audio is not None and second.audio.start == first.audio.end
         feed.end()
         rest = [chunk async for chunk in chunks]
     assert joined([first, second, *rest]).shape == (3 * BLOCK * SAMPLES_PER_CODE,)
@@ -186,7 +186,7 @@ async def test_sound_comes_while_codes_are_still_made(engine: DiffusionEngine) -
 
 async def test_configuration_says_how_large_a_piece_may_be(engine: DiffusionEngine) -> None:
     chunks = [chunk async for chunk in engine.generate(spoken("large"), at_once([codes(200)]))]
-    sizes = [len(chunk.pcm.samples) // SAMPLES_PER_CODE for chunk in chunks if chunk.pcm is not None]
+    sizes = [len(chunk.audio.samples) // SAMPLES_PER_CODE for chunk in chunks if chunk.audio is not None]
     assert max(sizes) == MAX_PIECE_BLOCKS * BLOCK
 
 
@@ -684,12 +684,12 @@ def codes_said(output: OmniRequestOutput) -> int:
 
 
 async def test_a_streamed_reply_of_the_pipeline_has_every_sample_once(pipeline: AsyncOmniLLM) -> None:
-    pieces: list[Pcm] = []
+    pieces: list[AudioChunk] = []
     said = 0
     async for event in pipeline.stream(long_reply("piecewise")):
         said += len(event.chunk.token_ids) if event.stage == "talker" else 0
-        if event.chunk.pcm is not None:
-            pieces.append(event.chunk.pcm)
+        if event.chunk.audio is not None:
+            pieces.append(event.chunk.audio)
     assert said == 200 and len(pieces) > 1
     assert [piece.start for piece in pieces] == [0, *[piece.end for piece in pieces[:-1]]]
     assert pieces[-1].end == said * SAMPLES_PER_CODE
@@ -714,7 +714,7 @@ async def test_streamed_replies_at_once_sound_as_each_does_alone(pipeline: Async
 @pytest.mark.parametrize("leaves", ["first sound", "first code"])
 async def test_a_streamed_reply_that_is_left_frees_every_stage(pipeline: AsyncOmniLLM, leaves: str) -> None:
     wanted: Callable[[Any], bool] = (
-        (lambda event: event.chunk.pcm is not None) if leaves == "first sound" else (lambda e: e.stage == "talker")
+        (lambda event: event.chunk.audio is not None) if leaves == "first sound" else (lambda e: e.stage == "talker")
     )
     events = pipeline.stream(long_reply(f"left-at-{leaves}"))
     async for event in events:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from omni_cluster.engine.metrics import StageMetrics
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 
-SOUND = StageChunk(pcm=Pcm(0, np.zeros(480, np.float32), 24_000))
+SOUND = StageChunk(audio=AudioChunk(0, np.zeros(480, np.float32), 24_000))
 
 
 def value(metrics: StageMetrics, name: str, **labels: str) -> float | None:

@@ -172,12 +172,12 @@ async def test_talkers_codes_end_at_the_clients_limit(pipeline: AsyncOmniLLM, sp
 
 
 async def test_outbox_that_is_too_small_fails_the_request_and_frees_it(pipeline: AsyncOmniLLM) -> None:
-    from omni_cluster.engine.outbox import OutboxFull
+    from omni_cluster.engine.output_log import OutputLogFull
 
     config = pipeline.config
     small = config.model_copy(update={"limits": config.limits.model_copy(update={"outbox_max_bytes": 1000})})
     tight = AsyncOmniLLM(small)
     tight._stages = pipeline._stages  # the same engines behind a smaller limit, which is the request's and not theirs
-    with pytest.raises(OutboxFull, match="outbox_max_bytes = 1000"):
+    with pytest.raises(OutputLogFull, match="outbox_max_bytes = 1000"):
         await asyncio.wait_for(tight.generate(request("full")), PATIENCE_S)
     await until_empty(pipeline)

@@ -12,7 +12,7 @@ import torch
 
 from omni_cluster.cluster.frame import read_frame
 from omni_cluster.cluster.message import packed, unpacked
-from omni_cluster.cluster.transport import LinkItem, WireChunk
+from omni_cluster.cluster.transport import MessageItem, WireChunk
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import HandoverTimes, StageChunk
 from omni_cluster.payloads import RowsChunk
@@ -25,7 +25,7 @@ MAX_ELEMENTS = 10_000
 @functools.cache
 def _parts() -> tuple[bytes, ...]:
     chunk = StageChunk(0, (5, 6), "Hi", RowsChunk(0, torch.ones(4, 8)), handover=HandoverTimes(0.1, 0.2))
-    items = [LinkItem(3, WireChunk.of(chunk)), LinkItem(3, None), LinkItem(4, None, RequestError("no."))]
+    items = [MessageItem(3, WireChunk.of(chunk)), MessageItem(3, None), MessageItem(4, None, RequestError("no."))]
     return tuple(bytes(part) for part in packed(items))
 
 

@@ -34,7 +34,7 @@ class LocalApp:
 
     async def nothing_is_left(self) -> bool:
         counts = await self.counts()
-        is_open = any(self._pipeline._open_outboxes.values())
+        is_open = any(self._pipeline._open_logs.values())
         return not is_open and not any(each.get(name) for each in counts.values() for name in KEPT)
 
     async def work_done(self) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from av.audio.resampler import AudioResampler
 
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.engine.outbox import OutboxFull
+from omni_cluster.engine.output_log import OutputLogFull
 from omni_cluster.errors import RequestError, StageDied, StoreFull
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
-from omni_cluster.outputs import Pcm
+from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import StreamedSound, error_answer, stage_sampling, whole_audio
 
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20), 28_000)
@@ -44,7 +44,7 @@ def chat(**fields: Any) -> ChatRequest:
         (DeadlineExceeded("took too long"), 504, "took too long"),
         (StageDied("a replica died (RayActorError)"), 503, "send the request again"),
         (StoreFull("no room"), 503, "no room"),
-        (OutboxFull("its hand-over is full"), 500, "its hand-over is full"),
+        (OutputLogFull("its hand-over is full"), 500, "its hand-over is full"),
         (ZeroDivisionError("/secret/path"), 500, "its log has the cause"),
     ],
 )
@@ -141,14 +141,14 @@ def test_sampling_that_no_stage_can_take_is_refused(fields: dict[str, Any], para
     assert words in caught.value.message and caught.value.message.endswith(".")
 
 
-def pcm(start: int, count: int) -> Pcm:
-    return Pcm(start, np.linspace(-0.5, 0.5, count, dtype=np.float32), 24_000)
+def audio_chunk(start: int, count: int) -> AudioChunk:
+    return AudioChunk(start, np.linspace(-0.5, 0.5, count, dtype=np.float32), 24_000)
 
 
 def test_without_a_format_each_chunk_is_a_wav_file() -> None:
     sound = StreamedSound(None)
     for count in (100, 7):
-        with wave.open(io.BytesIO(sound.push(pcm(0, count)))) as file:
+        with wave.open(io.BytesIO(sound.push(audio_chunk(0, count)))) as file:
             assert (file.getnframes(), file.getframerate()) == (count, 24_000)
     assert sound.flush() == b""
 
@@ -156,10 +156,10 @@ def test_without_a_format_each_chunk_is_a_wav_file() -> None:
 @pytest.mark.parametrize("audio_format", ["pcm16", "wav"])
 def test_pieces_of_raw_sound_can_be_joined_in_base64(audio_format: str) -> None:
     sound = StreamedSound(audio_format)
-    pieces = [sound.push(pcm(0, 100)), sound.push(pcm(100, 7)), sound.flush()]
+    pieces = [sound.push(audio_chunk(0, 100)), sound.push(audio_chunk(100, 7)), sound.flush()]
     assert all(len(piece) % 6 == 0 for piece in pieces[:-1])
     joined = base64.b64decode("".join(base64.b64encode(p).decode() for p in pieces))
-    expected = np.concatenate([pcm(0, 100).samples, pcm(0, 7).samples])
+    expected = np.concatenate([audio_chunk(0, 100).samples, audio_chunk(0, 7).samples])
     np.testing.assert_allclose(np.frombuffer(joined, "<i2") / 32768, expected, atol=1 / 32768)
 
 
@@ -167,7 +167,7 @@ def test_pieces_of_raw_sound_can_be_joined_in_base64(audio_format: str) -> None:
 def test_pieces_of_a_coded_sound_are_one_file(audio_format: AnswerFormat, correlation: float) -> None:
     spoken = np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000, dtype=np.float32) / 2
     sound = StreamedSound(audio_format)
-    pieces = [sound.push(Pcm(start, spoken[start : start + 5000], 24_000)) for start in range(0, 24_000, 5000)]
+    pieces = [sound.push(AudioChunk(start, spoken[start : start + 5000], 24_000)) for start in range(0, 24_000, 5000)]
     assert sum(map(len, pieces)) > 0, "nothing would be sent before the end"
     pieces.append(sound.flush())
     sound.close()
@@ -194,5 +194,5 @@ def test_a_stream_without_sound_says_nothing(audio_format: AnswerFormat | None) 
 def test_a_whole_answer_is_a_file_of_the_format_asked_for(audio_format: AnswerFormat | None, mark: bytes) -> None:
     audio = {} if audio_format is None else {"format": audio_format}
     request = chat(modalities=["text", "audio"], audio=audio)
-    assert whole_audio(request, pcm(0, 2400)).startswith(mark)
+    assert whole_audio(request, audio_chunk(0, 2400)).startswith(mark)
     assert whole_audio(request, None) == b""

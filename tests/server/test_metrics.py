@@ -21,7 +21,7 @@ from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.openai_api.access import ApiKeys, guarded
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.log import logger
 from omni_cluster.server.metrics import IngressMetrics, Metered, heard
 from tests.server.samples import Totals, totals
@@ -38,10 +38,10 @@ async def streamed(request: Request) -> Response:
 
 
 async def sounding(request: Request) -> Response:
-    pcm = StageChunk(pcm=Pcm(0, np.zeros(4, np.float32), 24_000))
+    audio = StageChunk(audio=AudioChunk(0, np.zeros(4, np.float32), 24_000))
 
     async def events() -> Any:
-        for chunk in (StageChunk(text="a"), pcm, pcm):
+        for chunk in (StageChunk(text="a"), audio, audio):
             yield StageEvent("s", chunk)
 
     said = [event.chunk.text async for event in heard(events(), request.state.meter)]

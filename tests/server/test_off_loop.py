@@ -12,7 +12,7 @@ import pytest
 
 from omni_cluster.openai_api.encoding import SoundFormat, encode
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
-from omni_cluster.outputs import Pcm, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.spoken import coded
 
@@ -65,7 +65,7 @@ def spoken(sound_format: str) -> SpeechRequest:
 async def said(samples: np.ndarray, pieces: int) -> AsyncGenerator[StageChunk, None]:
     start = 0
     for piece in np.array_split(samples, pieces):
-        yield StageChunk(pcm=Pcm(start, piece, RATE_HZ))
+        yield StageChunk(audio=AudioChunk(start, piece, RATE_HZ))
         start += piece.size
 
 

@@ -12,7 +12,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
 
 from omni_cluster.errors import PayloadError
-from omni_cluster.models.family import Pace
+from omni_cluster.models.family import StreamInterval
 from omni_cluster.payloads import RowsChunk
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 
@@ -93,8 +93,8 @@ def test_first_rows_must_be_those_of_position_zero() -> None:
 
 
 @pytest.mark.parametrize(("handed_on", "interval"), [(0, 1), (23, 1), (24, 12), (36, 12)])
-def test_pace_is_at_once_until_what_is_needed_first_was_handed_on(handed_on: int, interval: int) -> None:
-    assert Pace(24, 12).interval(handed_on) == interval
+def test_the_stream_interval_is_at_once_until_what_is_needed_first_was_handed_on(handed_on: int, interval: int) -> None:
+    assert StreamInterval(24, 12).after(handed_on) == interval
 
 
 # ------------------------------------------------------------- among vLLM's outputs

@@ -14,7 +14,7 @@ from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, Pace, StageKind
+from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind, StreamInterval
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
@@ -99,8 +99,8 @@ class Qwen2_5Omni(Family):
 
         voice, block = self.check_voice(request.voice), self._blocks.codes_per_block
         # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
-        pace = Pace(first=2 * block, then=block // 2)
-        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, pace)
+        stream_interval = StreamInterval(first=2 * block, then=block // 2)
+        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, stream_interval)
 
     def diffusion_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig

@@ -15,7 +15,7 @@ import torch
 
 from omni_cluster.inputs import OmniRequest, OmniTokensPrompt
 from omni_cluster.models.checkpoint_files import tensor_rows
-from omni_cluster.models.family import EngineInput, LaterRows, Pace
+from omni_cluster.models.family import EngineInput, LaterRows, StreamInterval
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.outputs import StageChunk
@@ -64,14 +64,14 @@ class TalkerSession:
         ids: SpecialIds,
         embeddings: TextEmbeddings,
         voice: str,
-        pace: Pace,
+        stream_interval: StreamInterval,
     ) -> None:
         self._request = request
         self._upstream = upstream
         self._ids = ids
         self._embeddings = embeddings
         self._voice = voice
-        self._pace = pace
+        self._stream_interval = stream_interval
         self._next_row = 0
 
     async def prompt(self) -> EngineInput | None:
@@ -88,7 +88,7 @@ class TalkerSession:
                 "detokenize": False,
             },
             rows_complete=prefix.ended,
-            pace=self._pace,
+            stream_interval=self._stream_interval,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:

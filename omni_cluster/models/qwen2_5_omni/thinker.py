@@ -10,7 +10,7 @@ from PIL import Image
 
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import Media, OmniRequest, Prompt
-from omni_cluster.models.family import EngineInput, LaterRows, Said
+from omni_cluster.models.family import EngineInput, GivenReply, LaterRows
 
 SAMPLE_RATE_HZ = 16_000
 
@@ -39,13 +39,13 @@ class ThinkerSession:
 
     def _given(self, reply: str) -> EngineInput:
         """A reply that is given is computed as part of the prompt, for its rows."""
-        said = tuple(self._tokenize(reply, False))
-        token_ids = [*self._tokenize(str(self._request.prompt), True), *said]
+        reply_ids = tuple(self._tokenize(reply, False))
+        token_ids = [*self._tokenize(str(self._request.prompt), True), *reply_ids]
         return EngineInput(
             {"prompt_token_ids": token_ids},
             {"skip_reading_prefix_cache": True, "min_tokens": 0, "max_tokens": 1},
             emit_rows=True,
-            said=Said(said, reply),
+            given_reply=GivenReply(reply_ids, reply),
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:

@@ -124,9 +124,9 @@ class ChatEndpoint:
                 async for chunk in chunks:
                     if chunk.text or chunk.choices:
                         yield sse.event(stream.text(chunk.text, chunk.choices))
-                    if (pcm := chunk.pcm) is not None:
-                        said = functools.partial(_sound_event, stream, functools.partial(sound.push, pcm))
-                        if piece := said() if sound.is_quick(pcm) else await off_loop.run(said):
+                    if (audio := chunk.audio) is not None:
+                        said = functools.partial(_sound_event, stream, functools.partial(sound.push, audio))
+                        if piece := said() if sound.is_quick(audio) else await off_loop.run(said):
                             yield piece
             if rest := await off_loop.run(functools.partial(_sound_event, stream, sound.flush)):
                 yield rest

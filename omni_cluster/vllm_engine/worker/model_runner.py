@@ -15,8 +15,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 
 from omni_cluster.inputs import StageExtra
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
-from omni_cluster.vllm_engine.worker.further_steps import FurtherSteps
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
+from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
 from omni_cluster.vllm_engine.worker.rows_out import RowsOfStep
 from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise, token_seed
@@ -44,7 +44,7 @@ class OmniGPUModelRunner(_Runner):
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
-        self._further_steps: FurtherSteps | None = None
+        self._multi_step: MultiStepDecoder | None = None
         self._further: dict[str, int] = {}
         self._penalties = Penalties(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
         self._seeds: dict[str, int] = {}
@@ -62,7 +62,7 @@ class OmniGPUModelRunner(_Runner):
             is_cuda = self.device.type == "cuda"
             staging = torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, pin_memory=is_cuda)
             self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
-            self._further_steps = FurtherSteps(self)
+            self._multi_step = MultiStepDecoder(self)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
@@ -143,9 +143,9 @@ class OmniGPUModelRunner(_Runner):
         n = len(batch.req_ids)
         self._next_indices = self.optimistic_seq_lens_cpu[:n].numpy() - batch.num_prompt_tokens[:n]
         output = self.sample_step(logits, self.discard_request_mask.gpu[:n])
-        if self._further_steps is None or not (further := self._going_on()):
+        if self._multi_step is None or not (further := self._going_on()):
             return output
-        tokens = self._further_steps.run(output.sampled_token_ids, further)
+        tokens = self._multi_step.run(output.sampled_token_ids, further)
         logprobs = _for_each(tokens.shape[1], output.logprobs_tensors)
         return replace(output, sampled_token_ids=tokens, logprobs_tensors=logprobs)
 

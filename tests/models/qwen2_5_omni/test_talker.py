@@ -8,7 +8,7 @@ import torch
 
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import EngineInput, Pace
+from omni_cluster.models.family import EngineInput, StreamInterval
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -22,7 +22,7 @@ PROMPT = 4
 POSITIONS = torch.arange(PROMPT).expand(3, -1).contiguous()
 EOS, PAD, CHELSIE, ETHAN = (torch.full((WIDTH,), value) for value in (-1.0, -2.0, -3.0, -4.0))
 EMBEDDINGS = TextEmbeddings(EOS, PAD, {"Chelsie": CHELSIE, "Ethan": ETHAN})
-PACE = Pace(24, 12)
+STREAM_INTERVAL = StreamInterval(24, 12)
 IDS = SpecialIds(
     codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80
 )  # fmt: skip
@@ -39,7 +39,7 @@ def chunk(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
 
 
 def session(*chunks: StageChunk, voice: str = "Chelsie") -> TalkerSession:
-    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice, PACE)
+    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice, STREAM_INTERVAL)
 
 
 async def prompt_of(talker: TalkerSession) -> EngineInput:
@@ -126,7 +126,7 @@ async def test_reply_without_a_row_of_its_own_is_not_spoken(chunks: Sequence[Sta
 async def test_stops_are_codes_and_not_text() -> None:
     made = await prompt_of(session(chunk(0, 5)))
     assert made.sampling == {"stop_token_ids": [92, 94], "ignore_eos": True, "detokenize": False}
-    assert made.pace == PACE
+    assert made.stream_interval == STREAM_INTERVAL
 
 
 async def test_rows_keep_the_thinkers_dtype() -> None:

@@ -19,7 +19,7 @@ async def test_a_reply_that_is_given_ends_the_prompt() -> None:
     made = await session(OmniRequest("r", "ab", reply="c")).prompt()
     assert made.prompt == {"prompt_token_ids": [1097, 1098, 99]}
     assert made.sampling["max_tokens"] == 1 and made.emit_rows and made.rows_complete
-    assert made.said is not None and (made.said.token_ids, made.said.text) == ((99,), "c")
+    assert made.given_reply is not None and (made.given_reply.token_ids, made.given_reply.text) == ((99,), "c")
 
 
 async def test_text_prompt_has_no_media() -> None:

@@ -15,28 +15,28 @@ from msgspec.structs import replace
 
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
-from omni_cluster.cluster.handshake import prove_the_word
+from omni_cluster.cluster.handshake import prove_secret
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.message import error_named, packed, unpacked
-from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, SocketServer
-from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription, WireChunk
-from omni_cluster.engine.outbox import Outboxes
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription, WireChunk
+from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
-from omni_cluster.outputs import HandoverTimes, Pcm, StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.outputs import AudioChunk, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import RowsChunk
 
 READER = Subscription(3, "r", "publisher")
 
 
 @pytest.fixture
-def outboxes() -> Outboxes:
-    return Outboxes(1 << 26)
+def logs() -> OutputLogs:
+    return OutputLogs(1 << 26)
 
 
 @pytest.fixture
-async def server(outboxes: Outboxes) -> AsyncIterator[SocketServer]:
-    server = SocketServer(outboxes, "127.0.0.1", inline=True)
+async def server(logs: OutputLogs) -> AsyncIterator[SocketServer]:
+    server = SocketServer(logs, "127.0.0.1", inline=True)
     yield server
     await server.close()
 
@@ -52,8 +52,8 @@ class Stage:
         return self._address
 
 
-async def line_to(server: SocketServer) -> SocketLine:
-    return SocketLine(cast(RemoteStage, Stage(await server.address())), "replica")
+async def client_to(server: SocketServer) -> SocketClient:
+    return SocketClient(cast(RemoteStage, Stage(await server.address())), "replica")
 
 
 def with_rows(count: int) -> StageChunk:
@@ -67,12 +67,12 @@ async def test_the_address_stays_and_does_not_show_its_word(server: SocketServer
     assert "secret" not in repr(first) and repr(first.secret) not in repr(first)
 
 
-async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, outboxes: Outboxes) -> None:
+async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, logs: OutputLogs) -> None:
     chunk = with_rows(5000)
-    box = outboxes.open("r")
-    box.put(chunk)
-    box.close()
-    messages = (await line_to(server)).messages(READER)
+    log = logs.open("r")
+    log.put(chunk)
+    log.close()
+    messages = (await client_to(server)).messages(READER)
     assert await anext(messages) == []
     items = await anext(messages)
     assert [item.reader for item in items] == [3, 3] and items[1].body is None and items[1].error is None
@@ -86,31 +86,34 @@ async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, outbo
 
 
 def test_all_that_a_message_says_arrives() -> None:
-    sound = Pcm(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
+    sound = AudioChunk(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
     choices = (TokenChoice(TokenLogprob("ü", -0.5), (TokenLogprob("u", -1.5),)),)
     sent = [
-        StageChunk(5, (6, 7), "ü", pcm=sound, prompt_token_ids=(1, 2), made_at_s=12.5, choices=choices),
+        StageChunk(5, (6, 7), "ü", audio=sound, prompt_token_ids=(1, 2), made_at_s=12.5, choices=choices),
         StageChunk(
-            7, pcm=Pcm(487, np.zeros(0, np.float32), 24_000), finish_reason="stop", handover=HandoverTimes(1, 2)
+            7,
+            audio=AudioChunk(487, np.zeros(0, np.float32), 24_000),
+            finish_reason="stop",
+            handover=HandoverTimes(1, 2),
         ),
     ]
     told = {name for chunk in sent for name in chunk.__struct_fields__ if getattr(chunk, name)}
     assert told == {*StageChunk.__struct_fields__} - {"rows"}  # a new field has its place here
-    items = [LinkItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
+    items = [MessageItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
     items += [
-        LinkItem(2, WireChunk.of(StageChunk()).with_rows_at(9, 4)),
-        LinkItem(3, None),
-        LinkItem(4, None, RequestError("too long")),
+        MessageItem(2, WireChunk.of(StageChunk()).with_rows_at(9, 4)),
+        MessageItem(3, None),
+        MessageItem(4, None, RequestError("too long")),
     ]
-    items += [LinkItem(5, None, StageFailed("ZeroDivisionError: by zero")), LinkItem(6, None, OSError("gone"))]
+    items += [MessageItem(5, None, StageFailed("ZeroDivisionError: by zero")), MessageItem(6, None, OSError("gone"))]
     got = unpacked([bytes(part) for part in packed(items)])
     assert [item.reader for item in got] == [0, 1, 2, 3, 4, 5, 6]
     for item, chunk in zip(got, sent, strict=False):
         opened = cast(WireChunk, item.body).open(1)
-        assert opened.pcm is not None and chunk.pcm is not None
-        assert np.array_equal(opened.pcm.samples, chunk.pcm.samples) and opened.pcm.samples.dtype == np.float32
-        assert opened.pcm.start == chunk.pcm.start and opened.made_at_s == chunk.made_at_s
-        assert replace(opened, pcm=None) == replace(chunk, pcm=None)
+        assert opened.audio is not None and chunk.audio is not None
+        assert np.array_equal(opened.audio.samples, chunk.audio.samples) and opened.audio.samples.dtype == np.float32
+        assert opened.audio.start == chunk.audio.start and opened.made_at_s == chunk.made_at_s
+        assert replace(opened, audio=None) == replace(chunk, audio=None)
     assert cast(WireChunk, got[2].body).rows_at == (9, 4) and (got[3].body, got[3].error) == (None, None)
     assert isinstance(got[4].error, RequestError) and str(got[4].error) == "too long"
     assert isinstance(got[5].error, StageFailed) and str(got[5].error) == "ZeroDivisionError: by zero"
@@ -121,7 +124,7 @@ def test_an_error_that_its_reader_does_not_know_is_the_kind_that_it_knows() -> N
     class EngineBroke(StageDied):
         pass
 
-    item = LinkItem(0, None, EngineBroke("the engine died"))
+    item = MessageItem(0, None, EngineBroke("the engine died"))
     (got,) = unpacked([bytes(part) for part in packed([item])])
     assert type(got.error) is EngineBroke
     unknown = error_named(["OfAnotherProcess", "StageDied", "OmniError"], "the engine died")
@@ -129,7 +132,7 @@ def test_an_error_that_its_reader_does_not_know_is_the_kind_that_it_knows() -> N
 
 
 def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
-    item = LinkItem(1, WireChunk.of(with_rows(1000)))
+    item = MessageItem(1, WireChunk.of(with_rows(1000)))
     head, rows = packed([item])
     assert len(head) < 1000 and len(rows) > 16_000
     body = unpacked([head, rows])[0].body
@@ -139,16 +142,16 @@ def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
 
 @pytest.mark.parametrize("above", [0, 1])
 async def test_a_request_above_its_limit_ends_the_connection(
-    server: SocketServer, outboxes: Outboxes, above: int
+    server: SocketServer, logs: OutputLogs, above: int
 ) -> None:
     empty = len(msgspec.msgpack.encode(Subscription(0, "r" * 1000, ""))) - 1000
     name = "r" * (MAX_REQUEST_BYTES - empty + above)
-    outboxes.open(name).put(with_rows(1))
+    logs.open(name).put(with_rows(1))
     request = msgspec.msgpack.encode(Subscription(0, name, ""))
     assert len(request) == MAX_REQUEST_BYTES + above
     address = await server.address()
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    await prove_the_word(reader, writer, address.secret)
+    await prove_secret(reader, writer, address.secret)
     write_frame(writer, [request])
     assert unpacked((await read_frame(reader, 1000)).parts) == []
     if above:
@@ -175,29 +178,29 @@ async def test_a_frame_above_what_is_accepted_breaks_the_line(parts: list[bytes]
         await read_frame(reader, 100)
 
 
-async def test_the_end_of_the_producer_breaks_the_line(server: SocketServer, outboxes: Outboxes) -> None:
-    outboxes.open("r")
-    line = await line_to(server)
-    messages = line.messages(READER)
+async def test_the_end_of_the_producer_breaks_the_line(server: SocketServer, logs: OutputLogs) -> None:
+    logs.open("r")
+    client = await client_to(server)
+    messages = client.messages(READER)
     await anext(messages)
     waiting = asyncio.ensure_future(anext(messages))
     await server.close()
     with pytest.raises(ReplicaLost, match="replica replica broke"):
         await waiting
-    assert not await line.subscribe(READER)
+    assert not await client.subscribe(READER)
 
 
 async def test_a_replica_that_is_not_there_is_lost(server: SocketServer) -> None:
     address = await server.address()
-    line = SocketLine(cast(RemoteStage, Stage(address)), "replica")
+    client = SocketClient(cast(RemoteStage, Stage(address)), "replica")
     await server.close()
     with pytest.raises(ReplicaLost):
-        await anext(line.messages(READER))
+        await anext(client.messages(READER))
 
 
-async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer, outboxes: Outboxes) -> None:
-    outboxes.open("r")
-    messages = (await line_to(server)).messages(READER)
+async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer, logs: OutputLogs) -> None:
+    logs.open("r")
+    messages = (await client_to(server)).messages(READER)
     await anext(messages)
     assert len(server) == 1
     await messages.aclose()
@@ -206,22 +209,22 @@ async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer
 
 
 async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
-    server: SocketServer, outboxes: Outboxes
+    server: SocketServer, logs: OutputLogs
 ) -> None:
     stage = Stage(await server.address())
-    box = outboxes.open("r")
-    messages = SocketLine(cast(RemoteStage, stage), "replica").messages(READER)
+    log = logs.open("r")
+    messages = SocketClient(cast(RemoteStage, stage), "replica").messages(READER)
     await anext(messages)
     assert stage.loads._estimate("replica") == 1
     waiting = asyncio.ensure_future(anext(messages))
     for name in ("s", "t"):
-        outboxes.open(name)
+        logs.open(name)
     while stage.loads._estimate("replica") != 3:  # though no message says it
         await asyncio.sleep(0.01)
-    outboxes.remove("s")
+    logs.remove("s")
     while stage.loads._estimate("replica") != 2:
         await asyncio.sleep(0.01)
-    box.put(with_rows(1))
+    log.put(with_rows(1))
     await waiting
     await messages.aclose()
     assert stage.loads._estimate("replica") is None  # what nobody tells any more is not known
@@ -229,7 +232,7 @@ async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
 
 @pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no MessagePack"])
 def test_a_message_that_replicas_do_not_send_is_refused_as_one(broken: str) -> None:
-    head, *arrays = (bytes(part) for part in packed([LinkItem(3, WireChunk.of(with_rows(2)))]))
+    head, *arrays = (bytes(part) for part in packed([MessageItem(3, WireChunk.of(with_rows(2)))]))
     parts = {
         "no parts": [],
         "no head": [head],
@@ -247,7 +250,7 @@ def test_rows_that_came_as_something_else_are_refused() -> None:
 
 
 def test_a_chunk_on_the_wire_has_its_rows_beside_it() -> None:
-    head, *arrays = packed([LinkItem(3, WireChunk.of(with_rows(2)))])
+    head, *arrays = packed([MessageItem(3, WireChunk.of(with_rows(2)))])
     message = msgpack.unpackb(head)
     message[0][1][1][3] = [0, [[1.0]], None]
     with pytest.raises(PayloadError, match="is not what replicas send: Expected `null`"):

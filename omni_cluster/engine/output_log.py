@@ -11,15 +11,15 @@ from omni_cluster.errors import OmniError, StageDied
 from omni_cluster.outputs import StageChunk
 
 
-class OutboxFull(OmniError):
-    """A request made more than its outbox may hold."""
+class OutputLogFull(OmniError):
+    """A request made more than its log may hold."""
 
 
-class OutboxUnknown(StageDied):
-    """No outbox of that request is open here: it has ended, or was made by another replica."""
+class OutputLogUnknown(StageDied):
+    """No output log of that request is open here: it has ended, or was made by another replica."""
 
 
-class Outbox:
+class OutputLog:
     """An append-only log of one request's chunks with any number of readers, each from any chunk on.
 
     Bounded by `max_bytes` of tensors and arrays; text and token ids are bounded by the request's own token limits.
@@ -46,10 +46,10 @@ class Outbox:
         return self._error
 
     def put(self, chunk: StageChunk) -> None:
-        """Raises OutboxFull, and keeps what it had, when the chunk does not fit."""
+        """Raises OutputLogFull, and keeps what it had, when the chunk does not fit."""
         num_bytes = chunk_bytes(chunk)
         if self._bytes + num_bytes > self._max_bytes:
-            raise OutboxFull(
+            raise OutputLogFull(
                 f"request {self._request_id}: its hand-over would hold {self._bytes + num_bytes} bytes, more than "
                 f"limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
             )
@@ -128,51 +128,51 @@ class Outbox:
 
 def chunk_bytes(chunk: StageChunk, *, with_rows: bool = True) -> int:
     """Bytes of the chunk's arrays and, unless they are not to be counted, of its tensors."""
-    num_bytes = 0 if chunk.pcm is None else chunk.pcm.samples.nbytes
+    num_bytes = 0 if chunk.audio is None else chunk.audio.samples.nbytes
     if chunk.rows is not None and with_rows:
         positions = chunk.rows.positions
         num_bytes += chunk.rows.rows.nbytes + (0 if positions is None else positions.nbytes)
     return num_bytes
 
 
-class Outboxes:
-    """The open outboxes of one stage replica."""
+class OutputLogs:
+    """The open logs of one stage replica."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._open: dict[str, Outbox] = {}
+        self._open: dict[str, OutputLog] = {}
         self._opened = asyncio.Event()
 
-    def open(self, request_id: str) -> Outbox:
-        outbox = self._open[request_id] = Outbox(request_id, self._max_bytes)
+    def open(self, request_id: str) -> OutputLog:
+        log = self._open[request_id] = OutputLog(request_id, self._max_bytes)
         self._opened.set()
         self._opened = asyncio.Event()
-        return outbox
+        return log
 
-    async def when_open(self, request_id: str, patience_s: float) -> Outbox:
-        """As `get`, for a reader that may come before the request does; OutboxUnknown when it does not come in time."""
+    async def when_open(self, request_id: str, patience_s: float) -> OutputLog:
+        """As `get`, but waits for a request that comes later. Raises OutputLogUnknown if it does not come in time."""
         ends_s = time.monotonic() + patience_s
         while request_id not in self._open and (left_s := ends_s - time.monotonic()) > 0:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._opened.wait(), left_s)
         return self.get(request_id)
 
-    def get(self, request_id: str) -> Outbox:
-        """Raises OutboxUnknown when the request has ended or was never here."""
+    def get(self, request_id: str) -> OutputLog:
+        """Raises OutputLogUnknown when the request has ended or was never here."""
         if request_id not in self._open:
-            raise OutboxUnknown(f"request {request_id}: no outbox is open here; it has ended, or never came.")
+            raise OutputLogUnknown(f"request {request_id}: no output log is open here; it has ended, or never came.")
         return self._open[request_id]
 
     def remove(self, request_id: str) -> None:
-        """Ends the request here; whoever still reads gets OutboxUnknown, unless all was said."""
-        outbox = self._open.pop(request_id, None)
-        if outbox is not None and not outbox.closed:
-            outbox.fail(OutboxUnknown(f"request {request_id} ended before all of it was made."))
+        """Ends the request here; whoever still reads gets OutputLogUnknown, unless all was said."""
+        log = self._open.pop(request_id, None)
+        if log is not None and not log.closed:
+            log.fail(OutputLogUnknown(f"request {request_id} ended before all of it was made."))
 
     @property
     def unfinished(self) -> int:
         """Requests that the stage still works on: those that wait for its engine, or for rows, included."""
-        return sum(not outbox.closed for outbox in self._open.values())
+        return sum(not log.closed for log in self._open.values())
 
     def __len__(self) -> int:
         return len(self._open)

@@ -13,15 +13,15 @@ from typing import cast
 
 import pytest
 
-from omni_cluster.cluster import pulse
+from omni_cluster.cluster import heartbeat
 from omni_cluster.cluster.frame import read_frame, write_frame
-from omni_cluster.cluster.link import Links
+from omni_cluster.cluster.heartbeat import BEAT_S, MISSED_BEATS, keep_alive
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.pulse import BEAT_S, MISSED_BEATS, keep_alive
-from omni_cluster.cluster.socket_line import SocketLine
+from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription, Ticket
-from omni_cluster.engine.outbox import Outbox, Outboxes
+from omni_cluster.engine.output_log import OutputLog, OutputLogs
 from omni_cluster.outputs import StageChunk
 
 READER = Subscription(3, "r", "publisher")
@@ -33,12 +33,12 @@ BUSY_S = 1.0
 SERVER = """
 import asyncio
 from omni_cluster.cluster.socket_server import SocketServer
-from omni_cluster.engine.outbox import Outboxes
+from omni_cluster.engine.output_log import OutputLogs
 
 async def main():
-    outboxes = Outboxes(1 << 20)
-    outboxes.open("r")
-    address = await SocketServer(outboxes, "127.0.0.1").address()
+    logs = OutputLogs(1 << 20)
+    logs.open("r")
+    address = await SocketServer(logs, "127.0.0.1").address()
     print(address.port, address.secret.hex(), flush=True)
     await asyncio.Event().wait()
 
@@ -57,8 +57,8 @@ class At:
         return self._address
 
 
-def line_to(address: Address) -> SocketLine:
-    return SocketLine(cast(RemoteStage, At(address)), "replica")
+def client_to(address: Address) -> SocketClient:
+    return SocketClient(cast(RemoteStage, At(address)), "replica")
 
 
 class Between:
@@ -90,20 +90,20 @@ class Between:
 
 
 @pytest.fixture
-def outboxes() -> Outboxes:
-    return Outboxes(1 << 26)
+def logs() -> OutputLogs:
+    return OutputLogs(1 << 26)
 
 
 @pytest.fixture
-async def server(outboxes: Outboxes) -> AsyncIterator[SocketServer]:
-    server = SocketServer(outboxes, "127.0.0.1")
+async def server(logs: OutputLogs) -> AsyncIterator[SocketServer]:
+    server = SocketServer(logs, "127.0.0.1")
     yield server
     await server.close()
 
 
-async def is_read(box: Outbox) -> None:
+async def is_read(log: OutputLog) -> None:
     """The reader's wish has come through the network."""
-    while not box._listeners:
+    while not log._listeners:
         await asyncio.sleep(0.01)
 
 
@@ -118,7 +118,7 @@ async def test_a_replica_that_is_frozen_is_noticed_in_time() -> None:
     try:
         assert child.stdout is not None
         port, secret = (await child.stdout.readline()).split()
-        messages = line_to(Address("127.0.0.1", int(port), bytes.fromhex(secret.decode()))).messages(READER)
+        messages = client_to(Address("127.0.0.1", int(port), bytes.fromhex(secret.decode()))).messages(READER)
         assert await anext(messages) == []
         child.send_signal(signal.SIGSTOP)
         began_s = time.monotonic()
@@ -131,37 +131,37 @@ async def test_a_replica_that_is_frozen_is_noticed_in_time() -> None:
 
 
 async def test_both_ends_notice_a_network_that_carries_nothing_any_more(
-    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
-    box = outboxes.open("r")
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    log = logs.open("r")
     network = Between(await server.address())
-    messages = line_to(await network.address()).messages(READER)
+    messages = client_to(await network.address()).messages(READER)
     assert await anext(messages) == [] and len(server) == 1
-    await is_read(box)
+    await is_read(log)
     network.carries.clear()
     with pytest.raises(ReplicaLost, match="nothing comes from it"):
         await anext(messages)
-    await asyncio.wait_for(box.abandoned.wait(), NOTICED_S)  # its producer works for nobody
+    await asyncio.wait_for(log.abandoned.wait(), NOTICED_S)  # its producer works for nobody
     while len(server):
         await asyncio.sleep(0.01)
     network.carries.set()
 
 
 async def test_what_cannot_be_sent_is_dropped_with_its_reader(
-    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader's buffers are full of what nobody takes."""
-    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
-    box = outboxes.open("r")
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    log = logs.open("r")
     network = Between(await server.address())
-    messages = line_to(await network.address()).messages(READER)
+    messages = client_to(await network.address()).messages(READER)
     await anext(messages)
-    await is_read(box)
+    await is_read(log)
     network.carries.clear()
     for start in range(64):
-        box.put(StageChunk(start, (1,), text="x" * (1 << 18)))
-    await asyncio.wait_for(box.abandoned.wait(), NOTICED_S)
+        log.put(StageChunk(start, (1,), text="x" * (1 << 18)))
+    await asyncio.wait_for(log.abandoned.wait(), NOTICED_S)
     while len(server):
         await asyncio.sleep(0.01)
     await messages.aclose()
@@ -169,39 +169,39 @@ async def test_what_cannot_be_sent_is_dropped_with_its_reader(
 
 
 async def test_idle_ends_that_live_stay_connected(
-    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.02)
-    box = outboxes.open("r")
-    messages = line_to(await server.address()).messages(READER)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
+    log = logs.open("r")
+    messages = client_to(await server.address()).messages(READER)
     await anext(messages)
     waiting = asyncio.ensure_future(anext(messages))
-    await asyncio.sleep(4 * MISSED_BEATS * pulse.BEAT_S)  # in which it would have ended four times
+    await asyncio.sleep(4 * MISSED_BEATS * heartbeat.BEAT_S)  # in which it would have ended four times
     assert not waiting.done() and len(server) == 1
-    box.put(StageChunk(token_ids=(1,)))
+    log.put(StageChunk(token_ids=(1,)))
     assert (await waiting)[0].body is not None
     await messages.aclose()
 
 
 async def test_who_was_busy_itself_blames_nobody(
-    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.02)
-    box = outboxes.open("r")
-    messages = line_to(await server.address()).messages(READER)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
+    log = logs.open("r")
+    messages = client_to(await server.address()).messages(READER)
     await anext(messages)
     waiting = asyncio.ensure_future(anext(messages))
     await asyncio.sleep(0)
-    time.sleep(4 * MISSED_BEATS * pulse.BEAT_S)  # the event loop of both is stuck
-    box.put(StageChunk(token_ids=(1,)))
+    time.sleep(4 * MISSED_BEATS * heartbeat.BEAT_S)  # the event loop of both is stuck
+    log.put(StageChunk(token_ids=(1,)))
     assert (await waiting)[0].body is not None
     await messages.aclose()
 
 
 async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
-    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
     sides: list[asyncio.StreamWriter] = []
     ends: list[asyncio.StreamReader] = []
 
@@ -211,7 +211,7 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
 
     listener = await asyncio.start_server(accept, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1])
-    heart = pulse.Pulse(writer)
+    heart = heartbeat.Heartbeat(writer)
     keeper = asyncio.create_task(heart.keep(lambda: None))
     reading = asyncio.create_task(read_frame(reader, 1 << 20, heart.heard))
     while not sides:
@@ -225,7 +225,7 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
     write_frame(cast(asyncio.StreamWriter, Slow()), [b"x" * 1000])
     for at in range(0, len(written), 100):  # twice as long as silence may last
         sides[0].write(written[at : at + 100])
-        await asyncio.sleep(2 * MISSED_BEATS * pulse.BEAT_S / 10)
+        await asyncio.sleep(2 * MISSED_BEATS * heartbeat.BEAT_S / 10)
     assert len((await reading).parts[0]) == 1000 and not heart.is_lost
     keeper.cancel()
     writer.close()
@@ -234,19 +234,19 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
 
 
 async def test_a_request_whose_replica_falls_silent_fails(
-    server: SocketServer, outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "BEAT_S", 0.05)
-    outboxes.open("r").put(StageChunk(token_ids=(1,)))
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    logs.open("r").put(StageChunk(token_ids=(1,)))
     network = Between(await server.address())
-    links = Links(cast(RemoteStage, At(await network.address())), 1000, SocketLine)
-    chunks = links.read(Ticket("r", "replica"), with_rows=False)
+    connections = ReplicaConnections(cast(RemoteStage, At(await network.address())), 1000, SocketClient)
+    chunks = connections.read(Ticket("r", "replica"), with_rows=False)
     assert (await anext(chunks)).token_ids == (1,)
     network.carries.clear()
     with pytest.raises(ReplicaLost):
         await anext(chunks)
     network.carries.set()
-    await links.close()
+    await connections.close()
 
 
 def test_the_kernel_watches_too() -> None:

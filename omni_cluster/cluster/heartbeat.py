@@ -16,7 +16,7 @@ not: what has so long a step would have stopped every stream already."""
 _OPTIONS = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 
 
-class Pulse:
+class Heartbeat:
     """One end of a connection. It counts its own beats and not seconds: who was itself frozen blames nobody."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:

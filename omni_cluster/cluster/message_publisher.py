@@ -1,4 +1,4 @@
-"""The producer's end of a link: what one consumer reads here, of all its requests, in few messages.
+"""The producer's end of a connection: what one consumer reads here, of all its requests, in few messages.
 
 A message costs a process about as much as a token costs the engine, so those of one step of the engine leave together.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from omni_cluster.cluster.failures import portable
 from omni_cluster.cluster.rows_publisher import RowsPublisher, RowsPublishers
-from omni_cluster.cluster.transport import LinkItem, Subscription, WireChunk
-from omni_cluster.engine.outbox import Outbox, Outboxes, chunk_bytes
+from omni_cluster.cluster.transport import MessageItem, Subscription, WireChunk
+from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError
 
 PATIENCE_S = 10.0
@@ -27,40 +27,40 @@ PATIENCE_S = 10.0
 class Item:
     """What is sent next to one reader, its bytes of rows and sound, and the number of the chunk that follows it."""
 
-    sent: LinkItem
+    sent: MessageItem
     num_bytes: int
     following: int
 
 
-class Reading:
-    """How far one reader has been sent what its request's outbox holds. Calls `notify` when there may be more."""
+class Cursor:
+    """How far one reader has been sent what its request's log holds. Calls `notify` when there may be more."""
 
-    def __init__(self, subscription: Subscription, outbox: Outbox, notify: Callable[[Reading], None]) -> None:
+    def __init__(self, subscription: Subscription, log: OutputLog, notify: Callable[[Cursor], None]) -> None:
         self._subscription = subscription
-        self._outbox = outbox
+        self._log = log
         self._notify = notify
         self._next = 0
-        outbox.listen(self._tell)
+        log.listen(self._tell)
 
     def _tell(self) -> None:
         self._notify(self)
 
     def item(self, max_item_bytes: int) -> Item | None:
-        """What to send next; None as long as there is nothing. Chunks that do not join end this reading alone."""
+        """What to send next; None as long as there is nothing. Chunks that do not join end this cursor alone."""
         try:
-            waiting = self._outbox.waiting(self._next, max_item_bytes)
+            waiting = self._log.waiting(self._next, max_item_bytes)
         except OmniError as error:
             return self._end(error)
         if waiting is None:
-            return self._end(self._outbox.error) if self._outbox.closed else None
+            return self._end(self._log.error) if self._log.closed else None
         chunk, following = waiting
         with_rows = self._subscription.rows is not None
         body = WireChunk.of(chunk, with_rows=with_rows)
-        return Item(LinkItem(self._subscription.reader, body), chunk_bytes(chunk, with_rows=with_rows), following)
+        return Item(MessageItem(self._subscription.reader, body), chunk_bytes(chunk, with_rows=with_rows), following)
 
     def _end(self, error: BaseException | None) -> Item:
         return Item(
-            LinkItem(self._subscription.reader, None, None if error is None else portable(error)), 0, self._next
+            MessageItem(self._subscription.reader, None, None if error is None else portable(error)), 0, self._next
         )
 
     def advance(self, item: Item) -> None:
@@ -68,10 +68,10 @@ class Reading:
 
     def abandon(self) -> None:
         """Its reader is gone without a word."""
-        self._outbox.abandon()
+        self._log.abandon()
 
     def close(self) -> None:
-        self._outbox.unlisten(self._tell)
+        self._log.unlisten(self._tell)
 
 
 @dataclass(slots=True)
@@ -82,34 +82,34 @@ class RowsSent:
     inline: int = 0
 
 
-class Outlet:
-    """One link. What comes for a request while a message is on its way is joined to one item of the next.
+class MessagePublisher:
+    """One connection. What comes for a request while a message is on its way is joined to one item of the next.
 
     A message has at most `max_item_bytes` of rows and sound, and one item at least. Its rows are published, and the
     message says where; `inline`: they are in the message, unless one item alone has more than `max_item_bytes`.
     """
 
     def __init__(
-        self, outboxes: Outboxes, publishers: RowsPublishers, max_item_bytes: int, sent: RowsSent, *, inline: bool
+        self, logs: OutputLogs, rows_publishers: RowsPublishers, max_item_bytes: int, sent: RowsSent, *, inline: bool
     ) -> None:
-        self._outboxes = outboxes
-        self._publishers = publishers
+        self._logs = logs
+        self._rows_publishers = rows_publishers
         self._sent = sent
         self._max_item_bytes = max_item_bytes
         self._inline = inline
-        self._publisher: RowsPublisher | None = None
-        self._publisher_name = ""
-        self._readings: set[Reading] = set()
-        self._ready: dict[Reading, None] = {}  # in the order in which they became so
-        self._refusals: list[LinkItem] = []
+        self._rows_publisher: RowsPublisher | None = None
+        self._rows_publisher_name = ""
+        self._cursors: set[Cursor] = set()
+        self._ready: dict[Cursor, None] = {}  # in the order in which they became so
+        self._refusals: list[MessageItem] = []
         self._filled = asyncio.Event()
         self._expectations: set[asyncio.Task[None]] = set()
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Sends the request's chunks from the first on; OutboxUnknown to the reader of one that does not come."""
-        if subscription.rows is not None and self._publisher is None:
-            self._publisher_name = subscription.rows
-            self._publisher = self._publishers.open(subscription.rows, self._is_read)
+        """Sends the request's chunks from the first on; OutputLogUnknown to the reader of one that does not come."""
+        if subscription.rows is not None and self._rows_publisher is None:
+            self._rows_publisher_name = subscription.rows
+            self._rows_publisher = self._rows_publishers.open(subscription.rows, self._is_read)
         expectation = asyncio.create_task(self._expect(subscription))
         self._expectations.add(expectation)
         expectation.add_done_callback(self._expectations.discard)
@@ -117,28 +117,28 @@ class Outlet:
     async def _expect(self, subscription: Subscription) -> None:
         """Stages are started together, so a reader may be here before its request is."""
         try:
-            outbox = await self._outboxes.when_open(subscription.request_id, PATIENCE_S)
+            log = await self._logs.when_open(subscription.request_id, PATIENCE_S)
         except OmniError as error:
-            self._refusals.append(LinkItem(subscription.reader, None, error))
+            self._refusals.append(MessageItem(subscription.reader, None, error))
             self._filled.set()
         else:
-            reading = Reading(subscription, outbox, self._make_ready)
-            self._readings.add(reading)
-            self._make_ready(reading)
+            cursor = Cursor(subscription, log, self._make_ready)
+            self._cursors.add(cursor)
+            self._make_ready(cursor)
 
     def abandon(self) -> None:
         """The consumer is gone without a word: nobody can finish the requests that it has not read to their end."""
-        for reading in self._readings:
-            reading.abandon()
+        for cursor in self._cursors:
+            cursor.abandon()
 
-    def _make_ready(self, reading: Reading) -> None:
-        self._ready[reading] = None
+    def _make_ready(self, cursor: Cursor) -> None:
+        self._ready[cursor] = None
         self._filled.set()
 
     def _is_read(self) -> bool:
-        return bool(self._readings or self._expectations)
+        return bool(self._cursors or self._expectations)
 
-    async def messages(self) -> AsyncGenerator[list[LinkItem], None]:
+    async def messages(self) -> AsyncGenerator[list[MessageItem], None]:
         """The messages, for ever. The first is empty: it is open."""
         try:
             yield []
@@ -157,47 +157,47 @@ class Outlet:
     def _close(self) -> None:
         for expectation in self._expectations:
             expectation.cancel()
-        for reading in self._readings:
-            reading.close()
-        if self._publisher is not None:
-            self._publishers.close(self._publisher_name)
+        for cursor in self._cursors:
+            cursor.close()
+        if self._rows_publisher is not None:
+            self._rows_publishers.close(self._rows_publisher_name)
 
-    def _message(self) -> list[LinkItem]:
+    def _message(self) -> list[MessageItem]:
         items, self._refusals = self._refusals, []
         num_bytes = 0
         while self._ready:
-            reading = next(iter(self._ready))
-            item = reading.item(self._max_item_bytes)
+            cursor = next(iter(self._ready))
+            item = cursor.item(self._max_item_bytes)
             if item is not None and items and num_bytes + item.num_bytes > self._max_item_bytes:
                 break
-            del self._ready[reading]
+            del self._ready[cursor]
             if item is None:
                 continue
             items.append(item.sent)
             num_bytes += item.num_bytes
-            self._go_on(reading, item)
+            self._go_on(cursor, item)
         return items
 
-    def _go_on(self, reading: Reading, item: Item) -> None:
-        """The reading waits behind the others for its next turn, or has ended."""
+    def _go_on(self, cursor: Cursor, item: Item) -> None:
+        """The cursor waits behind the others for its next turn, or has ended."""
         if item.sent.body is None:
-            self._readings.discard(reading)
-            reading.close()
+            self._cursors.discard(cursor)
+            cursor.close()
         else:
-            reading.advance(item)
-            self._ready[reading] = None
+            cursor.advance(item)
+            self._ready[cursor] = None
 
-    def _with_rows_published(self, message: list[LinkItem]) -> list[LinkItem]:
+    def _with_rows_published(self, message: list[MessageItem]) -> list[MessageItem]:
         rows = {place: packed for place, item in enumerate(message) if (packed := self._published(item)) is not None}
-        if self._publisher is None or not rows:
+        if self._rows_publisher is None or not rows:
             return message
-        batch, told = self._publisher.publish(list(rows.values())), list(message)
+        batch, told = self._rows_publisher.publish(list(rows.values())), list(message)
         for number, place in enumerate(rows):
             body = cast(WireChunk, message[place].body)
             told[place] = msgspec.structs.replace(message[place], body=body.with_rows_at(batch, number))
         return told
 
-    def _published(self, item: LinkItem) -> np.ndarray | None:
+    def _published(self, item: MessageItem) -> np.ndarray | None:
         """The item's rows if they go as an object; counts them in any case."""
         packed = None if item.body is None else item.body.packed_rows
         if packed is None:

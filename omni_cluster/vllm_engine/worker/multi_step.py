@@ -51,7 +51,7 @@ class BatchShape:
     slots_by_layer: dict[str, torch.Tensor]
 
 
-class FurtherSteps:
+class MultiStepDecoder:
     """Goes on decoding after a step of `runner`, an `OmniGPUModelRunner`."""
 
     def __init__(self, runner: Any) -> None:

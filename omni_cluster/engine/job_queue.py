@@ -13,7 +13,7 @@ from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.models.family import DiffusionJob
 
 
-class JobLine:
+class JobQueue:
     """Jobs in their order, at most `most_jobs` that are made at once, or made and not taken."""
 
     def __init__(self, most_jobs: int) -> None:
@@ -37,7 +37,7 @@ class JobLine:
 
     @contextlib.asynccontextmanager
     async def filled_by(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """However the context ends, what is in the line is given up then, and nobody fills it."""
+        """However the context ends, what is in the queue is given up then, and nobody fills it."""
         self._filling = asyncio.create_task(work)
         self._filling.add_done_callback(lambda _: self._asked.put_nowait(None))
         try:

@@ -1,4 +1,4 @@
-"""A link's messages on a connection of its own, from replica to replica: the consuming end.
+"""A connection from replica to replica, over TCP: the consuming end.
 
 A call of Serve's takes milliseconds, whatever is in it, and tokens are as many as steps. Ray says where a
 replica listens, and the word that both ends prove to know: only who can call replicas can read from them.
@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from omni_cluster.cluster.frame import read_frame, write_frame
-from omni_cluster.cluster.handshake import GREETING_S, prove_the_word
+from omni_cluster.cluster.handshake import GREETING_S, prove_secret
+from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.message import unpacked
-from omni_cluster.cluster.pulse import Pulse
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
-from omni_cluster.cluster.transport import LinkItem, RemoteStage, ReplicaLost, Subscription
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
 
 GREETINGS = 4
 """Attempts to greet a replica: one that many connect to at once ends the oldest greetings."""
@@ -26,7 +26,7 @@ MAX_FRAME_BYTES = 64 << 20
 """What a reader accepts: a message's rows, and all that is around them."""
 
 
-class SocketLine:
+class SocketClient:
     """The consuming end."""
 
     def __init__(self, source: RemoteStage, replica_id: str) -> None:
@@ -34,25 +34,25 @@ class SocketLine:
         self._replica_id = replica_id
         self._writer: asyncio.StreamWriter | None = None
 
-    async def messages(self, first: Subscription) -> AsyncGenerator[list[LinkItem], None]:
+    async def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]:
         """Opens the connection with its first reader; the first message is empty.
 
         Raises ReplicaLost when it breaks, or nothing comes on it any more.
         """
         address: Address = await self._source.call("address", replica_id=self._replica_id)
-        pulse = keeper = None
+        heartbeat = keeper = None
         try:
             reader, self._writer = await self._connected(address)
-            pulse = Pulse(self._writer)
-            keeper = asyncio.create_task(pulse.keep(self._beat))
+            heartbeat = Heartbeat(self._writer)
+            keeper = asyncio.create_task(heartbeat.keep(self._beat))
             self._ask_for(self._writer, first)
             while True:
-                frame = await read_frame(reader, MAX_FRAME_BYTES, pulse.heard)
+                frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
                 self._source.loads.told(self._replica_id, frame.load)
                 if frame.parts:
                     yield unpacked(frame.parts)
         except (OSError, asyncio.IncompleteReadError) as error:
-            why = "nothing comes from it" if pulse is not None and pulse.is_lost else error
+            why = "nothing comes from it" if heartbeat is not None and heartbeat.is_lost else error
             raise ReplicaLost(f"the connection to replica {self._replica_id} broke: {why}") from error
         finally:
             self._source.loads.forget(self._replica_id)
@@ -69,7 +69,7 @@ class SocketLine:
                 reader, writer = await asyncio.open_connection(address.host, address.port, limit=MAX_ITEM_BYTES)
             self._writer = writer
             try:
-                await prove_the_word(reader, writer, address.secret)
+                await prove_secret(reader, writer, address.secret)
                 break
             except (asyncio.IncompleteReadError, ConnectionResetError):
                 writer.close()

@@ -1,4 +1,4 @@
-"""The consumer's end of a link: one stream from a replica, for all requests that are read from it."""
+"""The consumer's end of a connection: one stream from a replica, for all requests that are read from it."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from ray import ObjectRef
 
 from omni_cluster.cluster.failures import named, named_failures
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
-from omni_cluster.cluster.socket_line import SocketLine
-from omni_cluster.cluster.transport import LinkItem, RemoteStage, Subscription, Ticket, WireChunk
+from omni_cluster.cluster.socket_client import SocketClient
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket, WireChunk
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
 T = TypeVar("T")
 
 
-class Line(Protocol):
-    """What a link's messages travel on; see `SocketLine`."""
+class MessageClient(Protocol):
+    """What a connection's messages travel on; see `SocketClient`."""
 
-    def messages(self, first: Subscription) -> AsyncGenerator[list[LinkItem], None]: ...
+    def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]: ...
 
     async def subscribe(self, subscription: Subscription) -> bool: ...
 
 
-MakeLine = Callable[[RemoteStage, str], Line]
+MakeClient = Callable[[RemoteStage, str], MessageClient]
 """Of a stage and the id of one of its replicas."""
 
 
-class LinkEnded(StageDied):
-    """A link ended under its readers; `Links` opens another one for those that come later."""
+class ConnectionEnded(StageDied):
+    """A connection ended while it was read; `ReplicaConnections` opens another one for later readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """What came for one reader. `rows`: where its rows come, if it has some that are Ray objects."""
 
-    item: LinkItem
+    item: MessageItem
     rows: Rows | None = None
 
 
 class Inbox:
-    """What came for one reader and was not read yet; bounded by what the request makes, as its outbox is."""
+    """What came for one reader and was not read yet; bounded by what the request makes, as its log is."""
 
     def __init__(self) -> None:
         self._items: deque[Arrival] = deque()
@@ -65,17 +65,17 @@ class Inbox:
         return self._items.popleft()
 
 
-class Link:
+class ReplicaConnection:
     """A stream of messages from one replica, open as long as somebody reads."""
 
-    def __init__(self, line: Line, replica_id: str, first: Subscription, rows: RowsReader) -> None:
-        self._line = line
+    def __init__(self, client: MessageClient, replica_id: str, first: Subscription, rows: RowsReader) -> None:
+        self._client = client
         self.rows = rows
         self._replica_id = replica_id
         self._inboxes: dict[int, Inbox] = {}
         self._opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # In a context of its own: Serve ends the calls that a request made when that request ends, and the link is not
-        # only its first reader's.
+        # In a context of its own: Serve ends the calls that a request made when that request ends, and the connection
+        # is not only its first reader's.
         self._receiver = asyncio.create_task(self._receive(first), context=contextvars.Context())
         rows.broke.add_done_callback(lambda _: self._receiver.cancel())
 
@@ -91,15 +91,15 @@ class Link:
         self._inboxes.pop(reader, None)
 
     async def subscribe(self, subscription: Subscription) -> bool:
-        """False when the link is over. Raises what the producer raised."""
+        """False when the connection is over. Raises what the producer raised."""
         if not await asyncio.shield(self._opened):
             return False
-        return await self._line.subscribe(subscription)
+        return await self._client.subscribe(subscription)
 
     async def _receive(self, first: Subscription) -> None:
-        error: Exception = LinkEnded(f"the link to {self._replica_id} ended.")
+        error: Exception = ConnectionEnded(f"the connection to {self._replica_id} ended.")
         try:
-            async with contextlib.aclosing(self._line.messages(first)) as messages:
+            async with contextlib.aclosing(self._client.messages(first)) as messages:
                 async for message in messages:
                     self._deliver(message)
         except Exception as raised:  # given to every reader, who raises it
@@ -110,9 +110,9 @@ class Link:
             self._settle(is_open=False)
             self.rows.close(error)
             for reader, inbox in self._inboxes.items():
-                inbox.put(Arrival(LinkItem(reader, None, error)))
+                inbox.put(Arrival(MessageItem(reader, None, error)))
 
-    def _deliver(self, message: list[LinkItem]) -> None:
+    def _deliver(self, message: list[MessageItem]) -> None:
         self._settle(is_open=True)
         batches = {item.body.rows_at[0] for item in message if item.body is not None and item.body.rows_at is not None}
         rows = {batch: self.rows.expect(batch) for batch in batches}
@@ -127,12 +127,12 @@ class Link:
             self._opened.set_result(is_open)
 
     async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives. LinkEnded when the link ends before: who does not send does not answer either."""
+        """What the work gives. Raises ConnectionEnded when the connection ends before the work does."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait([task, self._receiver], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise LinkEnded(f"the link to {self._replica_id} ended.")
+                raise ConnectionEnded(f"the connection to {self._replica_id} ended.")
             return task.result()
         finally:
             task.cancel()
@@ -142,18 +142,18 @@ class Link:
         await asyncio.gather(self._receiver, return_exceptions=True)
 
 
-class Links:
-    """All links of this replica, or of an ingress, to the replicas of one stage."""
+class ReplicaConnections:
+    """All connections of this replica, or of an ingress, to the replicas of one stage."""
 
     def __init__(
-        self, source: RemoteStage, max_elements: int, make_line: MakeLine = SocketLine, *, inline: bool = False
+        self, source: RemoteStage, max_elements: int, make_client: MakeClient = SocketClient, *, inline: bool = False
     ) -> None:
-        """`inline`: how rows come, see `Outlet`."""
+        """`inline`: how rows come, see `MessagePublisher`."""
         self._source = source
         self._inline = inline
-        self._make_line = make_line
+        self._make_client = make_client
         self._max_elements = max_elements
-        self._by_replica: dict[str, Link] = {}
+        self._by_replica: dict[str, ReplicaConnection] = {}
         self._readers = itertools.count()
 
     async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
@@ -161,44 +161,48 @@ class Links:
 
         Raises what the producer raised, and StageDied when its replica is gone.
         """
-        link, reader, inbox = await self._subscribed(ticket, with_rows=with_rows)
+        connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows)
         try:
             while (arrival := await inbox.take()).item.body is not None:
-                yield await self._opened(arrival.item.body, arrival.rows, link)
+                yield await self._opened(arrival.item.body, arrival.rows, connection)
             if arrival.item.error is not None:
                 raise arrival.item.error
         finally:
-            link.close_inbox(reader)
+            connection.close_inbox(reader)
 
-    async def _opened(self, body: WireChunk, rows: Rows | None, link: Link) -> StageChunk:
+    async def _opened(self, body: WireChunk, rows: Rows | None, connection: ReplicaConnection) -> StageChunk:
         if rows is not None and body.rows_at is not None:
             packed = (await asyncio.shield(rows))[body.rows_at[1]]
             if isinstance(packed, ObjectRef):
-                packed = await link.while_open(_read(packed))
+                packed = await connection.while_open(_read(packed))
             body = body.with_rows(packed)
         return body.open(self._max_elements)
 
-    async def _subscribed(self, ticket: Ticket, *, with_rows: bool) -> tuple[Link, int, Inbox]:
-        """A link to the replica, the number of this reader there, and its inbox."""
+    async def _subscribed(self, ticket: Ticket, *, with_rows: bool) -> tuple[ReplicaConnection, int, Inbox]:
+        """A connection to the replica, the number of this reader there, and its inbox."""
         reader = next(self._readers)
         while True:
-            link = self._by_replica.get(ticket.replica_id)
-            if link is None or link.is_over:
-                link = self._opened_link(reader, ticket, with_rows=with_rows)
-                return link, reader, link.open_inbox(reader)
-            inbox = link.open_inbox(reader)
-            if await self._is_taken(link, self._subscription(link.rows, reader, ticket, with_rows=with_rows)):
-                return link, reader, inbox
-            if self._by_replica.get(ticket.replica_id) is link:
+            connection = self._by_replica.get(ticket.replica_id)
+            if connection is None or connection.is_over:
+                connection = self._opened_connection(reader, ticket, with_rows=with_rows)
+                return connection, reader, connection.open_inbox(reader)
+            inbox = connection.open_inbox(reader)
+            if await self._is_taken(
+                connection, self._subscription(connection.rows, reader, ticket, with_rows=with_rows)
+            ):
+                return connection, reader, inbox
+            if self._by_replica.get(ticket.replica_id) is connection:
                 del self._by_replica[ticket.replica_id]  # it ended for what its first reader met
 
-    def _opened_link(self, reader: int, ticket: Ticket, *, with_rows: bool) -> Link:
-        self._forget_links_that_are_over()
+    def _opened_connection(self, reader: int, ticket: Ticket, *, with_rows: bool) -> ReplicaConnection:
+        self._forget_connections_that_are_over()
         rows = RowsReader(self._source, ticket.replica_id)
         first = self._subscription(rows, reader, ticket, with_rows=with_rows)
-        link = Link(self._make_line(self._source, ticket.replica_id), ticket.replica_id, first, rows)
-        self._by_replica[ticket.replica_id] = link
-        return link
+        connection = ReplicaConnection(
+            self._make_client(self._source, ticket.replica_id), ticket.replica_id, first, rows
+        )
+        self._by_replica[ticket.replica_id] = connection
+        return connection
 
     def _subscription(self, rows: RowsReader, reader: int, ticket: Ticket, *, with_rows: bool) -> Subscription:
         """Rows that are objects are called for at once; inline, only when some are too large for a message."""
@@ -206,21 +210,23 @@ class Links:
             rows.open()
         return Subscription(reader, ticket.request_id, rows.name if with_rows else None)
 
-    async def _is_taken(self, link: Link, subscription: Subscription) -> bool:
+    async def _is_taken(self, connection: ReplicaConnection, subscription: Subscription) -> bool:
         try:
-            taken = await link.subscribe(subscription)
+            taken = await connection.subscribe(subscription)
         except BaseException:
-            link.close_inbox(subscription.reader)
+            connection.close_inbox(subscription.reader)
             raise
         if not taken:
-            link.close_inbox(subscription.reader)
+            connection.close_inbox(subscription.reader)
         return taken
 
-    def _forget_links_that_are_over(self) -> None:
-        self._by_replica = {replica: link for replica, link in self._by_replica.items() if not link.is_over}
+    def _forget_connections_that_are_over(self) -> None:
+        self._by_replica = {
+            replica: connection for replica, connection in self._by_replica.items() if not connection.is_over
+        }
 
     async def close(self) -> None:
-        await asyncio.gather(*(link.close() for link in self._by_replica.values()))
+        await asyncio.gather(*(connection.close() for connection in self._by_replica.values()))
 
 
 async def _read(rows: ObjectRef) -> Any:

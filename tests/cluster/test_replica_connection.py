@@ -1,0 +1,458 @@
+"""Both ends of a connection, in one process: what Ray carries between them is tested with the application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+import torch
+
+from omni_cluster.cluster import message_publisher, rows_publisher, socket_server
+from omni_cluster.cluster.failures import StageFailed
+from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.replica_connection import ConnectionEnded, MessageClient, ReplicaConnections
+from omni_cluster.cluster.rows_publisher import Batch
+from omni_cluster.cluster.socket_client import SocketClient
+from omni_cluster.cluster.socket_server import SocketServer
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
+from omni_cluster.engine.output_log import OutputLogs, OutputLogUnknown
+from omni_cluster.errors import PayloadError, RequestError, StageDied
+from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
+
+MAX_ITEM_BYTES = 256
+ROW_BYTES = 16
+
+
+class Replica:
+    """A producing replica, called without Ray."""
+
+    def __init__(self, *, inline: bool) -> None:
+        self.logs = OutputLogs(1 << 20)
+        self.sockets = SocketServer(self.logs, "127.0.0.1", inline=inline)
+        self.loads = Loads()
+        self.frozen = asyncio.Event()
+        self.died = asyncio.Event()
+        self.calls_for_rows = 0
+        self.batches: list[Batch] = []
+
+    @property
+    def open_links(self) -> int:
+        return len(self.sockets)
+
+    @property
+    def bytes_as_objects(self) -> int:
+        return sum(packed.nbytes for _, rows in self.batches for packed in rows)
+
+    async def stream(
+        self, method: str, name: str, *, replica_id: str, by_reference: bool
+    ) -> AsyncGenerator[list[Batch], None]:
+        assert method == "rows" and by_reference
+        self.calls_for_rows += 1
+        async with contextlib.aclosing(self.sockets.rows_publishers.items(name)) as items:
+            async for item in items:
+                if self.frozen.is_set():
+                    await asyncio.Event().wait()
+                if self.died.is_set():
+                    raise ConnectionError("the replica died")
+                self.batches += item
+                yield item
+
+    async def call(self, method: str, *, replica_id: str, wait_s: float | None = None) -> Any:
+        assert method == "address"
+        return await self.sockets.address()
+
+
+class Watched:
+    """A client that remembers its messages, and that breaks when it is told to."""
+
+    def __init__(self, client: MessageClient) -> None:
+        self._client = client
+        self.received: list[list[MessageItem]] = []
+        self.broken = False
+
+    async def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]:
+        async with contextlib.aclosing(self._client.messages(first)) as messages:
+            async for message in messages:
+                if self.broken:
+                    raise ConnectionError("the replica died")
+                self.received.append(message)
+                yield message
+
+    async def subscribe(self, subscription: Subscription) -> bool:
+        return await self._client.subscribe(subscription)
+
+
+Clients = list[Watched]
+as_objects_alone = pytest.mark.parametrize("inline", [False], indirect=True)
+
+
+@pytest.fixture(params=[False, True], ids=["object", "inline"])
+def inline(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+async def replica(inline: bool, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
+    monkeypatch.setattr(socket_server, "MAX_ITEM_BYTES", MAX_ITEM_BYTES)
+    replica = Replica(inline=inline)
+    yield replica
+    await replica.sockets.close()
+
+
+@pytest.fixture
+def clients() -> list[Watched]:
+    """Those that were made so far."""
+    return []
+
+
+@pytest.fixture
+async def connections(replica: Replica, clients: list[Watched], inline: bool) -> AsyncIterator[ReplicaConnections]:
+    def make_client(source: RemoteStage, replica_id: str) -> Watched:
+        clients.append(Watched(SocketClient(source, replica_id)))
+        return clients[-1]
+
+    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, inline=inline)
+    yield connections
+    await connections.close()
+
+
+def rows(start: int, count: int = 1) -> StageChunk:
+    values = torch.arange(start, start + count, dtype=torch.float32)[:, None].repeat(1, ROW_BYTES // 4)
+    return StageChunk(start, tuple(range(start, start + count)), rows=RowsChunk(start, values))
+
+
+def ticket(request_id: str) -> Ticket:
+    return Ticket(request_id, "replica")
+
+
+async def read(connections: ReplicaConnections, request_id: str, *, with_rows: bool = True) -> StageChunk:
+    chunks = [chunk async for chunk in connections.read(ticket(request_id), with_rows=with_rows)]
+    return StageChunk.joined(chunks)
+
+
+async def settled() -> None:
+    """All that can run without something new has run."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    names = [f"r{i}" for i in range(8)]
+    for number, name in enumerate(names):
+        log = replica.logs.open(name)
+        for token in range(5):
+            log.put(rows(token, 1 + number % 2) if token == 0 else rows(token + number % 2))
+        log.close()
+    made = await asyncio.gather(*(read(connections, name) for name in names))
+    for number, chunk in enumerate(made):
+        assert list(chunk.token_ids) == list(range(5 + number % 2))
+        assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(chunk.token_ids)
+    assert len(clients) == 1
+
+
+async def test_what_one_step_makes_leaves_in_one_message(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    names = [f"r{i}" for i in range(10)]
+    logs = [replica.logs.open(name) for name in names]
+    tasks = [asyncio.create_task(read(connections, name)) for name in names]
+    await settled()
+    before = len(clients[0].received)
+    for log in logs:
+        log.put(rows(0))
+    await settled()
+    assert [len(message) for message in clients[0].received[before:]] == [10]
+    for log in logs:
+        log.close()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_message_is_cut_at_its_limit(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    logs = [replica.logs.open(f"r{i}") for i in range(40)]
+    tasks = [asyncio.create_task(read(connections, f"r{i}")) for i in range(40)]
+    await settled()
+    before = len(clients[0].received)
+    for log in logs:
+        log.put(rows(0))
+    await settled()
+    assert [len(message) for message in clients[0].received[before:]] == [16, 16, 8]
+    for log in logs:
+        log.close()
+    await asyncio.gather(*tasks)
+
+
+async def test_rows_are_objects_and_inline_they_are_beside_the_tokens_up_to_a_limit(
+    replica: Replica, connections: ReplicaConnections, clients: Clients, inline: bool
+) -> None:
+    log = replica.logs.open("long")
+    log.put(rows(0, 100))
+    log.put(rows(100))
+    log.close()
+    chunk = await read(connections, "long")
+    assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(101))
+    bodies = [item.body for message in clients[0].received for item in message if item.body is not None]
+    beside = sum(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None)
+    assert len(bodies) == 2 and replica.bytes_as_objects > 100 * ROW_BYTES
+    assert (beside > ROW_BYTES and len(replica.batches) == 1) if inline else (not beside and len(replica.batches) == 2)
+
+
+@as_objects_alone
+async def test_rows_of_one_step_are_one_batch(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    logs = [replica.logs.open(f"r{i}") for i in range(4)]
+    tasks = [asyncio.create_task(read(connections, f"r{i}")) for i in range(4)]
+    await until(lambda: len(replica.sockets.rows_publishers) == 1)
+    await settled()
+    for log in logs:
+        log.put(rows(0))
+        log.close()
+    made = await asyncio.gather(*tasks)
+    assert [chunk.rows is not None and chunk.rows.rows.shape[0] for chunk in made] == [1] * 4
+    assert [len(batch) for _, batch in replica.batches] == [4]
+
+
+async def test_a_call_for_rows_is_made_only_where_rows_are_objects(
+    replica: Replica, connections: ReplicaConnections, clients: Clients, inline: bool
+) -> None:
+    log = replica.logs.open("r")
+    log.put(rows(0))
+    log.close()
+    assert (await read(connections, "r")).rows is not None
+    assert replica.calls_for_rows == (0 if inline else 1)
+
+
+async def test_a_reader_without_rows_gets_none_of_them(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    log = replica.logs.open("r")
+    log.put(rows(0, 100))
+    log.close()
+    chunk = await read(connections, "r", with_rows=False)
+    assert chunk.rows is None and len(chunk.token_ids) == 100
+
+
+async def test_two_readers_of_one_request_read_all_of_it(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    log = replica.logs.open("r")
+    log.put(rows(0))
+    both = [asyncio.create_task(read(connections, "r", with_rows=with_rows)) for with_rows in (True, False)]
+    await settled()
+    log.put(rows(1))
+    log.close()
+    assert [chunk.token_ids for chunk in await asyncio.gather(*both)] == [(0, 1), (0, 1)]
+
+
+async def test_a_reader_that_is_slow_holds_up_nobody_and_loses_nothing(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    slow_log, log = replica.logs.open("slow"), replica.logs.open("fast")
+    slow = connections.read(ticket("slow"), with_rows=True)
+    slow_log.put(rows(0))
+    first = await anext(slow)
+    for token in range(20):
+        log.put(rows(token))
+        slow_log.put(rows(token + 1))
+        await settled()
+    log.close()
+    slow_log.close()
+    assert len((await read(connections, "fast")).token_ids) == 20
+    rest = [chunk async for chunk in slow]
+    assert list(StageChunk.joined([first, *rest]).token_ids) == list(range(21))
+
+
+async def test_what_broke_a_request_reaches_its_reader_alone(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    broken, failed, well = (replica.logs.open(name) for name in ("broken", "failed", "well"))
+    tasks = [asyncio.create_task(read(connections, name)) for name in ("broken", "failed", "well")]
+    await settled()
+    broken.fail(RequestError("no such voice"))
+    failed.fail(ZeroDivisionError("by zero"))
+    well.put(rows(0))
+    well.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], RequestError) and str(results[0]) == "no such voice"
+    assert isinstance(results[1], StageFailed) and "ZeroDivisionError: by zero" in str(results[1])
+    assert cast(StageChunk, results[2]).token_ids == (0,)
+
+
+async def test_rows_with_a_gap_end_their_own_reader_alone(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    broken, well = (replica.logs.open(name) for name in ("broken", "well"))
+    for log, second in ((broken, 5), (well, 1)):
+        log.put(rows(0))
+        log.put(rows(second))
+        log.close()
+    results = await asyncio.gather(*(read(connections, name) for name in ("broken", "well")), return_exceptions=True)
+    assert isinstance(results[0], PayloadError) and "gap" in str(results[0])
+    assert cast(StageChunk, results[1]).token_ids == (0, 1)
+
+
+async def test_a_request_that_does_not_come_is_refused_and_the_next_one_is_read(
+    replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_publisher, "PATIENCE_S", 0.0)
+    with pytest.raises(OutputLogUnknown, match="nobody"):
+        await read(connections, "nobody")
+    log = replica.logs.open("r")
+    reading = asyncio.create_task(read(connections, "r"))
+    await settled()
+    with pytest.raises(OutputLogUnknown, match="nobody"):
+        await read(connections, "nobody")
+    log.put(rows(0))
+    log.close()
+    assert (await reading).token_ids == (0,)
+
+
+async def test_readers_may_be_there_before_their_requests(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    reading = [asyncio.create_task(read(connections, name)) for name in ("first", "second")]
+    await settled()
+    for name in ("second", "first"):
+        log = replica.logs.open(name)
+        log.put(rows(0))
+        log.close()
+    assert [chunk.token_ids for chunk in await asyncio.gather(*reading)] == [(0,), (0,)]
+    assert len(clients) == 1
+
+
+async def test_a_request_that_ends_early_ends_its_reader(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    replica.logs.open("r").put(rows(0))
+    chunks = connections.read(ticket("r"), with_rows=True)
+    await anext(chunks)
+    replica.logs.remove("r")
+    with pytest.raises(OutputLogUnknown, match="ended before"):
+        await anext(chunks)
+
+
+async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_the_next(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    logs = [replica.logs.open(f"r{i}") for i in range(3)]
+    tasks = [asyncio.create_task(read(connections, f"r{i}")) for i in range(3)]
+    await settled()
+    clients[0].broken = True
+    logs[0].put(rows(0))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [StageDied] * 3
+    logs[1].put(rows(0))
+    logs[1].close()
+    assert (await read(connections, "r1")).token_ids == (0,)
+    assert len(clients) == 2
+
+
+@as_objects_alone
+async def test_rows_that_do_not_come_end_with_their_connection(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    replica.frozen.set()
+    replica.logs.open("long").put(rows(0, 100))
+    reading = asyncio.create_task(read(connections, "long"))
+    await until(lambda: bool(clients and len(clients[0].received) > 1))
+    await settled()
+    assert not reading.done()
+    await connections.close()
+    with pytest.raises(ConnectionEnded):
+        await reading
+
+
+@as_objects_alone
+async def test_rows_whose_call_breaks_end_their_readers_and_a_new_link_serves_the_next(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    replica.logs.open("beside")
+    beside = asyncio.create_task(read(connections, "beside"))
+    await settled()
+    replica.died.set()
+    replica.logs.open("r").put(rows(0))
+    for reading in (read(connections, "r"), beside):
+        with pytest.raises(StageDied, match="the replica died"):
+            await reading
+    await until(lambda: replica.open_links == 0)
+    replica.died.clear()
+    log = replica.logs.open("s")
+    log.put(rows(0))
+    log.close()
+    assert (await read(connections, "s")).rows is not None
+    assert len(clients) == 2
+
+
+@as_objects_alone
+async def test_a_call_for_rows_that_nobody_reads_ends_and_the_next_reader_makes_another(
+    replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_publisher, "IDLE_S", 0.0)
+    before = 0
+    for _ in range(2):
+        log = replica.logs.open("r")
+        log.put(rows(0))
+        log.close()
+        assert (await read(connections, "r")).rows is not None
+        call = connections._by_replica["replica"].rows._call
+        await until(lambda: call is not None and call.done())  # noqa: B023
+        assert replica.calls_for_rows > before and len(clients) == 1
+        before = replica.calls_for_rows
+
+
+@as_objects_alone
+async def test_nothing_is_kept_of_rows_whose_reader_has_left(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    log = replica.logs.open("gone")
+    log.put(rows(0))
+    chunks = connections.read(ticket("gone"), with_rows=True)
+    await anext(chunks)
+    await chunks.aclose()
+    log.put(rows(1))
+    await until(lambda: len(replica.batches) == 2)
+    await settled()
+    assert not connections._by_replica["replica"].rows._half_met
+
+
+async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    replica.logs.open("gone").put(rows(0))
+    stays = replica.logs.open("stays")
+    chunks = connections.read(ticket("gone"), with_rows=True)
+    await anext(chunks)
+    await chunks.aclose()
+    reading = asyncio.create_task(read(connections, "stays"))
+    await settled()
+    replica.logs.get("gone").put(rows(1))
+    stays.put(rows(0))
+    stays.close()
+    assert (await reading).token_ids == (0,)
+
+
+async def test_closing_ends_the_stream_at_both_ends(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
+) -> None:
+    replica.logs.open("r")
+    reading = asyncio.create_task(read(connections, "r"))
+    await settled()
+    await connections.close()
+    while replica.open_links:
+        await asyncio.sleep(0)
+    with pytest.raises(ConnectionEnded):
+        await reading

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import torch
+
+from omni_cluster.engine.output_log import OutputLog, OutputLogFull, OutputLogs, OutputLogUnknown, chunk_bytes
+from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.payloads import RowsChunk
+
+
+def tokens(start: int, *ids: int) -> StageChunk:
+    return StageChunk(token_start=start, token_ids=ids, text="".join(chr(97 + i) for i in ids))
+
+
+def with_rows(start: int, count: int = 1) -> StageChunk:
+    """A chunk of 16 bytes a row."""
+    return StageChunk(rows=RowsChunk(start, torch.full((count, 4), float(start))))
+
+
+def token_ids(chunks: list[StageChunk]) -> list[int]:
+    return [t for chunk in chunks for t in chunk.token_ids]
+
+
+async def all_of(reader: AsyncIterator[StageChunk]) -> list[StageChunk]:
+    return [chunk async for chunk in reader]
+
+
+@pytest.fixture
+def log() -> OutputLog:
+    return OutputLog("r", max_bytes=64)
+
+
+async def test_every_reader_reads_everything_whenever_it_comes(log: OutputLog) -> None:
+    early = asyncio.create_task(all_of(log.read()))
+    log.put(tokens(0, 1))
+    other = asyncio.create_task(all_of(log.read()))
+    await asyncio.sleep(0)
+    log.put(tokens(1, 2))
+    log.close()
+    late = await all_of(log.read())
+    for chunks in (await early, await other, late):
+        assert token_ids(chunks) == [1, 2]
+
+
+async def test_reader_waits_for_what_is_not_there_yet(log: OutputLog) -> None:
+    reader = log.read()
+    item = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    assert not item.done()
+    log.put(tokens(0, 1))
+    assert (await item).token_ids == (1,)
+    end = asyncio.ensure_future(anext(reader, None))
+    await asyncio.sleep(0)
+    assert not end.done()
+    log.close()
+    assert await end is None
+
+
+async def test_one_item_says_all_that_was_put_since_the_last(log: OutputLog) -> None:
+    reader = log.read()
+    log.put(tokens(0, 1))
+    assert (await anext(reader)).token_ids == (1,)
+    log.put(tokens(1, 2))
+    log.put(with_rows(0))
+    log.put(StageChunk(3, (5, 6), rows=RowsChunk(1, torch.ones(2, 4)), finish_reason="stop"))
+    joined = await anext(reader)
+    assert (joined.token_start, joined.token_ids, joined.finish_reason) == (1, (2, 5, 6), "stop")
+    assert joined.rows is not None and (joined.rows.start, joined.rows.end) == (0, 3)
+
+
+async def test_a_slow_reader_makes_the_others_wait_for_nothing(log: OutputLog) -> None:
+    slow, fast = log.read(), log.read()
+    log.put(tokens(0, 1))
+    await anext(slow)
+    for number in range(1, 4):
+        log.put(tokens(number, number))
+        await anext(fast)
+    assert (await anext(slow)).token_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+async def test_reader_starts_at_the_chunk_it_asks_for(log: OutputLog, first: int) -> None:
+    for number in range(3):
+        log.put(tokens(number, number))
+    log.close()
+    assert token_ids(await all_of(log.read(first))) == list(range(first, 3))
+
+
+async def test_reader_may_start_at_a_chunk_that_comes_later(log: OutputLog) -> None:
+    log.put(tokens(0, 0))
+    read = asyncio.create_task(all_of(log.read(2)))
+    await asyncio.sleep(0)
+    log.put(tokens(1, 1))
+    await asyncio.sleep(0)
+    log.put(tokens(2, 2))
+    log.close()
+    assert token_ids(await read) == [2]
+
+
+async def test_failure_comes_after_what_was_made(log: OutputLog) -> None:
+    log.put(tokens(0, 1))
+    log.fail(ValueError("broke"))
+    reader = log.read()
+    assert (await anext(reader)).token_ids == (1,)
+    with pytest.raises(ValueError, match="broke"):
+        await anext(reader)
+
+
+async def test_failure_reaches_readers_that_wait_and_those_that_come_later(log: OutputLog) -> None:
+    waiting = [asyncio.ensure_future(anext(log.read())) for _ in range(2)]
+    await asyncio.sleep(0)
+    log.fail(ValueError("broke"))
+    results = await asyncio.gather(*waiting, anext(log.read()), return_exceptions=True)
+    assert [type(result) for result in results] == [ValueError] * 3
+
+
+async def test_closed_and_empty_outbox_gives_nothing(log: OutputLog) -> None:
+    log.close()
+    assert await all_of(log.read()) == []
+
+
+async def test_closing_one_reader_leaves_the_others(log: OutputLog) -> None:
+    gone, staying = log.read(), log.read()
+    log.put(tokens(0, 1))
+    await anext(gone)
+    await gone.aclose()  # type: ignore[attr-defined]
+    log.put(tokens(1, 2))
+    log.close()
+    assert token_ids(await all_of(staying)) == [1, 2]
+
+
+async def test_what_waits_is_cut_between_chunks_and_says_what_follows_it(log: OutputLog) -> None:
+    for start in range(3):
+        log.put(with_rows(start))
+    log.put(tokens(0, 1))
+
+    def cut(max_item_bytes: int | None) -> list[tuple[int, int]]:
+        following, items = 0, []
+        while waiting := log.waiting(following, max_item_bytes):
+            chunk, following = waiting
+            items.append((following, chunk_bytes(chunk)))
+        return items
+
+    assert cut(32) == [(2, 32), (4, 16)]
+    assert cut(8) == [(1, 16), (2, 16), (3, 16), (4, 0)]
+    assert cut(None) == [(4, 48)]
+    assert log.chunk(1).rows is not None
+
+
+async def test_a_listener_hears_of_every_chunk_and_of_the_end_until_it_leaves(log: OutputLog) -> None:
+    heard: list[str] = []
+
+    def first() -> None:
+        heard.append("first")
+
+    def second() -> None:
+        heard.append("second")
+
+    log.listen(first)
+    log.listen(second)
+    log.put(tokens(0, 1))
+    log.unlisten(first)
+    log.put(tokens(1, 2))
+    log.fail(ValueError("broke"))
+    assert heard == ["first", "second", "second", "second"]
+
+
+async def test_bound_can_be_reached_exactly(log: OutputLog) -> None:
+    log.put(with_rows(0, count=3))
+    log.put(with_rows(3, count=1))
+    log.close()
+    (chunk,) = await all_of(log.read())
+    assert chunk.rows is not None and chunk.rows.rows.nbytes == 64
+
+
+async def test_chunk_above_the_bound_is_refused_and_the_rest_kept(log: OutputLog) -> None:
+    log.put(with_rows(0, count=4))
+    with pytest.raises(OutputLogFull, match=r"r: .* 80 bytes, .*outbox_max_bytes = 64"):
+        log.put(with_rows(4))
+    log.put(tokens(0, 1))
+    log.close()
+    (chunk,) = await all_of(log.read())
+    assert chunk.rows is not None and chunk.rows.end == 4 and chunk.token_ids == (1,)
+
+
+def test_bytes_are_those_of_rows_and_sound() -> None:
+    sound = AudioChunk(0, np.zeros(10, np.float32), 24_000)
+    assert chunk_bytes(tokens(0, 1, 2)) == 0
+    both = StageChunk(rows=RowsChunk(0, torch.zeros(2, 4, dtype=torch.bfloat16)), audio=sound)
+    assert chunk_bytes(both) == 16 + 40 and chunk_bytes(both, with_rows=False) == 40
+
+
+def test_positions_count_toward_the_bound() -> None:
+    rows = RowsChunk(0, torch.zeros(2, 4), torch.zeros(3, 2, dtype=torch.int64))
+    assert chunk_bytes(StageChunk(rows=rows)) == 32 + 48
+
+
+def test_outboxes_are_found_by_request_until_they_are_removed() -> None:
+    logs = OutputLogs(max_bytes=16)
+    opened = logs.open("a")
+    assert logs.get("a") is opened and len(logs) == 1
+    opened.put(with_rows(0))
+    with pytest.raises(OutputLogFull):
+        opened.put(with_rows(1))
+    logs.remove("a")
+    logs.remove("a")
+    assert len(logs) == 0
+    with pytest.raises(OutputLogUnknown, match="request a: no output log"):
+        logs.get("a")
+
+
+def test_request_that_never_came_is_unknown() -> None:
+    with pytest.raises(OutputLogUnknown, match="request b"):
+        OutputLogs(max_bytes=16).get("b")
