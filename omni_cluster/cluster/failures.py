@@ -46,7 +46,7 @@ _FULL = (ray_exceptions.ObjectStoreFullError, ray_exceptions.OutOfDiskError)
 
 
 def named(error: Exception) -> Exception:
-    """The error as one of ours, where it is one of the kinds that this module is about; else the error itself."""
+    """The error as one of ours if it is of a kind that this module knows; otherwise the error itself."""
     cause = _without_report(error)
     if isinstance(cause, OmniError):
         return cause
@@ -58,7 +58,7 @@ def named(error: Exception) -> Exception:
 
 
 def portable(error: BaseException) -> Exception:
-    """The error as another process can read it: ours as they are, of others what they say."""
+    """The error in a form that another process can read: ours unchanged, any other as a StageFailed with its text."""
     ours = named(error) if isinstance(error, Exception) else error
     return ours if isinstance(ours, OmniError) else StageFailed(f"{type(error).__name__}: {error}")
 

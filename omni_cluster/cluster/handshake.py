@@ -1,6 +1,6 @@
-"""How both ends of a connection show each other that they know the replica's secret, without saying it.
+"""How both ends of a connection prove that they know the replica's secret, without sending it.
 
-Each proves it over what the other one has just made up, so that who listened to one greeting cannot repeat it.
+Each end answers a challenge that the other has just made up, so a handshake that was overheard cannot be repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READER, _REPLICA = b"reader", b"replica"
 
 
 async def peer_knows_secret(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """The replica's side: whether who connected proves it in time. Only then the replica proves it too."""
+    """The replica's side. Returns whether the peer proves it in time; only then the replica proves it too."""
     asked = secrets.token_bytes(NONCE_BYTES)
     writer.write(asked)
     try:
@@ -35,7 +35,7 @@ async def peer_knows_secret(reader: asyncio.StreamReader, writer: asyncio.Stream
 
 
 async def prove_secret(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """The reader's side. ConnectionError for one that listens in the replica's place, TimeoutError for a silent one."""
+    """The reader's side. Raises ConnectionError for an impostor, TimeoutError for a peer that is silent."""
     async with asyncio.timeout(GREETING_S):
         asked = await reader.readexactly(NONCE_BYTES)
         own = secrets.token_bytes(NONCE_BYTES)
@@ -46,5 +46,5 @@ async def prove_secret(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def _proof(secret: bytes, side: bytes, asked: bytes, own: bytes) -> bytes:
-    """The side is in it: a proof that came cannot be sent back as one's own."""
+    """The proof contains the side, so that a peer cannot send our own proof back to us."""
     return hmac.digest(secret, side + asked + own, "sha256")

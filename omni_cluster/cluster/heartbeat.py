@@ -1,4 +1,4 @@
-"""Notices that the other end of a connection is gone without a word: its power, its network, or it is frozen."""
+"""Notices that the other end of a connection is gone without closing it: no power, no network, or frozen."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import socket
 from collections.abc import Callable
 
 BEAT_S = 1.0
-"""Each end says at least so often that it lives."""
+"""Each end sends something at least this often."""
 MISSED_BEATS = 8
-"""Beats without anything from the other end until it is held to be gone. An event loop that is busy for some seconds is
-not: what has so long a step would have stopped every stream already."""
+"""After so many beats without anything from the other end, it counts as gone. An event loop that is busy for a few
+seconds does not: longer steps would already have stopped every stream."""
 
-# What the kernel does beside that, for an end whose own event loop is stuck: it gives up as late.
+# The kernel gives up about as late, for an end whose own event loop is stuck.
 _OPTIONS = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 
 
 class Heartbeat:
-    """One end of a connection. It counts its own beats and not seconds: who was itself frozen blames nobody."""
+    """One end of a connection. It counts its own beats, not seconds: one that was frozen does not blame the other."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -36,7 +36,7 @@ class Heartbeat:
             self._missed += 1
             beat()
         self.is_lost = True
-        self._writer.transport.abort()  # to close it would wait until what was written has arrived
+        self._writer.transport.abort()  # close() would wait until all that was written has arrived
 
 
 def keep_alive(connected: socket.socket) -> None:

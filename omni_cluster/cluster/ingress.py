@@ -38,7 +38,7 @@ class Ingress:
         return until_client_leaves(self._server.app())
 
     async def metrics(self) -> ReplicaMetrics:
-        """What this ingress counted so far, for whichever of them is asked."""
+        """What this ingress counted so far, for the ingress that is scraped."""
         return ReplicaMetrics.of(self._server.metrics.registry, own_replica_id())
 
     async def answer(self, request: OmniRequest) -> OmniRequestOutput:

@@ -11,11 +11,11 @@ from omni_cluster.cluster.unread import CountedReplica, Unread
 
 
 class IngressRouter(RequestRouter):
-    """To the ingress that has least to do, by this process's own count.
+    """Chooses the ingress with the fewest requests, by this process's own count.
 
     Serve's count of what a replica has lags behind a burst: by it, one ingress would get all of it, and turn away what
     others have places for. What a client may ask of Serve's own routers by headers, a session's or a model's replica,
-    is not heard here.
+    is ignored.
     """
 
     def initialize_state(self, **limits: Any) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 LAG_S = 0.1
-"""From a choice here to the first word of the replica that counts it."""
+"""The time from a choice here until the replica's reports count it."""
 STALE_S = 3.0
-"""A replica that works or not says so every second; older words count for nothing."""
+"""A replica reports every second, busy or idle; older reports are ignored."""
 
 
 @dataclass(slots=True)
 class Load:
-    """`told`: requests that the replica said it works on; None: it has said nothing. `own`: of this process, open."""
+    """`told`: requests that the replica reports; None without a report. `own`: open requests of this process."""
 
     told: int | None = None
     told_at_s: float = 0.0
@@ -29,9 +29,9 @@ class Load:
 
 
 class Loads:
-    """Of the replicas of one stage. Of two of them that are chosen at random, a request goes to the less busy one.
+    """The loads of one stage's replicas. A request goes to the less busy of two that are chosen at random.
 
-    The least busy of all would be every process's choice at once, until the replica says so.
+    The least busy of all would get every process's requests at once, until its next report.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, chance: random.Random | None = None) -> None:
@@ -40,13 +40,13 @@ class Loads:
         self._by_replica: dict[str, Load] = {}
 
     def told(self, replica_id: str, load: int) -> None:
-        """What the replica just said."""
+        """The replica reported its load."""
         of = self._by_replica.setdefault(replica_id, Load())
         of.told, of.told_at_s = load, self._clock()
         of.drop_choices_before(of.told_at_s - LAG_S)
 
     def forget(self, replica_id: str) -> None:
-        """Nobody listens to the replica any more."""
+        """The connection to the replica ended: its last report no longer counts."""
         self._of(replica_id).told = None
         self._drop_unused(replica_id)
 

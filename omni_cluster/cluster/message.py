@@ -50,7 +50,7 @@ def kinds_of(error: Exception) -> list[str]:
 
 
 def error_named(names: Sequence[str], message: str) -> Exception:
-    """The error of ours by the first name that is known here, all of one sentence; else what a stage's failure is."""
+    """Our error of the first name that is known here, with its message; StageFailed if none is."""
     known = {kind.__name__: kind for kind in _kinds(OmniError)}
     return next((known[name] for name in names if name in known), StageFailed)(message)
 

@@ -46,7 +46,7 @@ class Cursor:
         self._notify(self)
 
     def item(self, max_item_bytes: int) -> Item | None:
-        """What to send next; None as long as there is nothing. Chunks that do not join end this cursor alone."""
+        """What to send next; None if there is nothing yet. Chunks that cannot be joined end this cursor alone."""
         try:
             waiting = self._log.waiting(self._next, max_item_bytes)
         except OmniError as error:
@@ -67,7 +67,7 @@ class Cursor:
         self._next = item.following
 
     def abandon(self) -> None:
-        """Its reader is gone without a word."""
+        """Its reader disappeared without closing."""
         self._log.abandon()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class RowsSent:
 
 
 class MessagePublisher:
-    """One connection. What comes for a request while a message is on its way is joined to one item of the next.
+    """Publishes to one connection. What a request makes while a message is on its way is one item of the next.
 
     A message has at most `max_item_bytes` of rows and sound, and one item at least. Its rows are published, and the
     message says where; `inline`: they are in the message, unless one item alone has more than `max_item_bytes`.
@@ -100,7 +100,7 @@ class MessagePublisher:
         self._rows_publisher: RowsPublisher | None = None
         self._rows_publisher_name = ""
         self._cursors: set[Cursor] = set()
-        self._ready: dict[Cursor, None] = {}  # in the order in which they became so
+        self._ready: dict[Cursor, None] = {}  # in the order in which they became ready
         self._refusals: list[MessageItem] = []
         self._filled = asyncio.Event()
         self._expectations: set[asyncio.Task[None]] = set()
@@ -127,7 +127,7 @@ class MessagePublisher:
             self._make_ready(cursor)
 
     def abandon(self) -> None:
-        """The consumer is gone without a word: nobody can finish the requests that it has not read to their end."""
+        """The consumer disappeared without closing: nobody can finish requests that it has not read to their end."""
         for cursor in self._cursors:
             cursor.abandon()
 
@@ -139,7 +139,7 @@ class MessagePublisher:
         return bool(self._cursors or self._expectations)
 
     async def messages(self) -> AsyncGenerator[list[MessageItem], None]:
-        """The messages, for ever. The first is empty: it is open."""
+        """Yields messages without end. The first is empty: the connection is open."""
         try:
             yield []
             while True:
@@ -179,7 +179,7 @@ class MessagePublisher:
         return items
 
     def _go_on(self, cursor: Cursor, item: Item) -> None:
-        """The cursor waits behind the others for its next turn, or has ended."""
+        """Puts the cursor behind the others for its next turn, or closes it at its end."""
         if item.sent.body is None:
             self._cursors.discard(cursor)
             cursor.close()

@@ -45,7 +45,7 @@ class Orchestrator:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
-        What says that a replica is gone is StageDied.
+        Raises StageDied when a replica is gone.
         """
         request = posted.request
         run = FanIn(deadline)
@@ -109,7 +109,7 @@ class Orchestrator:
 
 
 def _ticket(request: OmniRequest, replica_id: str | None) -> asyncio.Future[Ticket]:
-    """Known at once where a replica is, so that all stages start together; else the stage's own answer says it."""
+    """Known at once if a replica was chosen, so that all stages start together; else the stage's answer gives it."""
     ticket: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
     if replica_id is not None:
         ticket.set_result(Ticket(request.request_id, replica_id))

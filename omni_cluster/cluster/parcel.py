@@ -104,7 +104,7 @@ class Parcels:
         return parcel
 
     def bring(self, request_id: str, parcel: Parcel) -> None:
-        """For a request that is not here any more, nothing is kept."""
+        """Keeps nothing for a request that has ended here."""
         coming = self._expected.get(request_id)
         if coming is not None and not coming.done():
             coming.set_result(parcel)

@@ -32,7 +32,7 @@ class MessageClient(Protocol):
 
 
 MakeClient = Callable[[RemoteStage, str], MessageClient]
-"""Of a stage and the id of one of its replicas."""
+"""Makes the client of one replica of a stage, by the replica's id."""
 
 
 class ConnectionEnded(StageDied):
@@ -41,7 +41,7 @@ class ConnectionEnded(StageDied):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What came for one reader. `rows`: where its rows come, if it has some that are Ray objects."""
+    """What came for one reader. `rows`: the future of its rows, if they are Ray objects."""
 
     item: MessageItem
     rows: Rows | None = None
@@ -192,7 +192,7 @@ class ReplicaConnections:
             ):
                 return connection, reader, inbox
             if self._by_replica.get(ticket.replica_id) is connection:
-                del self._by_replica[ticket.replica_id]  # it ended for what its first reader met
+                del self._by_replica[ticket.replica_id]  # it ended because of its first reader's error
 
     def _opened_connection(self, reader: int, ticket: Ticket, *, with_rows: bool) -> ReplicaConnection:
         self._forget_connections_that_are_over()
@@ -230,6 +230,6 @@ class ReplicaConnections:
 
 
 async def _read(rows: ObjectRef) -> Any:
-    """The object, mapped where it lies. Raises StageDied when its owner is gone."""
+    """The object, mapped in place. Raises StageDied when its owner is gone."""
     with named_failures():
         return await rows

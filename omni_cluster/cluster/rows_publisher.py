@@ -1,6 +1,6 @@
 """The producer's end of a connection's rows: Ray objects, which the consumer reads by reference.
 
-What a message says of rows is where they are: the number of a batch and a place in it. The batches are items of one
+A message names its rows by the number of a batch and a place in it. The batches are items of one
 streaming call of Ray's, so Ray counts the references and frees the objects. A reference sent outside of Ray's calls
 would never be freed.
 """
@@ -18,14 +18,14 @@ import numpy as np
 import ray
 
 IDLE_S: Final = 2.0
-"""How long a call stays open that nobody reads: a replica that is to end waits for its calls."""
+"""How long a call that nobody reads stays open: a replica that is to end waits for its calls."""
 PATIENCE_S: Final = 10.0
 """How long a call waits for the connection whose rows it asks for."""
 OWN_OBJECT_BYTES: Final = 65_536
 """Rows of so many bytes, a prompt's, are an object of their own, which its reader maps; fewer are in their item."""
 
 Batch = tuple[int, list[Any]]
-"""A number, and of each request's rows the packed bytes, a uint8 array, or a reference to them."""
+"""A number, and for each request its packed rows, a uint8 array, or a reference to one."""
 
 
 class RowsPublisher:
@@ -39,7 +39,7 @@ class RowsPublisher:
         self._next = 0
 
     def publish(self, rows: list[np.ndarray]) -> int:
-        """The number of the batch that the rows are."""
+        """Queues the rows as one batch. Returns its number."""
         number = self._next
         self._next += 1
         self._waiting.append((number, rows))
@@ -47,7 +47,7 @@ class RowsPublisher:
         return number
 
     async def items(self) -> AsyncGenerator[list[Batch], None]:
-        """All batches that are there, as one item each time; ends with the connection, or idle."""
+        """Yields all batches that are there as one item. Ends with the connection, or when it is idle."""
         while await self._is_filled():
             batches = list(self._waiting)
             self._waiting.clear()
@@ -76,7 +76,7 @@ async def _by_reference(packed: np.ndarray) -> Any:
 
 
 class RowsPublishers:
-    """Those of one replica, by the name that the consumer gave each."""
+    """The publishers of one replica, by the name that the consumer gave each."""
 
     def __init__(self) -> None:
         self._open: dict[str, RowsPublisher] = {}
@@ -93,7 +93,7 @@ class RowsPublishers:
         self._open.pop(name).close()
 
     async def items(self, name: str) -> AsyncGenerator[list[Batch], None]:
-        """See `RowsPublisher.items`. None at all when the connection of that name is gone, or does not come in time."""
+        """See `RowsPublisher.items`. Yields nothing if the connection of that name is gone, or comes too late."""
         self.calls += 1
         try:
             publisher = await self._when_open(name)
@@ -105,7 +105,7 @@ class RowsPublishers:
             self.calls -= 1
 
     async def _when_open(self, name: str) -> RowsPublisher | None:
-        """Of call and connection either may come first."""
+        """Waits for the connection, since the call may come first."""
         ends_s = time.monotonic() + PATIENCE_S
         while name not in self._open and (left_s := ends_s - time.monotonic()) > 0:
             with contextlib.suppress(asyncio.TimeoutError):

@@ -14,11 +14,11 @@ from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.transport import RemoteStage
 
 Rows = asyncio.Future[list[Any]]
-"""One batch's rows: of each request's an array, or a reference to one."""
+"""The rows of one batch: for each request an array, or a reference to one."""
 
 
 class RowsReader:
-    """Brings together what messages say of rows and the rows, whichever comes first."""
+    """Matches rows with the messages that name them, whichever comes first."""
 
     def __init__(self, source: RemoteStage, replica_id: str) -> None:
         self.name = uuid.uuid4().hex
@@ -33,7 +33,7 @@ class RowsReader:
         return self.broke.done()
 
     def open(self) -> None:
-        """Calls the producer, unless a call is open. It ends one that nobody reads."""
+        """Calls the producer, unless a call is open. The producer ends a call that nobody reads."""
         if not self.is_broken and (self._call is None or self._call.done()):
             # In a context of its own: Serve ends the calls that a request made when that request ends.
             self._call = asyncio.create_task(self._read(), context=contextvars.Context())
@@ -65,7 +65,7 @@ class RowsReader:
         return any(not rows.done() for rows in self._half_met.values())
 
     def _meet(self, number: int) -> Rows:
-        """Called by the message and by the rows: the second finds what the first has left."""
+        """Called once for the message and once for the rows: the second call finds the first one's future."""
         rows = self._half_met.pop(number, None)
         if rows is None:
             rows = self._half_met[number] = asyncio.get_running_loop().create_future()
@@ -82,7 +82,7 @@ class RowsReader:
     def _break(self, rows: Rows, error: Exception) -> None:
         if not rows.done():
             rows.set_exception(error)
-            rows.exception()  # whose reader may have left
+            rows.exception()  # marks it as seen: its reader may have left
 
     def close(self, error: Exception) -> None:
         self._fail(error)

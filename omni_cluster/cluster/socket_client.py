@@ -1,7 +1,7 @@
 """A connection from replica to replica, over TCP: the consuming end.
 
-A call of Serve's takes milliseconds, whatever is in it, and tokens are as many as steps. Ray says where a
-replica listens, and the word that both ends prove to know: only who can call replicas can read from them.
+A call of Serve's takes milliseconds, whatever is in it, and each step makes tokens. A call gives the replica's address
+and the secret that both ends prove to know: only who can call replicas can read from them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
 
 GREETINGS = 4
-"""Attempts to greet a replica: one that many connect to at once ends the oldest greetings."""
+"""Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""
 AGAIN_S = 0.2
 MAX_FRAME_BYTES = 64 << 20
 """What a reader accepts: a message's rows, and all that is around them."""
 
 
 class SocketClient:
-    """The consuming end."""
+    """The consuming end of one connection."""
 
     def __init__(self, source: RemoteStage, replica_id: str) -> None:
         self._source = source
@@ -63,7 +63,7 @@ class SocketClient:
                 writer.close()
 
     async def _connected(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Once more when the replica ends the greeting: it keeps few at once. TimeoutError when nobody is there."""
+        """Tries again if the replica ends the handshake: it keeps few at once. TimeoutError if it is not there."""
         for left in reversed(range(GREETINGS)):
             async with asyncio.timeout(GREETING_S):
                 reader, writer = await asyncio.open_connection(address.host, address.port, limit=MAX_ITEM_BYTES)

@@ -22,17 +22,17 @@ from omni_cluster.engine.output_log import OutputLogs
 MAX_ITEM_BYTES = 16 << 20
 """Rows and sound of one item, and of one message: nobody waits long behind another one's."""
 MAX_REQUEST_BYTES = 4096
-"""Of what a reader sends."""
+"""The most that a reader may send in one frame."""
 MAX_STRANGERS = 16
-"""Connections that have not proved the word yet. One more ends the oldest: a replica's proof takes milliseconds."""
+"""Connections that have not proved the secret yet. One more ends the oldest: a replica's proof takes milliseconds."""
 TELL_S = 0.1
-"""How old what readers know of this replica's load may be."""
+"""How often readers are told of a new load of this replica."""
 SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica listens. `secret`: the word that both ends of a connection prove to know."""
+    """Where a replica listens. `secret`: what both ends of a connection prove to know."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Address:
 
 
 class Connection:
-    """One reader. Every frame to it says the replica's load."""
+    """The connection to one reader. Every frame to it carries the replica's load."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, publisher: MessagePublisher, load: int
@@ -52,7 +52,7 @@ class Connection:
         self._heartbeat = Heartbeat(writer)
 
     async def serve(self) -> None:
-        """Until one of both sides ends: the reader leaves, or is silent, or what is sent to it no longer arrives."""
+        """Runs until the reader leaves or falls silent, or what is sent to it no longer arrives."""
         sides = [
             asyncio.create_task(self._take_subscriptions()),
             asyncio.create_task(self._send_messages()),
@@ -68,7 +68,7 @@ class Connection:
             await asyncio.gather(*sides, return_exceptions=True)
 
     def tell(self, load: int) -> None:
-        """Says the load if it is another one than before."""
+        """Sends the load if it has changed."""
         if load != self._load:
             self._load = load
             self._beat()
@@ -93,7 +93,7 @@ class Connection:
 
 
 class SocketServer:
-    """A `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see `MessagePublisher`."""
+    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see there."""
 
     def __init__(self, logs: OutputLogs, host: str, *, inline: bool = False) -> None:
         self.rows_publishers = RowsPublishers()
@@ -110,7 +110,7 @@ class SocketServer:
         self._known: set[Connection] = set()
 
     async def address(self) -> Address:
-        """Listens from the first call on."""
+        """The address; the first call starts to listen."""
         async with self._starting:
             if self._server is None:
                 self._server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_REQUEST_BYTES)

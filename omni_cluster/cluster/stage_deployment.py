@@ -46,7 +46,7 @@ class StageReplica:
     """Runs a stage's engine in this Serve replica.
 
     For each request `generate` gives the ingress a ticket, and then stays open until the ingress ends it: as long as it
-    is open, what the stage makes of the request can be read through a connection, from the start if need be.
+    is open, other replicas can read what the stage makes of the request, from the start if need be.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -102,7 +102,7 @@ class StageReplica:
         self._parcels.bring(request_id, parcel)
 
     async def _until_let_go(self, log: OutputLog, filling: Coroutine[Any, Any, None]) -> None:
-        """Fills the log, until the request's end cancels this, or a reader is gone without a word."""
+        """Fills the log until the request's end cancels this, or a reader disappears without closing."""
         filler = asyncio.create_task(filling)
         try:
             await asyncio.wait_for(log.abandoned.wait(), self._bound.config.limits.request_timeout_s)
@@ -111,7 +111,7 @@ class StageReplica:
         finally:
             filler.cancel()
             await asyncio.gather(filler, return_exceptions=True)
-            del filler  # how it ended holds its frames, and they the request's media
+            del filler  # its exception holds frames, and these the request's media
 
     async def _fill(
         self,
@@ -121,7 +121,7 @@ class StageReplica:
         meter: RequestMeter,
         has_media: bool,
     ) -> None:
-        """What breaks is told to those who read the log, now or later."""
+        """Whatever breaks, readers of the log get the error, now or later."""
         try:
             if has_media:
                 request = await self._with_media(request)
@@ -135,7 +135,7 @@ class StageReplica:
         except Exception as error:
             if not isinstance(error, OmniError):
                 logger.exception("request %s failed in stage %s", request.request_id, self._stage.model_stage)
-            # The source lets go of a request only when its client does, and may hear of it earlier than this stage.
+            # The source drops a request only when its client leaves, and may hear of that earlier than this stage.
             self._end(request, meter, "cancelled" if isinstance(error, OutputLogUnknown) else "failed")
             log.fail(_without_frames(error))
 

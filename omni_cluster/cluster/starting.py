@@ -23,7 +23,7 @@ PREFIX = b"starting/"
 
 
 class Starting:
-    """The steps of one replica's start, in a row, each told as it begins; of several replicas who waits sees one's."""
+    """The steps of one replica's start, each published as it begins. Of several replicas, those who wait see one."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -44,14 +44,14 @@ class Starting:
         logger.info("%s: %s took %.1f s", self._stage, what, took_s)
 
     def ended(self) -> None:
-        """There is no further step; what was made until now stays, so no later collection walks through it."""
+        """The start is over. What was made until now stays, so later garbage collections skip it."""
         gc.freeze()
         kv_delete(self._key, namespace=NAMESPACE)
 
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Imports make a million objects of which none is garbage: looking for it takes a quarter of their time."""
+    """Imports make a million objects, none of them garbage; looking for garbage takes a quarter of their time."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Calls between replicas: the only place that touches what Ray Serve does not promise to keep."""
+"""Calls between replicas by Ray Serve, and what travels between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReplicaLost(StageDied):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where a stage keeps what it makes of a request: the replica that a consumer must pull from."""
+    """Names the replica that works on a request: a consumer reads the request's log there."""
 
     request_id: str
     replica_id: str
@@ -96,7 +96,7 @@ class Subscription:
 
 
 class MessageItem(msgspec.Struct, frozen=True, array_like=True):
-    """What one reader is sent. No body: the end, and what broke if something did."""
+    """What one reader is sent. Without a body it is the end, with the error if something broke."""
 
     reader: int
     body: WireChunk | None
@@ -118,7 +118,7 @@ def running_replicas() -> dict[str, int]:
 
 
 async def ask_all(handle: DeploymentHandle, method: str, wait_s: float) -> list[Any]:
-    """What each running replica answers: None for one that breaks, or is not done within `wait_s`.
+    """Returns what each running replica answers: None for one that breaks, or is not done within `wait_s`.
 
     As long as this process knows no replica, the one answer is None. A broadcast of Serve's own gives all or nothing.
     """
@@ -143,7 +143,7 @@ async def _answer(asked: Any, ends_s: float) -> Any:
 
 
 class RemoteStage:
-    """The replicas of one stage, as another deployment calls them. What says that a replica is gone is StageDied."""
+    """The replicas of one stage, as another deployment calls them. Raises StageDied if one is gone."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.loads = Loads()

@@ -27,7 +27,7 @@ PATIENCE_S: Final = 5.0
 
 
 class Unread:
-    """The answers of this process that are under way: what each and all of them together leave unread is bounded."""
+    """The answers that this process sends: bounds what is unread of each, and of all together."""
 
     def __init__(self, most_bytes: int, most_total_bytes: int, patience_s: float = PATIENCE_S) -> None:
         self._most_bytes = most_bytes
@@ -37,7 +37,7 @@ class Unread:
         self.size_bytes = 0
 
     def grow(self, answer: Answer, size_bytes: int) -> None:
-        """So much more of it came. Ends it when as much as may is unread and nothing was read of late.
+        """Counts bytes that came. Ends the answer if too much of it is unread and nothing was read lately.
 
         Ends the largest, whether it is read or not, when all together are too much.
         """

@@ -36,7 +36,7 @@ class Watchdog:
         return process
 
     def beat(self) -> None:
-        """This process lives. A watchdog that is gone gets a successor."""
+        """Says that this process lives. Starts another watchdog if it is gone."""
         try:
             self._say(b".")
         except BrokenPipeError:
@@ -44,7 +44,7 @@ class Watchdog:
             self._process = self._begun()
 
     def close(self) -> None:
-        """Nothing is watched any more."""
+        """Ends the watch."""
         with contextlib.suppress(BrokenPipeError):
             self._say(GOOD_BYE)
         if self._process.stdin is not None:
@@ -56,9 +56,9 @@ class Watchdog:
 
 
 async def beat_while_healthy(watchdog: Watchdog, check_health: Callable[[], Awaitable[None]]) -> None:
-    """Until cancelled; ends this process when the engine can no longer serve.
+    """Beats until it is cancelled. Ends this process when the engine can no longer serve.
 
-    Serve would let a replica that says so finish its requests, for as long as those may take, and it never could. The
+    Serve would let an unhealthy replica finish its requests, which this one never could. The
     end of the process is learnt at once by all who wait for it, and by Serve, which starts another one.
     """
     while True:

@@ -19,7 +19,7 @@ from omni_cluster.vllm_engine.version_check import check_vllm
 
 @dataclass(frozen=True, slots=True)
 class BoundPipeline:
-    """A configuration with its checkpoint at hand: `folder` holds the files, `family` knows their meaning."""
+    """A configuration and its checkpoint: `folder` holds the checkpoint's files, `family` reads them."""
 
     config: PipelineConfig
     folder: Path

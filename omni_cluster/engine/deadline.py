@@ -15,7 +15,7 @@ class DeadlineExceeded(OmniError):
 
 
 class Deadline:
-    """Runs from its making on; all that a request does and waits for shares it. `allowed`: what set it, and to what."""
+    """Starts when it is made; all that a request does or waits for counts. `allowed`: its setting, for the error."""
 
     def __init__(self, timeout_s: float, allowed: str | None = None) -> None:
         self._allowed = allowed or f"limits.request_timeout_s = {timeout_s:g}"
@@ -26,7 +26,7 @@ class Deadline:
         return max(0.0, self._ends_s - time.monotonic())
 
     def exceeded(self) -> DeadlineExceeded:
-        """The error of a request that it ends."""
+        """The error for a request that ran out of time."""
         return DeadlineExceeded(f"the request took longer than {self._allowed}; ask for less at once.")
 
     @contextlib.asynccontextmanager

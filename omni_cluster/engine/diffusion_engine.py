@@ -29,7 +29,7 @@ from omni_cluster.vllm_engine.stage_worker import StageWorker
 logger = logging.getLogger(__name__)
 
 _DEVICE_BROKE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|Triton Error \[CUDA\]|Executor failed")
-"""What CUDA says of an error after which it computes nothing more, and vLLM when a worker's process is gone."""
+"""Messages of errors after which nothing more is computed: CUDA's, and vLLM's when a worker's process is gone."""
 
 
 class DiffusionEngine:
@@ -63,7 +63,7 @@ class DiffusionEngine:
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        """See `Stage.generate`: chunks of sound, one a job, and a last one without."""
+        """See `Stage.generate`: one chunk of sound a job, and a last chunk without sound."""
         if upstream is None:
             raise ConfigError(f"stage {self._stage.model_stage} has no source; set its engine_input_source, e.g. [1].")
         loop, position = self._running_loop(), 0
@@ -85,7 +85,7 @@ class DiffusionEngine:
         return DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run any more; send the request again.")
 
     async def _call(self, method: str, *args: Any) -> Any:
-        """What the worker's method gives. DiffusionEngineStopped when the device or the worker computes no more."""
+        """Calls the worker's method. Raises DiffusionEngineStopped if device or worker can compute nothing more."""
         if self._worker is None:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
         worker = self._worker
@@ -129,7 +129,7 @@ class DiffusionEngine:
         task, self._loop_task = self._loop_task, None
         if task is not None:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)  # one that broke has told those who waited
+            await asyncio.gather(task, return_exceptions=True)  # a loop that broke has told those who waited
         worker, self._worker = self._worker, None
         if worker is not None:
             await self._in_thread(worker.shutdown)
@@ -137,7 +137,7 @@ class DiffusionEngine:
 
 
 def is_device_error(error: Exception) -> bool:
-    """Whether nothing more can be computed on the device by this process; memory that is not there is no such error."""
+    """Whether this process can compute nothing more on the device. Running out of memory does not count."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or (

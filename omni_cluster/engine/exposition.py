@@ -20,9 +20,9 @@ class ReplicaMetrics:
 
     @classmethod
     def of(cls, registry: Collector, replica: str, **labels: str) -> ReplicaMetrics:
-        """All of the registry, each sample with `labels` and the replica's id too.
+        """All metrics of the registry; each sample gets `labels` and the replica's id.
 
-        Without the times at which counters were made: Prometheus' text format would have each as a metric of its own.
+        Leaves out the times at which counters were made: the text format would show each as a metric of its own.
         """
         metrics = list(registry.collect())
         for metric in metrics:
@@ -34,7 +34,7 @@ class ReplicaMetrics:
 
 
 def merged(metrics: Iterable[Metric]) -> list[Metric]:
-    """One metric of each name, with the samples of all: a scrape may name it only once."""
+    """Joins the metrics of one name: a scrape may contain each name only once."""
     by_name: dict[str, Metric] = {}
     for metric in metrics:
         if metric.name in by_name:

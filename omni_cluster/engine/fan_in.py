@@ -14,7 +14,7 @@ from omni_cluster.outputs import StageChunk
 T = TypeVar("T")
 
 MAX_WAITING_EVENTS = 1024
-"""A reader that lags by more chunks than this stops the stages of its own request until it goes on."""
+"""If a reader lags by more chunks than this, the stages of its request wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class FanIn:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()  # how they ended holds their frames, and those what they worked on and this object
+        self._tasks.clear()  # their exceptions hold frames, and these hold what the tasks worked on and this object
 
 
 async def chain(first: T, rest: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

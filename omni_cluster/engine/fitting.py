@@ -18,9 +18,9 @@ from omni_cluster.vllm_engine.card_memory import measure_cards
 
 
 def fit_process(bound: BoundPipeline) -> BoundPipeline:
-    """`bound` with the memory of each engine set, for a process that runs one engine of each stage.
+    """Returns `bound` with each engine's memory set, for a process that runs one engine of each stage.
 
-    Raises ConfigError for what does not fit, before anything starts; nothing is set where there are no cards.
+    Raises ConfigError for what does not fit, before anything starts. Sets nothing on a host without cards.
     """
     measured = _measure_own_cards(bound.config.stages)
     return fit_cards(bound, measured) if measured else bound
@@ -37,7 +37,7 @@ def fit_cards(bound: BoundPipeline, measured: Mapping[int, CardMemory]) -> Bound
 
 
 def fit_replica(bound: BoundPipeline, stage_id: int) -> BoundPipeline:
-    """`bound` with the memory of each engine set, for a replica of one stage that sees its own cards only.
+    """Returns `bound` with each engine's memory set, for a replica of one stage that sees its own cards only.
 
     All replicas compute the same plan, from the size of a card. Raises ConfigError for what does not fit, before this
     replica's engine starts; nothing is set where there are no cards.

@@ -15,7 +15,7 @@ from omni_cluster.outputs import HandoverTimes, StageChunk
 class Handover:
     """The hand-over to one stage for one request.
 
-    Two processes, perhaps two hosts, take part: times are the wall clock's, and good to what the hosts' clocks agree.
+    Two processes, perhaps two hosts, take part: times are wall-clock times, as exact as the hosts' clocks agree.
     `observe` is called with the seconds of every chunk.
     """
 
@@ -36,7 +36,7 @@ class Handover:
             self._observe(delay_s)
 
     def signed(self, chunk: StageChunk) -> StageChunk:
-        """The stage's last chunk says how its hand-over went; others are as they were."""
+        """Adds the hand-over's times to the stage's last chunk; returns other chunks unchanged."""
         if chunk.finish_reason is None or not self._delays_s:
             return chunk
         return replace(chunk, handover=HandoverTimes(statistics.median(self._delays_s), max(self._delays_s)))

@@ -1,4 +1,4 @@
-"""The jobs of one request, from who asks for them to who takes their sound."""
+"""The jobs of one request, between the task that asks for them and the one that takes their sound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_cluster.models.family import DiffusionJob
 
 
 class JobQueue:
-    """Jobs in their order, at most `most_jobs` that are made at once, or made and not taken."""
+    """Jobs in order. At most `most_jobs` of them are being made, or are made and not taken yet."""
 
     def __init__(self, most_jobs: int) -> None:
         self._asked: asyncio.Queue[LoopJob | None] = asyncio.Queue()
@@ -23,7 +23,7 @@ class JobQueue:
         self._filling: asyncio.Task[None] | None = None
 
     async def room(self) -> None:
-        """Until one more may be put."""
+        """Waits until one more job may be put."""
         await self._room.acquire()
 
     def put(self, job: LoopJob) -> None:
@@ -31,13 +31,13 @@ class JobQueue:
         self._asked.put_nowait(job)
 
     async def made(self) -> None:
-        """Until all that was put is made or given up."""
+        """Waits until every job that was put is made or given up."""
         if open_jobs := [job.done for job in self._jobs if not job.done.done()]:
             await asyncio.wait(open_jobs)
 
     @contextlib.asynccontextmanager
     async def filled_by(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """However the context ends, what is in the queue is given up then, and nobody fills it."""
+        """Runs `work`, which fills the queue; at the context's end cancels it, and all jobs in the queue."""
         self._filling = asyncio.create_task(work)
         self._filling.add_done_callback(lambda _: self._asked.put_nowait(None))
         try:
@@ -49,7 +49,7 @@ class JobQueue:
             await asyncio.gather(self._filling, return_exceptions=True)
 
     async def sounds(self) -> AsyncIterator[tuple[DiffusionJob, np.ndarray]]:
-        """Each job with its sound, until there are no more; raises then what ended the filling."""
+        """Yields each job with its sound, until there are no more. Then raises what `work` raised, if it did."""
         while (asked := await self._asked.get()) is not None:
             samples = await asked.done  # a caller that is cancelled cancels this, and the loop drops the job
             self._jobs.remove(asked)

@@ -11,10 +11,10 @@ from omni_cluster.models.family import DiffusionJob
 
 
 class LoopJob:
-    """A job, when its sound is due on the clock of `time.monotonic`, and where its waveform will be.
+    """A job, the time (`time.monotonic`) at which its sound is due, and the future of its waveform.
 
-    `latest` gives the job as it can be by now: it may grow until it is begun, which it is once it has a `number`.
-    `before`: the stream's job before it, while that is made.
+    `latest` returns the job at its present size: it may grow until it begins, which gives it a `number`.
+    `before`: the stream's previous job, while that is being made.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LoopJob:
 
     @property
     def is_left(self) -> bool:
-        """Nobody waits for it any more: it failed, or who asked for it left.
+        """Nobody waits for it any more: it failed, or its caller left.
 
         Its stream may be forgotten by now, and the model would begin it anew for this job, for ever.
         """
@@ -55,12 +55,12 @@ class LoopJob:
 
     @property
     def follows(self) -> bool:
-        """The job before it is still made."""
+        """The job before it is still being made."""
         return self.before is not None and not self.before.done.done()
 
     @property
     def may_advance(self) -> bool:
-        """At each step it needs what the job before it made there, in an earlier step."""
+        """Each of its steps needs what the job before it made in that step, earlier."""
         is_behind = self.before is None or not self.follows or self.before.steps_left < self.steps_left
         return self.steps_left > 0 and is_behind and not self.is_left
 
@@ -70,7 +70,7 @@ class LoopJob:
         return self.is_begun and not self.steps_left and not self.follows and not self.is_left
 
     def grow(self) -> None:
-        """Takes what has come since it was asked for, as long as it is not begun."""
+        """Takes in the codes that came since it was asked for, unless it has begun."""
         if not self.is_begun:
             self.job = self.latest()
 
@@ -87,9 +87,9 @@ class LoopJob:
         self.begun.set()
         if not self.done.done():
             self.done.set_exception(error)
-            self.done.exception()  # who asked may have left with the error of the job before
+            self.done.exception()  # marks it as seen: the caller may have left with an earlier job's error
 
 
 def heard_frames(job: DiffusionJob) -> float:
-    """Of those that the job makes, the ones that its own sound has."""
+    """The job's frames without those of its look-ahead."""
     return job.frames * (1 - job.look_ahead / len(job.codes))

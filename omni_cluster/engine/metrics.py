@@ -74,7 +74,7 @@ class StageMetrics:
 
 
 class RequestMeter:
-    """One request in one stage: what is made of it is counted as it is made, how it ended only once."""
+    """One request in one stage: counts its output as it is made, and its end once."""
 
     def __init__(self, metrics: StageMetrics) -> None:
         self._metrics = metrics
@@ -84,10 +84,10 @@ class RequestMeter:
         self.tokens = 0
         self.samples = 0
         self.seconds = 0.0
-        """Until the end; 0 before it."""
+        """From the request's start to its end; 0 until it ends."""
 
     def made(self, chunk: StageChunk) -> None:
-        """Counts what the stage made; a chunk that only says that no more comes is no output."""
+        """Counts what the stage made. A chunk that only marks the end is no output."""
         samples = 0 if chunk.audio is None else len(chunk.audio.samples)
         if not (chunk.token_ids or chunk.text or samples):
             return
@@ -101,11 +101,11 @@ class RequestMeter:
         self._metrics.pieces.inc()
 
     def handed_over(self, delay_s: float) -> None:
-        """A chunk came from the stage before; two hosts' clocks may say that it did before it was made."""
+        """Counts a hand-over. By two hosts' clocks it may seem to end before it began."""
         self._metrics.handover.observe(max(0.0, delay_s))
 
     def end(self, outcome: Outcome) -> bool:
-        """Whether this is the end: what comes after the first one is none."""
+        """Counts the end. Returns False if the request had ended before."""
         if self._has_ended:
             return False
         self._has_ended = True

@@ -114,7 +114,7 @@ class AsyncOmniLLM:
 
     @contextlib.contextmanager
     def _counted(self, stages: Sequence[str]) -> Iterator[None]:
-        """Their logs are open as long as the context is."""
+        """Counts the stages' logs as open while the context is."""
         self._open_logs.update(stages)
         try:
             yield
@@ -152,7 +152,7 @@ class AsyncOmniLLM:
         return {name: await stage.counts() for name, stage in self._stages.items()}
 
     async def replicas(self) -> dict[str, int]:
-        """See `Pipeline.replicas`: one of each stage, none of one whose engine can no longer serve."""
+        """See `Pipeline.replicas`: one of each stage, or 0 if its engine can no longer serve."""
         return {name: await _serves(stage) for name, stage in self._stages.items()}
 
     async def metrics(self, own: Collector) -> bytes:

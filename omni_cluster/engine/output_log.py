@@ -1,4 +1,4 @@
-"""What a stage made of a request, kept until the request ends, for whoever consumes it: now, later, or once more."""
+"""The log of what a stage makes of a request: kept until the request ends, read from any position, by any reader."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class OutputLog:
 
     @property
     def error(self) -> BaseException | None:
-        """What broke the stage; readers get it after all that is there."""
+        """The error that ended the stage; readers get it after all chunks."""
         return self._error
 
     def put(self, chunk: StageChunk) -> None:
-        """Raises OutputLogFull, and keeps what it had, when the chunk does not fit."""
+        """Appends a chunk. Raises OutputLogFull, and keeps what it had, if the chunk does not fit."""
         num_bytes = chunk_bytes(chunk)
         if self._bytes + num_bytes > self._max_bytes:
             raise OutputLogFull(
@@ -68,11 +68,11 @@ class OutputLog:
         self.close()
 
     def abandon(self) -> None:
-        """A reader is gone without a word: the request can be finished by nobody."""
+        """A reader disappeared without closing: nobody can finish the request."""
         self.abandoned.set()
 
     def chunk(self, number: int) -> StageChunk:
-        """A chunk that is there."""
+        """Returns a chunk, which must be there already."""
         return self._chunks[number]
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -83,9 +83,9 @@ class OutputLog:
         self._listeners.remove(listener)
 
     def waiting(self, first: int, max_item_bytes: int | None = None) -> tuple[StageChunk, int] | None:
-        """What is there from chunk number `first` on, as one, and the number of the chunk after it; None for nothing.
+        """Joins the chunks from number `first` on. Returns the joined chunk and the next number; None if there is none.
 
-        Several chunks are cut at `max_item_bytes`; a single chunk is never cut.
+        Joins chunks up to `max_item_bytes`; a single chunk is never cut.
         """
         if first >= len(self._chunks):
             return None
@@ -93,7 +93,7 @@ class OutputLog:
         return StageChunk.joined(self._chunks[first:last]), last
 
     async def read(self, first: int = 0) -> AsyncGenerator[StageChunk, None]:
-        """Chunks from number `first` on, one item for all that were put since the last item."""
+        """Yields chunks from number `first` on; each item joins all that were put since the item before."""
         while await self._wait_for(first):
             first, begin = len(self._chunks), first
             yield StageChunk.joined(self._chunks[begin:first])
@@ -164,7 +164,7 @@ class OutputLogs:
         return self._open[request_id]
 
     def remove(self, request_id: str) -> None:
-        """Ends the request here; whoever still reads gets OutputLogUnknown, unless all was said."""
+        """Ends the request here. Readers that are left get OutputLogUnknown, unless the log was closed before."""
         log = self._open.pop(request_id, None)
         if log is not None and not log.closed:
             log.fail(OutputLogUnknown(f"request {request_id} ended before all of it was made."))

@@ -29,7 +29,7 @@ class Pipeline(Protocol):
         """The configuration, and the family with its voices and its prompts."""
 
     def check(self, request: OmniRequest) -> None:
-        """Raises RequestError for what is known to be refused before any stage has begun. May be asked in a thread."""
+        """Raises RequestError if a stage would refuse the request, before any has begun. May be called in a thread."""
 
     def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that a request needs, as they are made; `check` let the request pass.
@@ -39,19 +39,19 @@ class Pipeline(Protocol):
         """
 
     async def replicas(self) -> Mapping[str, int]:
-        """How many of each stage answer, by its name. Raises StatusUnknown."""
+        """How many replicas answer, by stage name. Raises StatusUnknown."""
 
     async def metrics(self, own: Collector) -> bytes:
         """All that was counted, in Prometheus' text format; `own`: what its caller has counted itself."""
 
 
 def answer_to(request_id: str, bound: BoundPipeline) -> Answer:
-    """The answer to a request, of which nothing is there yet."""
+    """An empty answer to a request, to be filled."""
     return Answer(request_id, {stage.model_stage: stage.final_output_type for stage in bound.config.stages})
 
 
 async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:
-    """The answer to a request once all of it is there."""
+    """Waits for the whole answer to a request."""
     answer = answer_to(request.request_id, pipeline.bound)
     async with contextlib.aclosing(answer.following(pipeline.stream(request, deadline))) as chunks:
         async for _ in chunks:

@@ -28,7 +28,7 @@ class Stage(Protocol):
         """
 
     async def check_health(self) -> None:
-        """Raises StageDied when the engine can no longer serve; takes about a second at most, whatever it does."""
+        """Raises StageDied if the engine can no longer serve. Takes about a second at most, whatever it does."""
 
     async def counts(self) -> dict[str, int]:
         """What the engine holds now, by name: requests running, waiting, held; KV blocks in use."""

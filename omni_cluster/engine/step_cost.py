@@ -7,9 +7,9 @@ import math
 from omni_cluster.models.family import StepTime
 
 MEMORY = 0.995
-"""What a measured step weighs less with each later one."""
+"""The factor by which a measured step's weight falls with each later step."""
 PRIOR_WEIGHT = 0.5
-"""What is assumed of the cost weighs as much as so many measured steps, at each of `PRIOR_FRAMES`."""
+"""The assumed cost weighs as much as so many measured steps, at each of `PRIOR_FRAMES`."""
 PRIOR_FRAMES = (48, 3_072)
 
 

@@ -25,18 +25,18 @@ from omni_cluster.progress import Progress
 logger = logging.getLogger(__name__)
 
 Call = Callable[..., Awaitable[Any]]
-"""Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. DiffusionEngineStopped when no later call
-will do either, another OmniError when only this one could not be done."""
+"""Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. Raises DiffusionEngineStopped if no later
+call can succeed either, another OmniError if only this one failed."""
 COUNTED = ("running", "waiting", "held", "streams")
-"""Jobs that are made, those that wait, and those of both that follow one of their own request that is made; streams
-whose state the model may hold."""
+"""Jobs being made; jobs that wait; jobs of both kinds that follow an unfinished one of their request; streams whose
+state the model may hold."""
 
 
 class StepLoop:
     """The jobs of one model, from when they are asked for until their sound is made.
 
-    `call` is used by one caller at a time. `steps`: of every job. `stopped` makes what those get who still wait when
-    the loop ends.
+    `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error for those who
+    still wait when the loop ends.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StepLoop:
     # ---------------------------------------------------------------- the steps
 
     async def run(self) -> None:
-        """Until it is cancelled; raises DiffusionEngineStopped when the model can be called no more."""
+        """Runs until it is cancelled. Raises DiffusionEngineStopped when the model can no longer be called."""
         try:
             while True:
                 await self._work.wait()
@@ -128,7 +128,7 @@ class StepLoop:
             await asyncio.sleep(self._config.max_wait_ms / 1000)
 
     async def _leave(self) -> None:
-        """Between two steps: jobs whose callers were cancelled, then streams that have ended."""
+        """Between two steps: drops jobs whose callers left, then has the model forget streams that ended."""
         gone = [job for job in self._jobs if job.is_left]
         self._jobs = [job for job in self._jobs if not job.is_left]
         await self._drop(gone)
@@ -137,7 +137,7 @@ class StepLoop:
             self._streams.forgotten(len(ended))
 
     async def _advance(self) -> None:
-        """One step of the jobs that need it most, and the sound of those that it was the last one for."""
+        """Makes one step of the most urgent jobs, and finishes jobs that have had all their steps."""
         unfinished = [job for job in self._jobs if job.may_advance]
         for job in unfinished:
             job.grow()
@@ -148,10 +148,10 @@ class StepLoop:
         if to_finish := self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs)):
             await self._finish(to_finish)
         elif not chosen:
-            await asyncio.sleep(0)  # nobody's turn: let those whose jobs are done take note of it
+            await asyncio.sleep(0)  # no job could advance: lets the callers of finished jobs run
 
     async def _begin(self, job: LoopJob) -> bool:
-        """Whether it could be begun; one that cannot fails alone."""
+        """Begins the job. Returns False if that failed; then only this job fails."""
         number = next(self._numbers)
         _, error = await self._tried("begin", number, job.job)
         if error is not None:
@@ -182,7 +182,7 @@ class StepLoop:
     async def _one_by_one(
         self, make: Callable[[Sequence[LoopJob]], Awaitable[None]], jobs: Sequence[LoopJob], error: OmniError
     ) -> None:
-        """A job that breaks fails alone: what broke with others is made again, for it has changed nothing."""
+        """Tries the jobs again one by one, so that only the broken one fails: the failed call changed nothing."""
         if len(jobs) == 1:
             await self._give_up(jobs[0], error)
             return
@@ -200,7 +200,7 @@ class StepLoop:
             await self._call("drop", numbers)
 
     async def _tried(self, method: str, *args: Any) -> tuple[Any, OmniError | None]:
-        """What the model gives, or why it could not; raises what ends the loop."""
+        """Returns the model's result, or the error of this call alone. Raises what ends the loop."""
         try:
             return await self._call(method, *args), None
         except DiffusionEngineStopped:

@@ -9,17 +9,16 @@ from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.models.family import StepTime
 
 HORIZON_S = 0.1
-"""Work that is due sooner is spread over this long: what is late cannot be had at once."""
+"""Work that is due sooner is planned over this time: late work cannot all be done at once."""
 FINISH_S = 0.15
-"""So long before it is due, a job that has had all its steps is finished, if nothing else has it finished sooner: a
-pass waits for the step that runs, takes tens of milliseconds on a card with other stages, and its sound has its way."""
+"""A job that has had all its steps is finished so long before it is due, or sooner beside others: a pass waits for the
+step that runs, takes tens of milliseconds on a card with other stages, and then its sound travels to the client."""
 FINISH_FRAMES = 1_280
-"""Of jobs that have had all their steps: so many are worth a pass of their own."""
+"""So many frames of jobs that have had all their steps are worth a pass of their own."""
 MIN_EFFICIENCY = 0.5
 """The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
-NEWCOMER_STEPS = 4
-"""So many steps of one that comes now count against the time that all work takes. It waits for ten, the rest of the one
-that runs and its own nine; but larger steps do more a second, and on a card with other stages that is worth more."""
+NEWCOMER_STEPS = 10
+"""A job that comes now waits for so many steps: the rest of the one that runs, and its own."""
 
 
 class Job(Protocol):
@@ -80,7 +79,7 @@ class StepScheduler(Generic[AnyJob]):
         return min(self._max_frames, max(efficient, balanced, needed))
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
-        """All or none: what runs anyway takes the others along."""
+        """Returns all or none: a pass that runs anyway takes the others along."""
         if not ended:
             return []
         is_due = min(job.due_s for job in ended) <= self._clock() + FINISH_S

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 
 class Streams:
-    """Those that run, and those that ended until it has forgotten them."""
+    """Counts the streams that run, and those that ended and that the model has not forgotten yet."""
 
     def __init__(self, max_streams: int, on_end: Callable[[], None]) -> None:
         self._free = asyncio.Semaphore(max_streams)

@@ -35,7 +35,7 @@ class StageKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StreamInterval:
-    """When a stage's tokens are handed on: as they are made until `first` have been, then at least `then` at a time.
+    """How many tokens a chunk has at least: one until `first` tokens are handed on, then `then`.
 
     A consumer that takes tokens in blocks would do nothing with less, and every chunk keeps three processes busy.
     """
@@ -44,13 +44,13 @@ class StreamInterval:
     then: int
 
     def after(self, handed_on: int) -> int:
-        """Tokens of the next chunk at least, when `handed_on` have been."""
+        """The least number of tokens of the next chunk, after `handed_on` tokens."""
         return 1 if handed_on < self.first else self.then
 
 
 @dataclass(frozen=True, slots=True)
 class GivenReply:
-    """A reply that was given: the prompt's last tokens, which the stage says in place of what it makes."""
+    """A reply that the request gives: the prompt's last tokens, which the stage emits in place of tokens of its own."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -62,7 +62,7 @@ class EngineInput:
 
     `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
     insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_complete`: no later rows will come. `stream_interval`: None hands each token on as it is made.
+    `rows_complete`: no later rows will come. `stream_interval`: None for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
@@ -75,7 +75,7 @@ class EngineInput:
 
 @dataclass(frozen=True, slots=True)
 class LaterRows:
-    """Rows `[n, H]` for positions that follow those given so far. `complete`: there will be no more."""
+    """Rows `[n, H]` for positions that follow those given so far. `complete`: no more will come."""
 
     rows: torch.Tensor
     complete: bool

@@ -102,7 +102,7 @@ def _bad(param: str, message: str) -> BadRequest:
 class StreamedSound:
     """Sound as a streaming client reads it, in pieces.
 
-    No format asked for: each piece a whole WAV file. Else what the pieces hold can be joined, their base64 forms too:
+    Without a format, each piece is a whole WAV file. Otherwise pieces can be joined, their base64 forms too:
     raw 24 kHz mono samples for "pcm16" and, in DashScope's way, for "wav"; one file of the other formats.
     """
 
@@ -116,7 +116,7 @@ class StreamedSound:
         return is_quick(self._format, audio.samples.size)
 
     def push(self, audio: AudioChunk) -> bytes:
-        """What may be sent of it now; codecs take up to a tenth of the time that the sound lasts."""
+        """Returns what may be sent now. Codecs take up to a tenth of the time that the sound lasts."""
         if self._format is None:
             return wav_bytes(audio.samples, audio.sample_rate_hz)
         if self._encoder is None:
@@ -134,7 +134,7 @@ class StreamedSound:
 
 
 def whole_audio(chat: ChatRequest, audio: AudioChunk | None) -> bytes:
-    """The answer's sound in the format asked for; WAV when none was. Nothing to say is no bytes at all."""
+    """The answer's sound in the format asked for; WAV when none was. No bytes for an answer without sound."""
     return whole_sound(audio, chat.audio_format or "wav")
 
 

@@ -26,10 +26,10 @@ GREETING = [{"role": "user", "content": "Hello"}]
 
 
 class HttpServer:
-    """Who may come in, the endpoints, and what is counted of them.
+    """The endpoints, behind access checks, admission and metrics.
 
-    `ingresses` of them share the requests that the configuration lets run at once. `answers_id`: False where what is
-    before the application adds the request's id to every answer.
+    `ingresses`: how many servers share the requests that the configuration lets run at once. `answers_id`: False if
+    what is in front of the application adds the request's id to every answer.
     """
 
     def __init__(self, pipeline: Pipeline, *, ingresses: int = 1, answers_id: bool = True) -> None:

@@ -117,7 +117,7 @@ class Visit:
 class Door:
     """ASGI middleware: what comes in gets a `Visit`, which handlers find as `request.state.visit`; probes get none.
 
-    A body that comes takes no place: who sends slowly, or nothing, keeps nobody else from being worked on. `ingresses`
+    A request takes no place until its body is whole, so a slow sender keeps no other request waiting. `ingresses`
     share the places.
     """
 

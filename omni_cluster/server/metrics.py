@@ -101,11 +101,11 @@ class HttpMeter:
         return None if message.get("more_body", False) else self._status
 
     def hears(self) -> None:
-        """The first piece of sound is there."""
+        """Counts the time to the first piece of sound."""
         self._observe(self._metrics.first_audio)
 
     def end(self, status: int) -> bool:
-        """Whether this is the end: what comes after the first one is none."""
+        """Counts the end. Returns False if the request had ended before."""
         if self._has_ended:
             return False
         self._has_ended = True

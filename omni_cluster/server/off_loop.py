@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class OffLoop:
-    """The calls of one stream, each awaited before the next; `closes` what they use, never while one of them runs."""
+    """The calls of one stream, each awaited before the next. `closes` frees what they use, never while one runs."""
 
     def __init__(self, threads: ThreadPoolExecutor, closes: Callable[[], None]) -> None:
         self._threads = threads
@@ -24,7 +24,7 @@ class OffLoop:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """At once, or, where whoever awaited a call has left in the middle, as soon as that call returns."""
+        """Closes at once or, if the caller left during a call, as soon as that call returns."""
         if self._running is None:
             self._closes()
         else:

@@ -11,7 +11,7 @@ from omni_cluster.openai_api.errors import BadRequest
 
 
 class Places:
-    """`most` are taken at once; `most_waiting` wait for one, the first that came first; others are turned away."""
+    """At most `most` are taken; `most_waiting` requests wait for one, in the order they came; others are refused."""
 
     def __init__(self, most: int, most_waiting: int) -> None:
         self._most = most
@@ -24,7 +24,7 @@ class Places:
         return len(self._waiting)
 
     async def take(self) -> None:
-        """Returns with a place, which its taker gives back. Raises BadRequest, 429, when as many wait as may."""
+        """Waits for a place, which the caller gives back. Raises BadRequest, 429, if `most_waiting` wait already."""
         if self.taken < self._most:
             self.taken += 1
             return
@@ -47,7 +47,7 @@ class Places:
             self.give_back()
 
     def give_back(self) -> None:
-        """The first that waits gets it."""
+        """Passes the place to the first that waits."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -54,7 +54,7 @@ class Reader:
         return await self.off_loop(lambda: parse_speech_request(body, models=self._models, voices=self._voices))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """What the work gives, done in a thread that checks."""
+        """Does the work in a thread for checks, and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check(self, body: bytes | bytearray) -> CheckedChat:

@@ -18,7 +18,7 @@ async def begun(
 ) -> tuple[Answer, AsyncGenerator[StageChunk, None]]:
     """The answer and the chunks that it is made of, once the first is there.
 
-    What fails before it has an HTTP status of its own.
+    An error before that chunk gets an HTTP status of its own.
     """
     answer = answer_to(request.request_id, pipeline.bound)
     chunks = answer.following(heard(pipeline.stream(request, deadline), meter))

@@ -50,7 +50,7 @@ class Uploads:
             self._forget(upload)
 
     def grow(self, upload: Upload, size_bytes: int) -> None:
-        """So many bytes more came."""
+        """Counts bytes that came."""
         upload.size_bytes += size_bytes
         self.size_bytes += size_bytes
         while self.size_bytes > self._most_bytes and self._open:

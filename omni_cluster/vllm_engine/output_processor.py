@@ -35,7 +35,7 @@ class RowsSink:
             self._end = new.end
 
     def fail(self, error: PayloadError) -> None:
-        """The reader gets this in place of any further rows."""
+        """The reader gets this error in place of any further rows."""
         self._error = error
 
     def take(self) -> RowsChunk | None:
@@ -90,7 +90,7 @@ class OmniOutputProcessor(OutputProcessor):
             state.sent_tokens_offset = made  # vLLM counts what was sent only with a longer interval
 
     def _take_rows(self, output: EngineCoreOutput) -> bool:
-        """Moves the output's rows to the sink; says whether anything is left of it for vLLM."""
+        """Moves the output's rows to the sink. Returns whether anything is left for vLLM."""
         packed, output.pooling_output = output.pooling_output, None
         if packed is None:
             return True
@@ -100,7 +100,7 @@ class OmniOutputProcessor(OutputProcessor):
         return self._hand_on_prefill_stats(output, sink)
 
     def _put(self, packed: Any, sink: RowsSink) -> None:
-        """What cannot be read ends its own request, and not the loop that serves all."""
+        """Rows that cannot be read end their own request, and not the loop that serves all."""
         try:
             sink.put(RowsChunk.unpack(packed, max_elements=self.max_row_elements))
         except PayloadError as error:

@@ -10,8 +10,8 @@ from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush
 
 GATHERING_S = 0.001
-"""Rows of one step of the source come within about this time, and leave as one message: an engine's loop has its hands
-full with steps."""
+"""Rows of one step of the source come within about this time, and leave as one message: an engine's loop is busy with
+steps."""
 MAX_MESSAGES = 16
 """Under way at once. The engine answers once a step; to wait for each answer would cost a row a step or two."""
 MAX_PUSHES = 32
@@ -37,7 +37,7 @@ class RowsPusher:
         self._messages: set[asyncio.Task[None]] = set()
 
     def put(self, push: RowsPush) -> Sent:
-        """Done when the engine has the rows; has what the engine raised, PayloadError for rows that it refused."""
+        """Returns a future: done when the engine has the rows, or its error; PayloadError for rows that it refused."""
         arrived: Sent = asyncio.get_running_loop().create_future()
         self._waiting.append((push, arrived))
         if self._sender is None or self._sender.done():

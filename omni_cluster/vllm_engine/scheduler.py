@@ -113,14 +113,14 @@ class OmniSchedulerMixin(_Scheduler):
         return output
 
     def _further_steps(self, output: SchedulerOutput) -> dict[str, int]:
-        """How many tokens more than one each request of the step may get; only those that may."""
+        """How many tokens beyond the first each request may get in the step, for those that may get any."""
         if not self.num_lookahead_tokens:
             return {}
         rooms = {r: self._room(self.requests[r]) for r in output.num_scheduled_tokens}
         return {r: room for r, room in rooms.items() if room > 0}
 
     def _room(self, request: Request) -> int:
-        """Tokens behind the one that this step samples for which all is known and allowed before the host sees it."""
+        """How many tokens may follow the step's first one on the device: their rows are known, limits allow them."""
         count = self._counts.get(request.request_id)
         if count is None or request.num_computed_tokens < request.num_tokens:
             return 0
@@ -145,7 +145,7 @@ class OmniSchedulerMixin(_Scheduler):
         return count is not None and count.lacks(request.num_computed_tokens)
 
     def _is_blocked(self, request: Request) -> bool:
-        """A preempted request computes all its tokens again at once, the last one included: is that row missing?"""
+        """Whether a preempted request lacks its last row: it computes all its tokens again at once."""
         count = self._counts.get(request.request_id)
         return count is not None and request.num_preemptions > 0 and count.lacks(request.num_tokens - 1)
 

@@ -255,7 +255,7 @@ def _check_rows(extra: StageExtra, max_elements: int) -> None:
 
 
 def fault_of(error: Exception) -> str:
-    """One short line. Around what a processor raises vLLM tells the media too, with where they lie in memory."""
+    """The error as one short line. vLLM's own message has the media too, and where they lie in memory."""
     said = str(error.__cause__ or error).partition("\n")[0]
     return said if len(said) <= MAX_FAULT_CHARS else said[:MAX_FAULT_CHARS] + "..."
 
@@ -272,7 +272,7 @@ class ChunkMaker:
         return self._made(output) if self._given_reply is None else self._given(output, self._given_reply)
 
     def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
-        """The reply that stood in the prompt, with its rows, in one chunk: the one token after it is nobody's."""
+        """The given reply with its rows, as one chunk. The one token that vLLM samples after it is dropped."""
         prompt = tuple(output.prompt_token_ids or ())[: -len(given_reply.token_ids)]
         return StageChunk(
             token_ids=given_reply.token_ids,
