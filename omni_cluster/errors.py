@@ -38,11 +38,11 @@ class DiffusionEngineStopped(StageDied):
 
 
 class JobFailed(OmniError):
-    """A diffusion job that could not be made, alone as in its batch; the jobs beside it could."""
+    """A diffusion job that failed alone as it did in its batch; the jobs beside it did not."""
 
 
 class TokenError(OmniError):
-    """Tokens that one stage made and the next one has no meaning for: names the token and what would have been one."""
+    """Tokens of one stage that are invalid in the next one: names the token and what would be valid."""
 
 
 class VersionError(OmniError):

@@ -21,8 +21,8 @@ EXTRA_KEY = "omni"
 class Prompt:
     """A conversation after the chat template, media placeholders included.
 
-    `token_ids`: of a prompt in which a client's text looks like marks of the template, and is text all the same; None
-    where `text` says it all.
+    `token_ids`: set if a client's text in the prompt looks like the template's marks, but is to be text; None if
+    `text` says it all.
     """
 
     text: str
@@ -55,7 +55,7 @@ class OmniRequest:
     reply: str | None = None
 
     def without_media(self) -> OmniRequest:
-        """For stages that another feeds: a video's frames are a hundred megabytes that they would never look at."""
+        """For stages that another one feeds: they never look at media, and a video's frames are a hundred megabytes."""
         return replace(self, media=Media())
 
 

@@ -1,4 +1,4 @@
-"""What stages hand to each other as bytes: tensors, alone and by name, and the rows of a request.
+"""What stages hand to each other as bytes: tensors, alone and by name, and the conditioning rows of a request.
 
 Every header is checked before memory is taken, and nothing here is ever unpickled or given to `torch.load`.
 """

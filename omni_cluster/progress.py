@@ -12,8 +12,8 @@ from omni_cluster.errors import StageDied
 ANSWER_S = 1.0
 """How long one look waits for the engine's answer: one in a long step answers at a later look."""
 MAX_LAPSE_S = 5.0
-"""Between two looks, at most, counts as time in which the engine could have worked: who looks may have been held up by
-what holds the engine up, as on a host that is busy or was suspended."""
+"""The longest time between two looks that counts as time in which the engine could have worked: on a host that is busy
+or was suspended, the looks are held up as the engine is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What sampling parameters may be: the same for the HTTP API, the configuration and the stages.
 
-Logits are float32. A value that float32 does not tell from zero or infinity makes tokens of nothing, so each bound is
+Logits are float32. A value that float32 rounds to zero or infinity would make meaningless tokens, so each bound is
 far from both.
 """
 
@@ -31,7 +31,7 @@ class Bounds:
     above: bool = False
 
     def hold(self, value: object) -> bool:
-        """False for what is no number, NaN included."""
+        """False for anything that is not a number, NaN included."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
         return self.least <= value <= self.most and not (self.above and value == self.least)
@@ -84,7 +84,7 @@ def sampling_faults(params: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _wish(name: str, value: object) -> str | None:
-    """What a parameter should be; None for one that is."""
+    """What a parameter should be; None if it is that."""
     if name in BOUNDS:
         return None if BOUNDS[name].hold(value) else str(BOUNDS[name])
     if name == "stop":

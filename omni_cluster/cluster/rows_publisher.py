@@ -1,4 +1,4 @@
-"""The producer's end of a connection's rows: Ray objects, which the consumer reads by reference.
+"""The producer's end of a connection's conditioning rows: Ray objects, which the consumer reads by reference.
 
 A message names its rows by the number of a batch and a place in it. The batches are items of one
 streaming call of Ray's, so Ray counts the references and frees the objects. A reference sent outside of Ray's calls

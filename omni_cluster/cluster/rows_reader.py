@@ -1,4 +1,4 @@
-"""The consumer's end of a connection's rows; see `rows_publisher`."""
+"""The consumer's end of a connection's conditioning rows; see `rows_publisher`."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class DiffusionModel(Protocol):
     """Of every job, from its beginning until it can be finished."""
 
     def begin(self, number: int, job: DiffusionJob) -> None:
-        """Takes a job in. PayloadError for codes that are none, before anything is indexed by them."""
+        """Takes a job in. PayloadError for invalid codes, before anything is indexed by them."""
 
     def step(self, numbers: Sequence[int]) -> StepTime | None:
         """Advances jobs by one step. May return before the device has made it; gives the time of one that it has."""
@@ -153,7 +153,7 @@ class DiffusionModel(Protocol):
         """Frees jobs at whatever step; the stream of one goes no further and is to be forgotten."""
 
     def forget(self, streams: Sequence[str]) -> None:
-        """Frees the state of streams that have ended, at whatever point; unknown ones are none of its business."""
+        """Frees the state of streams that have ended, at whatever point; ignores unknown ones."""
 
 
 class Family(ABC):

@@ -34,7 +34,7 @@ class PromptMaker:
         """The prompt, with token ids where its text has what looks like a mark and is none of the template's."""
         if not any(self._is_odd(text) for text in all_strings([messages, tools])):
             return Prompt(template(messages, tools))
-        guard = f"\ue000{secrets.token_hex(8)}\ue000"  # in nobody's text
+        guard = f"\ue000{secrets.token_hex(8)}\ue000"  # in no text of the prompt
         guarded = template(self._guarded(messages, guard), self._guarded(tools, guard))
         pieces = [piece.replace(guard, "") for piece in self._marks.split(guarded)]
         text = "".join(pieces)

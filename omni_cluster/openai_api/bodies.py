@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON under a bound, of which the first fault is told."""
+"""Bodies of requests: JSON under bounds. A refusal names the first fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the media of one request may come to when they are decoded, all of them together."""
+"""How many bytes all media of one request may have together once they are decoded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Budget:
         self._taken_bytes = 0
 
     def check(self, size_bytes: int, param: str) -> None:
-        """That so many could be taken."""
+        """Raises if so many could not be taken."""
         if self._taken_bytes + size_bytes > self._max_bytes:
             raise BadRequest(
                 f"The request's media come to {self._taken_bytes + size_bytes} bytes and more when decoded, but at "

@@ -232,7 +232,7 @@ def check_chat_request(
 
 
 def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits: ApiLimits) -> ChatRequest:
-    """Decodes the media, which takes as long as it takes: call it in a process that may end of it.
+    """Decodes the media. Call it in a process of its own, which it may take down.
 
     `fetched`: what each of `checked.urls` led to, by its param. Raises BadRequest.
     """

@@ -1,6 +1,6 @@
-"""A process that reads requests whose media or whose length could hurt who reads them; `decoders.py` starts it.
+"""A process that reads requests whose media or length could harm their reader; `decoders.py` starts it.
 
-It has its memory bounded, so that what a file makes a library ask for ends this process at most. It knows none of the
+Its memory is bounded: if a file makes a library ask for too much, only this process ends. It knows none of the
 server's secrets and is sent nothing but jobs; it ends with whoever started it.
 """
 
@@ -32,12 +32,12 @@ READY: Final = b"ready"
 JOB: Final = b"job"
 DONE: Final = b"done"
 LAST: Final = b"last"
-"""As `DONE`, and the process ends: so much memory stayed with it that the next job would have less."""
+"""As `DONE`, but the process ends: it kept so much memory that the next job would have less."""
 
 MAX_WORD_BYTES: Final = 16
 _HEAD_BYTES: Final = 1 << 20
 _KEPT_PART: Final = 8
-"""Of its memory, the part that may stay taken from one job to the next."""
+"""The part of its memory that may stay taken from one job to the next."""
 _NICE: Final = 5
 
 
@@ -52,7 +52,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def max_bytes(self) -> int:
-        """A job's own size at most."""
+        """The most bytes that a job may have."""
         return 2 * self.limits.max_body_bytes + _HEAD_BYTES
 
 
@@ -81,7 +81,7 @@ Answer = Opened | Wanted | Refused
 
 
 def max_answer_bytes(limits: ApiLimits) -> int:
-    """An answer at most: the media, and a body as it was checked, whose texts may be longer than they were escaped."""
+    """The most bytes of an answer: the media, and the checked body, whose texts may be longer than as they came."""
     return limits.max_decoded_bytes + 4 * limits.max_body_bytes + _HEAD_BYTES
 
 

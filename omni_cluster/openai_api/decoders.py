@@ -1,7 +1,7 @@
 """The processes that read requests with media: a few that live long, each with one request at a time.
 
-What ends one of them, or outlasts its time, is the fault of the request that it had: it is refused, and the process is
-replaced. So is one whose client has left.
+If a process ends, or takes longer than it may, its request is at fault: the request is refused, and the process is
+replaced. It is replaced too when its client has left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Fetch = Callable[[Sequence[MediaUrl]], Awaitable[Mapping[str, bytes]]]
 
 _START_S: Final = 120.0
 _PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
-"""Of the environment; the rest has secrets in it, and what media are cannot depend on it."""
+"""The variables that a decoder gets: others may be secrets, and decoding cannot depend on them."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Decoders:
         return answer
 
     async def _asked(self, job: Job) -> Answer:
-        """What a decoder says to a job; one that does not come to say it is ended."""
+        """A decoder's answer to a job. Ends a decoder that does not answer."""
         one = self._idle.pop() if self._idle else await self._started()
         try:
             async with asyncio.timeout(self._bounds.timeout_s):

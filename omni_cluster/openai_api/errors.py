@@ -38,7 +38,7 @@ class BadRequest(RequestError):
 
 @contextmanager
 def blamed_on(param: str) -> Iterator[None]:
-    """What is refused inside without naming a field is the fault of `param`."""
+    """A refusal inside that names no field gets `param` as its field."""
     try:
         yield
     except BadRequest:

@@ -136,7 +136,7 @@ class _Target:
 
 
 class TotalBytes:
-    """What the files of one request may have together."""
+    """How many bytes the files of one request may have together."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -11,13 +11,13 @@ _DATA = resource.RLIMIT_DATA
 
 
 def data_bytes() -> int:
-    """Private memory that this process may write: what RLIMIT_DATA bounds. Libraries and shared memory are none."""
+    """Private memory that this process may write, which RLIMIT_DATA bounds; not libraries and shared memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * resource.getpagesize()
 
 
 def bound_memory(more_bytes: int) -> None:
-    """Nothing above `more_bytes` more than there is now: asking for it is a MemoryError."""
+    """Bounds memory to `more_bytes` above what is taken now; beyond that, allocations raise MemoryError."""
     _, hard = resource.getrlimit(_DATA)
     resource.setrlimit(_DATA, (data_bytes() + more_bytes, hard))
 
@@ -29,7 +29,7 @@ def room_bytes() -> int:
 
 @contextlib.contextmanager
 def not_counted() -> Iterator[None]:
-    """What is taken inside, as by an import, comes on top of the bound; where there is none, nothing changes."""
+    """Adds what is taken inside, as by an import, to the bound. Does nothing without a bound."""
     bound, hard = resource.getrlimit(_DATA)
     before_bytes = data_bytes()
     resource.setrlimit(_DATA, (hard, hard))

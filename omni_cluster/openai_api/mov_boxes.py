@@ -1,4 +1,4 @@
-"""What the boxes of an mp4 or mov file claim, read before FFmpeg believes it."""
+"""Checks what the boxes of an mp4 or mov file claim, before FFmpeg relies on it."""
 
 from __future__ import annotations
 

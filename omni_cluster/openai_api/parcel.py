@@ -1,7 +1,7 @@
 """Messages with arrays between two processes of a host: a file in memory that neither can change any more.
 
-A file is the length of its head, the head in MessagePack, and the arrays, which are read in place. Who reads it trusts
-nobody: types, shapes and lengths are checked, and what is sealed can be neither cut off nor rewritten meanwhile.
+A file is the length of its head, the head in MessagePack, and the arrays, which are read in place. The reader trusts
+nothing: it checks types, shapes and lengths, and a sealed file can be neither cut off nor rewritten meanwhile.
 """
 
 from __future__ import annotations

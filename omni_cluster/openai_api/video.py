@@ -1,6 +1,6 @@
 """Videos that came inside a request, decoded under limits: a file or a list of pictures to the frames of the model.
 
-What a file says of itself is checked against what is in it: frames are counted, their time is taken from their stamps.
+A file's claims are checked against its contents: frames are counted, their time is taken from their stamps.
 """
 
 from __future__ import annotations

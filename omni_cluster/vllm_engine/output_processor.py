@@ -1,4 +1,4 @@
-"""vLLM's output processor, with rows taken off the engine's outputs before it sees them."""
+"""vLLM's output processor, with conditioning rows taken off the engine's outputs before it sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of many requests on their way into one engine, soon and in few messages."""
+"""Conditioning rows of many requests on their way into one engine, soon and in few messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds a decoding request whose next row has not come, while the rest of the batch runs."""
+"""Holds a decoding request whose next conditioning row has not come, while the rest of the batch runs."""
 
 from __future__ import annotations
 

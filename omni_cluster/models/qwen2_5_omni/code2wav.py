@@ -112,7 +112,7 @@ def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:
 class CodeReader:
     """A request's codes, read in the background while its jobs run; as many as the talker may make.
 
-    What is no code ends its request here: in a batch it would be an index out of range, which ends all of them.
+    An invalid code ends its request here: in a batch it would be an index out of range, which ends all requests.
     """
 
     def __init__(self, upstream: AsyncIterator[StageChunk], stops: Collection[int], num_codes: int) -> None:
@@ -153,14 +153,14 @@ class CodeReader:
         return self._task is not None and self._task.done()
 
     async def wait_for(self, count: int) -> None:
-        """Until `count` codes are there, or all that will come; raises what the upstream raised."""
+        """Waits until `count` codes are there, or all that will come. Raises what the upstream raised."""
         while len(self) < count and not self.complete:
             self._changed.clear()
             await self._changed.wait()
         self._raise_error()
 
     async def wait_for_all(self) -> None:
-        """Until no more codes will come; raises what the upstream raised."""
+        """Waits until no more codes will come. Raises what the upstream raised."""
         while not self.complete:
             self._changed.clear()
             await self._changed.wait()

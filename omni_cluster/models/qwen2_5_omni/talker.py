@@ -1,4 +1,4 @@
-"""The talker's input, made of the thinker's rows as transformers' `Qwen2_5OmniForConditionalGeneration.generate` does.
+"""The talker's input, made of the thinker's conditioning rows as `generate` of transformers' Qwen2.5-Omni does.
 
 Prompt of P thinker positions: rows 0..P-1 of the thinker on codec mask ids, then the voice's start embedding on codec
 pad, then the row of the reply's first token on codec bos. While decoding, one more row of the reply a code; after the
@@ -75,7 +75,7 @@ class TalkerSession:
         self._next_row = 0
 
     async def prompt(self) -> EngineInput | None:
-        """None for a reply of fewer than two tokens: no row of it ever comes, and there is nothing to say."""
+        """None for a reply of fewer than two tokens: no row of it comes, and there is nothing to speak."""
         prefix = await self._collect_prefix()
         if prefix is None:
             return None
@@ -115,7 +115,7 @@ class TalkerSession:
         return Prefix(torch.cat(rows), positions, ended)
 
     def _of_prompt(self, positions: torch.Tensor, chunk: StageChunk) -> torch.Tensor:
-        """Without those of a reply that was given, which the thinker had in its prompt."""
+        """The positions without those of a given reply, which the thinker had in its prompt."""
         return positions if self._request.reply is None else positions[:, : -len(chunk.token_ids)]
 
     def _tokens_prompt(self, prefix: Prefix) -> OmniTokensPrompt:

@@ -1,4 +1,4 @@
-"""The thinker's input: the conversation with its media; its output rows go to the talker."""
+"""The thinker's input: the conversation with its media; its conditioning rows go to the talker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ThinkerSession:
         return EngineInput(prompt, sampling, emit_rows=self._request.wants_audio)
 
     def _given(self, reply: str) -> EngineInput:
-        """A reply that is given is computed as part of the prompt, for its rows."""
+        """A given reply is computed as part of the prompt, for its rows."""
         reply_ids = tuple(self._tokenize(reply, False))
         token_ids = [*self._tokenize(str(self._request.prompt), True), *reply_ids]
         return EngineInput(

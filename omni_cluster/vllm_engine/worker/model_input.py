@@ -1,4 +1,4 @@
-"""The rows that one step adds to its token embeddings, gathered from what each request was given."""
+"""The conditioning rows that one step adds to its token embeddings, gathered from what each request was given."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class OmniGPUModelRunner(_Runner):
         return replace(output, sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
     def _going_on(self) -> dict[str, int]:
-        """How many tokens more each request gets in this step: none whose next one needs what the host makes of it."""
+        """How many more tokens each request gets in this step: none for a request whose next token needs the host."""
         batch = self.input_batch
         waiting = {
             *batch.num_logprobs,
@@ -162,7 +162,7 @@ class OmniGPUModelRunner(_Runner):
     def sample_step(self, logits: torch.Tensor, discarded: torch.Tensor, ahead: int = 0) -> SamplerOutput:
         """Samples one token a request as vLLM does, penalties and the noise of seeded requests on the device.
 
-        `logits` `[n, vocab_size]`; `discarded` bool `[n]`: requests whose token is not theirs to keep; `ahead`: tokens
+        `logits` `[n, vocab_size]`; `discarded` bool `[n]`: requests whose token is not kept; `ahead`: tokens
         that this step has made of each request before.
         """
         request_ids = self.input_batch.req_ids
@@ -190,7 +190,7 @@ class OmniGPUModelRunner(_Runner):
         return logits
 
     def fill_rows(self, request_ids: Sequence[str], positions: np.ndarray) -> None:
-        """Feeds each request's row at `positions` int `[n]`, -1 for one that the step computes to no effect."""
+        """Feeds each request's row at `positions` int `[n]`; -1 for a request that the step computes to no effect."""
         spans = [TokenSpan(r, int(p) if p >= 0 else NOWHERE, 1) for r, p in zip(request_ids, positions, strict=True)]
         if self._inputs is not None:
             self._feed(self._inputs.build(spans, is_further=True))

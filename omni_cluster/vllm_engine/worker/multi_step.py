@@ -1,7 +1,7 @@
-"""More than one token of a request in one step of its engine.
+"""Multi-step decoding: more than one token of a request in one step of its engine.
 
-What an engine does on the host around a step takes longer than a small model on its device. So a step goes on where it
-can: the sampled tokens are the next inputs, on the device, and the host sees them when all of them are there. Each
+An engine's work on the host around a step takes longer than a small model on its device. So a step goes on if it can:
+the sampled tokens are the next inputs, on the device, and the host sees them when all of them are there. Each
 further step is an ordinary decoding step of the whole batch: the same graph, the same sampling.
 """
 
@@ -19,7 +19,7 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 
 NO_TOKEN = -1
-"""As vLLM marks a place of the sampled tokens that holds none."""
+"""vLLM's mark for a place among the sampled tokens that holds none."""
 UNUSED_SLOT = 0
 """A place in vLLM's null block, which belongs to no request."""
 

@@ -1,4 +1,4 @@
-"""The rows of one step on their way from the device to the requests' outputs."""
+"""The conditioning rows of one step on their way from the device to the requests' outputs."""
 
 from __future__ import annotations
 
