@@ -118,7 +118,7 @@ async def test_failure_reaches_readers_that_wait_and_those_that_come_later(log: 
     assert [type(result) for result in results] == [ValueError] * 3
 
 
-async def test_closed_and_empty_outbox_gives_nothing(log: OutputLog) -> None:
+async def test_closed_and_empty_log_gives_nothing(log: OutputLog) -> None:
     log.close()
     assert await all_of(log.read()) == []
 
@@ -199,7 +199,7 @@ def test_positions_count_toward_the_bound() -> None:
     assert chunk_bytes(StageChunk(rows=rows)) == 32 + 48
 
 
-def test_outboxes_are_found_by_request_until_they_are_removed() -> None:
+def test_logs_are_found_by_request_until_they_are_removed() -> None:
     logs = OutputLogs(max_bytes=16)
     opened = logs.open("a")
     assert logs.get("a") is opened and len(logs) == 1

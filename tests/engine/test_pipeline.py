@@ -171,7 +171,7 @@ async def test_talkers_codes_end_at_the_clients_limit(pipeline: AsyncOmniLLM, sp
     assert made.audio is not None and len(made.audio.samples) == 7 * 480
 
 
-async def test_outbox_that_is_too_small_fails_the_request_and_frees_it(pipeline: AsyncOmniLLM) -> None:
+async def test_log_that_is_too_small_fails_the_request_and_frees_it(pipeline: AsyncOmniLLM) -> None:
     from omni_cluster.engine.output_log import OutputLogFull
 
     config = pipeline.config

@@ -9,7 +9,7 @@ import av
 import msgspec
 
 from omni_cluster.errors import PayloadError, RequestError
-from tests.fuzz import bodies, links, media, payloads
+from tests.fuzz import bodies, frames, media, payloads
 from tests.fuzz.driver import Kind
 
 KINDS: Mapping[str, Kind] = {
@@ -18,8 +18,8 @@ KINDS: Mapping[str, Kind] = {
     "rows": Kind(payloads.rows, payloads.take_rows, (PayloadError,), 150),
     "extra": Kind(payloads.extra, payloads.take_extra, (PayloadError, msgspec.ValidationError), 200),
     "frame": Kind(
-        links.frame,
-        links.take_frame,
+        frames.frame,
+        frames.take_frame,
         (ConnectionError, asyncio.IncompleteReadError, PayloadError),
         100,
     ),
