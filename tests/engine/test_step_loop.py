@@ -249,7 +249,7 @@ async def test_it_gets_on_with_each_call_and_has_work_while_jobs_are_there(
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured(
+async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured_and_sound_as_one_by_one(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     step, begun = stage.model.step, set()
@@ -258,10 +258,14 @@ async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured(
         begun.add(len(stage.model._pieces))
         return step(numbers)
 
+    async def sound(most: int) -> np.ndarray:
+        stage.loop._config = CONFIG.model_copy(update={"max_pieces_at_once": most})
+        return await stage.sound("a", 0, at_once([codes(100, 0)]))
+
+    one_by_one = await sound(1)
     monkeypatch.setattr(stage.model, "step", watched)
-    stage.loop._config = CONFIG.model_copy(update={"max_pieces_at_once": most})
-    assert len(await stage.sound("a", 0, at_once([codes(100, 0)]))) == 100 * 480
-    assert max(begun) == most
+    np.testing.assert_allclose(await sound(most), one_by_one, atol=1e-5, rtol=0)
+    assert len(one_by_one) == 100 * 480 and max(begun) == most
 
 
 async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -> None:
