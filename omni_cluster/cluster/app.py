@@ -26,10 +26,12 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.server.answers import api_keys
 from omni_cluster.server.door import RETRY_AFTER_S
 
-CALLS_PER_REQUEST = 3
-"""What one request has open at a replica at most: `generate`, and of its two readers `subscribe` or `chunk`."""
+CALLS_PER_REQUEST = 2
+"""What one request has open at a replica at most: `generate`, and `bring` while its media come."""
 MAX_CONNECTIONS = 64
 """Replicas that read from one replica, ingresses included."""
+CALLS_PER_CONNECTION = 2
+"""What one of them has open at it at most: `rows`, and `address` when it connects anew."""
 
 INGRESS_NAME = "ingress"
 INGRESS_ROUTER = "omni_cluster.cluster.ingress_router.IngressRouter"
@@ -78,7 +80,7 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
         StageReplica,
         name=stage.model_stage,
         # Admission is the ingress's; what it lets in must never wait at a stage's door.
-        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + MAX_CONNECTIONS,
+        max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + CALLS_PER_CONNECTION * MAX_CONNECTIONS,
         ray_actor_options=actor_options(stage),
         request_router_config=ROUTER,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
