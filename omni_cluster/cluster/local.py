@@ -82,11 +82,11 @@ class LocalCluster:
         """
         ends_s = time.monotonic() + timeout_s
         while True:
-            states = self.stage_states()
-            if on_change is not None:
-                on_change(states)
             application = serve.status().applications.get(APP_NAME)
             status = application.status.value if application is not None else "NOT_STARTED"
+            states = self.stage_states()  # after it: the last look that is told has all of them healthy
+            if on_change is not None:
+                on_change(states)
             if status == "RUNNING":
                 return
             if status == "DEPLOY_FAILED" or time.monotonic() > ends_s:

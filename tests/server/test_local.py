@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,7 +22,7 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.serve_local import AddressTaken, listening, run_server, serving
 from omni_cluster.server.app import HttpServer
-from tests.engine.stages import MAX_TOKENS, until, until_counts
+from tests.engine.stages import MAX_TOKENS, PATIENCE_S, until, until_counts
 from tests.reference import media
 
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"}, "seed": 3}
@@ -51,8 +53,17 @@ def samples(base64_text: str) -> np.ndarray:
 
 
 async def counted(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
-    """Every sample by its name and the values of its labels but the replica's."""
-    text = (await client.get("/metrics")).text
+    """Every sample of a scrape from now on, by its name and the values of its labels but the replica's."""
+    asked_s = time.time()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = samples_of((await client.get("/metrics")).text)
+            if found[("omni_cluster_scrape_timestamp_seconds",)] > asked_s:
+                return found
+            await asyncio.sleep(0.01)
+
+
+def samples_of(text: str) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(value for name, value in sorted(sample.labels.items()) if name != "replica")): sample.value
         for family in text_string_to_metric_families(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
@@ -51,9 +51,13 @@ def draw(values: torch.Tensor, rows: Sequence[Row], index: int = 0) -> list[int]
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.05, 1.0))
+@example(809, 1, 0.33)
 def test_probabilities_are_those_of_vllms_filters(seed: int, top_k: int, top_p: float) -> None:
     given_logits = logits(seed)
     k, p = torch.full((3,), top_k), torch.full((3,), top_p)
+    sums = apply_top_k_top_p(given_logits.clone(), k, None).softmax(-1).sort(descending=True).values.cumsum(-1)
+    # At a border rounding decides, as for a third of three equal logits.
+    assume(top_p == 1 or not ((sums - top_p).abs() < 1e-5).any())
     wanted = apply_top_k_top_p(given_logits.clone(), k, p).softmax(dim=-1)
     values, ids = given_logits.topk(MAX_K)
     made = torch.zeros(3, VOCAB).scatter(1, ids, within(values, k, p))
