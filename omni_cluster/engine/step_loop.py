@@ -161,14 +161,14 @@ class StepLoop:
         return True
 
     async def _step(self, jobs: Sequence[LoopJob]) -> None:
-        time, error = await self._tried("step", [job.number for job in jobs])
+        taken, error = await self._tried("step", [job.number for job in jobs])
         if error is not None:
             await self._one_by_one(self._step, jobs, error)
             return
         for job in jobs:
             job.steps_left -= 1
-        if time is not None:
-            self._scheduler.took(time)
+        if taken is not None:
+            self._scheduler.took(taken)
 
     async def _finish(self, jobs: Sequence[LoopJob]) -> None:
         waves, error = await self._tried("finish", [job.number for job in jobs])
