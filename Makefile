@@ -23,9 +23,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -m "not gpu" --cov --durations=15
 
-# Lines of API and configuration that their own tests reach.
+# Lines of API and configuration that their own tests reach: 96 %; with all others of `make test` 97 %.
 coverage: $(READY)
-	$(BIN)/python -m pytest tests/openai_api tests/config --cov
+	$(BIN)/python -m pytest tests/openai_api tests/config --cov --cov-fail-under=96
 
 # A million mutated bodies, media files and payloads; FUZZ="--seed 1 --count 5000" for others or fewer.
 fuzz: $(READY)
