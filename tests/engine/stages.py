@@ -25,6 +25,7 @@ MAX_CODES = 60
 THINKER_STEP_TOKENS, TALKER_STEP_TOKENS = 48, 32
 """Of a step of the tight engines; see `tight`."""
 PATIENCE_S = 20
+POLL_S = 0.005
 """Until a condition that must come: a test that waits this long has failed."""
 
 _ENGINE_ARGS: dict[str, Any] = {
@@ -166,11 +167,14 @@ class Feed:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Asks again and again, each time a round trip to the engine, until the condition holds."""
+    """Asks every few milliseconds until the condition holds.
+
+    Asked without a pause, the loop would hold Python's lock for 5 ms at each operation of an engine's thread.
+    """
 
     async def holds() -> None:
         while not await condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(POLL_S)
 
     await asyncio.wait_for(holds(), PATIENCE_S)
 
