@@ -188,30 +188,46 @@ def _run_step(step: Step, activated: torch.Tensor, ends: torch.Tensor) -> torch.
 def _activate(x: torch.Tensor, snake: Snake, ends: torch.Tensor) -> torch.Tensor:
     """The kernel's mathematics on float32 `[B, T, C]`: up by 2, snake, down by 2, ends repeated at both rates."""
     times = x.shape[1]
-    taps = (*HALF_FILTER, *reversed(HALF_FILTER))
-    repeated = _repeat_ends(x, ends, 3, 3)
-    shifted = [repeated[:, start : start + times] for start in range(7)]
-    even = 2 * _weighted(taps[0::2], shifted[:-1])
-    odd = 2 * _weighted(taps[1::2], shifted[1:])
-    doubled = torch.stack([even, odd], dim=2).flatten(1, 2)
-    doubled = doubled + snake.gain * torch.sin(torch.pi * snake.frequency * doubled).square()
-    repeated = _repeat_ends(doubled, 2 * ends, 5, 6)
-    halved = _weighted(taps, [repeated[:, start : start + 2 * times - 1 : 2] for start in range(12)])
+    missing = -times % WINDOW
+    doubled = _filtered(_UP, _repeat_ends(x, ends, 3, 3 + missing), WINDOW)[:, : 2 * times]
+    bent = torch.sin_(torch.pi * snake.frequency * doubled).square_()
+    doubled = torch.addcmul(doubled, snake.gain, bent)
+    halved = _filtered(_DOWN, _repeat_ends(doubled, 2 * ends, 5, 5 + 2 * missing), 2 * WINDOW)[:, :times]
     return torch.where(_within(x, ends), halved, 0.0)
+
+
+def _band(rows: Sequence[Sequence[float]], moves: int, step: int) -> torch.Tensor:
+    """Float32 `[moves * len(rows), ...]`: the rows below each other, `moves` times, each time `step` to the right."""
+    width = max(len(row) for row in rows)
+    band = torch.zeros(moves, len(rows), (moves - 1) * step + width)
+    for move in range(moves):
+        for row, weights in enumerate(rows):
+            band[move, row, move * step : move * step + len(weights)] = torch.tensor(weights)
+    return band.flatten(0, 1)
+
+
+WINDOW = 16
+"""Times that one product of the host's filters makes; taps are added one after the other four times as slowly."""
+_TAPS = (*HALF_FILTER, *reversed(HALF_FILTER))
+_UP = 2 * _band([_TAPS[0::2], (0.0, *_TAPS[1::2])], WINDOW, 1)
+_DOWN = _band([_TAPS], WINDOW, 2)
+
+
+def _filtered(band: torch.Tensor, x: torch.Tensor, step: int) -> torch.Tensor:
+    """The band's product with each of the n windows of `x`: `[B, (n - 1) * step + width, C]` -> `[B, n * rows, C]`."""
+    windows = x.unfold(1, band.shape[1], step).transpose(2, 3)
+    return torch.matmul(band, windows).flatten(1, 2)
 
 
 def _repeat_ends(x: torch.Tensor, ends: torch.Tensor, before: int, after: int) -> torch.Tensor:
     """`[B, before + T + after, C]`: each row with its first and its last sample repeated."""
-    positions = torch.arange(-before, x.shape[1] + after, device=x.device)
-    positions = torch.minimum(positions, ends[:, None] - 1).clamp(min=0)
-    return x.take_along_dim(positions[:, :, None].long(), dim=1)
-
-
-def _weighted(weights: Sequence[float], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = weights[0] * tensors[0]
-    for weight, tensor in zip(weights[1:], tensors[1:], strict=True):
-        total = total.add(tensor, alpha=weight)
-    return total
+    batch, times, channels = x.shape
+    repeated = x.new_empty(batch, before + times + after, channels)
+    repeated[:, :before] = x[:, :1]
+    repeated[:, before : before + times] = x
+    for row, end in enumerate(ends.tolist()):
+        repeated[row, before + end :] = x[row, max(end - 1, 0)]
+    return repeated
 
 
 def _within(like: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
