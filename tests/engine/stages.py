@@ -25,8 +25,8 @@ MAX_CODES = 60
 THINKER_STEP_TOKENS, TALKER_STEP_TOKENS = 48, 32
 """Of a step of the tight engines; see `tight`."""
 PATIENCE_S = 20
-POLL_S = 0.005
 """Until a condition that must come: a test that waits this long has failed."""
+POLL_S = 0.005
 
 _ENGINE_ARGS: dict[str, Any] = {
     "dtype": "float32",
