@@ -38,6 +38,9 @@ from omni_cluster.outputs import StageChunk
 logger = logging.getLogger("ray.serve")
 
 
+FIRST_READER_S = 30.0
+"""An ingress reads a request's log as soon as it has the ticket. The end of a call that is cancelled while it begins
+may get lost in Serve: nobody reads what such a call makes."""
 MAX_SAMPLES = MAX_ITEM_BYTES // 4
 """Sound of a chunk, float32: a long answer's travels in several messages."""
 
@@ -102,11 +105,12 @@ class StageReplica:
         self._parcels.bring(request_id, parcel)
 
     async def _until_let_go(self, log: OutputLog, filling: Coroutine[Any, Any, None]) -> None:
-        """Fills the log until the request's end cancels this, or a reader disappears without closing."""
+        """Fills the log until the request's end cancels this, or nobody can want it any more."""
         filler = asyncio.create_task(filling)
         try:
-            await asyncio.wait_for(log.abandoned.wait(), self._bound.config.limits.request_timeout_s)
-        except asyncio.TimeoutError:
+            async with asyncio.timeout(self._bound.config.limits.request_timeout_s):
+                await log.until_given_up(FIRST_READER_S)
+        except TimeoutError:
             pass  # whoever asked has given up by now
         finally:
             filler.cancel()

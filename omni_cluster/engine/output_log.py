@@ -34,7 +34,8 @@ class OutputLog:
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
-        self.abandoned = asyncio.Event()
+        self._is_abandoned = asyncio.Event()
+        self._has_reader = asyncio.Event()
 
     @property
     def closed(self) -> bool:
@@ -69,7 +70,15 @@ class OutputLog:
 
     def abandon(self) -> None:
         """A reader disappeared without closing: nobody can finish the request."""
-        self.abandoned.set()
+        self._is_abandoned.set()
+
+    async def until_given_up(self, first_reader_s: float) -> None:
+        """Returns once a reader has disappeared, or none has come within `first_reader_s`: nobody wants the request."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(first_reader_s):
+                await self._has_reader.wait()
+        if self._has_reader.is_set():
+            await self._is_abandoned.wait()
 
     def chunk(self, number: int) -> StageChunk:
         """Returns a chunk, which must be there already."""
@@ -78,6 +87,7 @@ class OutputLog:
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever something was put, and at the end. It must not raise."""
         self._listeners.append(listener)
+        self._has_reader.set()
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         self._listeners.remove(listener)
@@ -94,6 +104,7 @@ class OutputLog:
 
     async def read(self, first: int = 0) -> AsyncGenerator[StageChunk, None]:
         """Yields chunks from number `first` on; each item joins all that were put since the item before."""
+        self._has_reader.set()
         while await self._wait_for(first):
             first, begin = len(self._chunks), first
             yield StageChunk.joined(self._chunks[begin:first])

@@ -142,7 +142,7 @@ async def test_both_ends_notice_a_network_that_carries_nothing_any_more(
     network.carries.clear()
     with pytest.raises(ReplicaLost, match="nothing comes from it"):
         await anext(messages)
-    await asyncio.wait_for(log.abandoned.wait(), NOTICED_S)  # its producer works for nobody
+    await asyncio.wait_for(log.until_given_up(NOTICED_S), NOTICED_S)  # its producer works for nobody
     while len(server):
         await asyncio.sleep(0.01)
     network.carries.set()
@@ -161,7 +161,7 @@ async def test_what_cannot_be_sent_is_dropped_with_its_reader(
     network.carries.clear()
     for start in range(64):
         log.put(StageChunk(start, (1,), text="x" * (1 << 18)))
-    await asyncio.wait_for(log.abandoned.wait(), NOTICED_S)
+    await asyncio.wait_for(log.until_given_up(NOTICED_S), NOTICED_S)
     while len(server):
         await asyncio.sleep(0.01)
     await messages.aclose()

@@ -216,3 +216,22 @@ def test_logs_are_found_by_request_until_they_are_removed() -> None:
 def test_request_that_never_came_is_unknown() -> None:
     with pytest.raises(OutputLogUnknown, match="request b"):
         OutputLogs(max_bytes=16).get("b")
+
+
+@pytest.mark.parametrize("reads", ["read", "listen"])
+async def test_a_log_that_is_read_is_given_up_only_when_its_reader_disappears(log: OutputLog, reads: str) -> None:
+    given_up = asyncio.create_task(log.until_given_up(first_reader_s=0.01))
+    reader = asyncio.create_task(all_of(log.read())) if reads == "read" else log.listen(lambda: None)
+    await asyncio.wait({given_up}, timeout=0.1)  # ten times as long as it waits for a first reader
+    assert not given_up.done()
+    log.abandon()
+    await asyncio.wait_for(given_up, 60)
+    log.close()
+    if reader is not None:
+        await reader
+
+
+async def test_a_log_that_nobody_comes_to_read_is_given_up(log: OutputLog) -> None:
+    log.put(tokens(0, 1))
+    log.close()
+    await asyncio.wait_for(log.until_given_up(first_reader_s=0.01), 60)
