@@ -17,6 +17,10 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+TESTS = Path(__file__).parent
+TRACED = {"openai_api", "config", "server", "fuzz", "bench"}
+"""The rooms of whose tests the coverage is: tracing would add a third to the time of the others."""
+
 if TYPE_CHECKING:
     from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
     from tests.engine.stages import Speak
@@ -31,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
+        if item.path.relative_to(TESTS).parts[0] not in TRACED:
+            item.add_marker(pytest.mark.no_cover)
         if torch.cuda.is_available():
             if item.get_closest_marker("parity"):
                 item.add_marker(pytest.mark.gpu)

@@ -192,7 +192,7 @@ def test_the_http_answer_has_the_reference_s_text_and_sound(served: ServedApp, r
     # What a client sends are 16-bit samples.
     audios = [np.round(a * 32768).clip(-32768, 32767).astype(np.float32) / 32768 for a in audios]
     expected = reference.speech(
-        prompt_text(kind), audios, images, voice="Ethan", max_new_tokens=8, max_codes=200, seed=5
+        prompt_text(kind), audios, images, voice="Ethan", max_new_tokens=8, max_codes=120, seed=5
     )
     answer = chat(
         served, as_parts(kind), modalities=["text", "audio"], audio={"voice": "Ethan", "format": "wav"},

@@ -131,7 +131,7 @@ def test_entries_by_a_stage_s_name_are_those_by_its_place() -> None:
         ),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "is 9, but it should be at most its max_tokens, which is 8"),
         ({"min_tokens": 65}, "min_tokens", "at most its max_tokens, which is 64"),  # the configuration's
-        ({"sampling_params_list": [None, {"min_tokens": 201}, None]}, "min_tokens", "which is 200"),
+        ({"sampling_params_list": [None, {"min_tokens": 121}, None]}, "min_tokens", "which is 120"),
     ],
 )
 def test_sampling_that_no_stage_can_take_is_refused(fields: dict[str, Any], param: str, words: str) -> None:
