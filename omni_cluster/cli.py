@@ -10,11 +10,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from omni_cluster.errors import OmniError
 
 if TYPE_CHECKING:
+    from omni_cluster.bench.capacity import Search
+    from omni_cluster.bench.load import Load
     from omni_cluster.config.schema import PipelineConfig
 
 PROGRAM = "omni-cluster"
@@ -99,6 +101,7 @@ def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("bench", help="put load on a server, or on the engines alone, and measure")
     _add_bench_target(command)
     _add_bench_arrivals(command)
+    _add_bench_capacity(command)
     _add_bench_load(command)
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="new folder of the results (default: bench_out/ and the time)"
@@ -125,7 +128,7 @@ def _add_bench_arrivals(command: argparse.ArgumentParser) -> None:
         type=_count,
         nargs="+",
         metavar="C",
-        help="clients that ask one after another (default: 1 4 16 32 64, none with --rate)",
+        help="clients that ask one after another (default: 1 4 16 32 64, none with --rate or --find-capacity)",
     )
     arrivals.add_argument("--burst", action="store_true", help="C requests at once, the next C when all have ended")
     arrivals.add_argument(
@@ -137,26 +140,49 @@ def _add_bench_arrivals(command: argparse.ArgumentParser) -> None:
         help="requests a second, whether or not earlier ones have ended; gaps are exponential (Poisson)",
     )
     arrivals.add_argument(
+        "--seconds", type=_positive, metavar="S", help="how long requests come at each rate (default: 60)"
+    )
+    arrivals.add_argument(
         "--requests",
         type=_count,
         metavar="N",
-        help="requests of each cell (default: 4 C, or those of 30 s; at least 8)",
+        help="requests of each cell (default: 4 C, or those that come in --seconds; at least 8)",
     )
     arrivals.add_argument(
         "--warmup", type=_whole, metavar="N", help="requests before each cell that are not counted (default: C, or 1)"
     )
     arrivals.add_argument(
-        "--seed", type=_whole, default=0, metavar="N", help="of messages and arrival times (default: 0)"
+        "--seed", type=_whole, default=0, metavar="N", help="of messages, lengths and arrival times (default: 0)"
+    )
+
+
+def _add_bench_capacity(command: argparse.ArgumentParser) -> None:
+    capacity = command.add_argument_group("the highest rate at which streams have no gap")
+    capacity.add_argument("--find-capacity", action="store_true", help="search it, by cells of an open loop")
+    capacity.add_argument(
+        "--capacity-between", type=_positive, nargs=2, metavar=("LOW", "HIGH"), help="rates (default: 0.25 64)"
+    )
+    capacity.add_argument(
+        "--capacity-share", type=_share, metavar="P", help="of the streams that have no gap (default: 0.99)"
+    )
+    capacity.add_argument(
+        "--capacity-precision", type=_precision, metavar="P", help="of the rate, as a part of it (default: 0.1)"
     )
 
 
 def _add_bench_load(command: argparse.ArgumentParser) -> None:
     load = command.add_argument_group("what a request is")
+    load.add_argument("--prompt-tokens", type=_count, metavar="N", help="words of a message (default: 100)")
+    load.add_argument("--text-tokens", type=_count, metavar="N", help="of an answer (default: 64)")
+    load.add_argument("--codec-tokens", type=_count, metavar="N", help="of an answer (default: 512)")
+    load.add_argument("--mix", action="store_true", help="requests of mixed lengths, drawn by the seed, some spoken")
     load.add_argument(
-        "--prompt-tokens", type=_count, default=100, metavar="N", help="words of a message (default: 100)"
+        "--mix-sound", type=_positive, nargs=2, metavar=("LOW", "HIGH"), help="seconds of an answer (default: 2 20)"
     )
-    load.add_argument("--text-tokens", type=_count, default=64, metavar="N", help="of an answer (default: 64)")
-    load.add_argument("--codec-tokens", type=_count, default=512, metavar="N", help="of an answer (default: 512)")
+    load.add_argument(
+        "--mix-prompt", type=_count, nargs=2, metavar=("LOW", "HIGH"), help="tokens of a prompt (default: 20 2000)"
+    )
+    load.add_argument("--mix-spoken", type=_share, metavar="P", help="of the prompts are spoken (default: 0.5)")
     load.add_argument("--voice", help="(default: the model's)")
     load.add_argument(
         "--stream", action=argparse.BooleanOptionalAction, default=True, help="answers in pieces (default), or whole"
@@ -194,13 +220,32 @@ def _whole(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = _number(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, use one such as 2.5")
     return number
+
+
+def _share(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share, use a number from 0 to 1, for example 0.5")
+    return number
+
+
+def _precision(text: str) -> float:
+    number = _number(text)
+    if not 0.01 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no precision, use a number from 0.01 to 1, for example 0.1")
+    return number
+
+
+def _number(text: str) -> float:
+    """NaN, which is in no range, for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -257,27 +302,21 @@ def _bench(options: argparse.Namespace) -> None:
         run_compare(*options.compare)
         return
     _check_bench(options)
-    from omni_cluster.bench.load import Load
-    from omni_cluster.bench.run import CONCURRENCIES, BenchOptions, run_bench
+    from omni_cluster.bench.run import CONCURRENCIES, OPEN_LOOP_S, BenchOptions, run_bench
 
-    load = Load(
-        prompt_tokens=options.prompt_tokens,
-        text_tokens=options.text_tokens,
-        codec_tokens=options.codec_tokens,
-        voice=options.voice,
-        stream=options.stream,
-        seed=options.seed,
-    )
     now = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    is_open = options.rate or options.find_capacity
     run_bench(
         BenchOptions(
-            load=load,
+            load=_bench_load(options),
             out=options.out or Path("bench_out") / now,
             command=options.command_line,
             url=options.url,
-            concurrency=tuple(options.concurrency or (() if options.rate else CONCURRENCIES)),
+            concurrency=tuple(options.concurrency or (() if is_open else CONCURRENCIES)),
             rates_per_s=tuple(options.rate),
             burst=options.burst,
+            seconds=options.seconds or OPEN_LOOP_S,
+            search=_bench_search(options),
             requests=options.requests,
             warmup=options.warmup,
             timeout_s=options.timeout,
@@ -288,10 +327,71 @@ def _bench(options: argparse.Namespace) -> None:
     )
 
 
+def _bench_load(options: argparse.Namespace) -> Load:
+    from omni_cluster.bench.load import Load
+    from omni_cluster.bench.mix import Mix
+
+    ranges = {"sound_s": options.mix_sound, "prompt_tokens": options.mix_prompt}
+    mix = Mix(**_given(spoken_share=options.mix_spoken, **ranges)) if options.mix else None
+    lengths = {name: getattr(options, name) for name in ("prompt_tokens", "text_tokens", "codec_tokens")}
+    return Load(**_given(**lengths), voice=options.voice, stream=options.stream, seed=options.seed, mix=mix)
+
+
+def _bench_search(options: argparse.Namespace) -> Search | None:
+    from omni_cluster.bench.capacity import Search
+
+    if not options.find_capacity:
+        return None
+    share, precision = options.capacity_share, options.capacity_precision
+    return Search(**_given(share=share, precision=precision, between_per_s=options.capacity_between))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """What the command line says; what it does not is left to its defaults."""
+    said = {name: value for name, value in values.items() if value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+
+
+_USELESS_WITHOUT = {
+    "--config": ("--offline",),
+    "--model": ("--offline",),
+    "--seconds": ("--rate", "--find-capacity"),
+    "--capacity-between": ("--find-capacity",),
+    "--capacity-share": ("--find-capacity",),
+    "--capacity-precision": ("--find-capacity",),
+    "--mix-sound": ("--mix",),
+    "--mix-prompt": ("--mix",),
+    "--mix-spoken": ("--mix",),
+}
+_NOT_BOTH = {
+    "--seconds": ("--requests",),
+    "--find-capacity": ("--rate", "--concurrency", "--burst", "--requests"),
+    "--mix": ("--prompt-tokens", "--text-tokens", "--codec-tokens"),
+}
+_RANGES = ("--capacity-between", "--mix-sound", "--mix-prompt")
+
+
 def _check_bench(options: argparse.Namespace) -> None:
     """Raises UsageError for options of which one would be ignored."""
-    if not options.offline and (options.config or options.model):
-        name = "--config" if options.config else "--model"
-        raise UsageError(f"{name} is for the engines alone; add --offline, or leave it out.")
+    for option, needed in _USELESS_WITHOUT.items():
+        if _said(options, option) and not any(_said(options, other) for other in needed):
+            raise UsageError(f"{option} is for {' and '.join(needed)}; add {' or '.join(needed)}, or leave it out.")
+    for option, others in _NOT_BOTH.items():
+        for other in others:
+            if _said(options, option) and _said(options, other):
+                raise UsageError(f"{option} does not go with {other}; leave one of them out.")
     if options.burst and options.rate and not options.concurrency:
         raise UsageError("--burst is for --concurrency, and --rate has none; leave one of them out.")
+    for option in _RANGES:
+        low, high = _value(options, option) or (0, 0)
+        if low > high:
+            raise UsageError(f"{option} is {low:g} {high:g}; name the lower one first.")
+
+
+def _said(options: argparse.Namespace, option: str) -> bool:
+    value = _value(options, option)
+    return value is not None and value is not False and value != []
+
+
+def _value(options: argparse.Namespace, option: str) -> Any:
+    return getattr(options, option.removeprefix("--").replace("-", "_"))

@@ -14,8 +14,14 @@ from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.result import Cell, Result, read_result
 from omni_cluster.bench.table import wide_console
 
-LATENCIES = {"first_text_s": "first text", "first_audio_s": "first audio", "jct_s": "JCT"}
-LENGTHS = ("prompt_tokens", "text_tokens", "codec_tokens")
+LATENCIES = {
+    "first_text_s": "first text",
+    "first_audio_s": "first audio",
+    "first_audible_s": "first audible",
+    "jct_s": "JCT",
+    "stall_s": "stall",
+}
+LENGTHS = ("prompt_tokens", "text_tokens", "codec_tokens", "mix")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 
 from omni_cluster.api_client import CONNECT_TIMEOUT_S, BadAnswer, Part, body_of, events_of_async, refusal
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
-from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
+from omni_cluster.bench.record import RequestRecord, Sound, Stopwatch, stage_seconds
+from omni_cluster.bench.speech import wav
 
+JSON = {"Content-Type": "application/json"}
 PCM16_BYTES = 2
+FULL_SCALE = np.float32(32768)
 
 
 class HttpClient:
@@ -30,27 +36,28 @@ class HttpClient:
         return self._model
 
     async def ask(self, number: int) -> RequestRecord:
-        """See `Client.ask`."""
+        """See `Client.ask`; writing the body is the client's own time, and is not counted."""
         answer = AnswerParts()
+        content = json.dumps(self.body(number)).encode()
         watch = Stopwatch()
         try:
             if self._load.stream:
-                await self._stream(number, answer, watch)
+                await self._stream(content, answer, watch)
             else:
-                await self._whole(number, answer, watch)
+                await self._whole(content, answer, watch)
         except (BadAnswer, httpx.HTTPError) as error:
             answer.error = str(error) or type(error).__name__
         return answer.record(number, watch())
 
-    async def _stream(self, number: int, answer: AnswerParts, watch: Stopwatch) -> None:
-        async with self._http.stream("POST", "/v1/chat/completions", json=self.body(number)) as response:
+    async def _stream(self, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
+        async with self._http.stream("POST", "/v1/chat/completions", content=content, headers=JSON) as response:
             if response.status_code != httpx.codes.OK:
                 raise refusal(response.status_code, await response.aread())
             async for event in events_of_async(response.aiter_lines()):
                 answer.add(event, watch())
 
-    async def _whole(self, number: int, answer: AnswerParts, watch: Stopwatch) -> None:
-        response = await self._http.post("/v1/chat/completions", json=self.body(number))
+    async def _whole(self, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
+        response = await self._http.post("/v1/chat/completions", content=content, headers=JSON)
         if response.status_code != httpx.codes.OK:
             raise refusal(response.status_code, response.content)
         answer.add(body_of(response.text), watch())
@@ -64,13 +71,22 @@ def chat_body(model: str, load: Load, number: int) -> dict[str, Any]:
     audio = {"format": "pcm16"} | ({"voice": load.voice} if load.voice else {})
     body: dict[str, Any] = {
         "model": model,
-        "messages": [{"role": "user", "content": load.message(number)}],
+        "messages": [{"role": "user", "content": prompt(load, number)}],
         "modalities": ["text", "audio"],
         "audio": audio,
-        "sampling_params_list": load.sampling(),
+        "sampling_params_list": load.sampling(number),
         "stream": load.stream,
     }
     return body | ({"stream_options": {"include_usage": True}} if load.stream else {})
+
+
+def prompt(load: Load, number: int) -> str | list[dict[str, Any]]:
+    """The content of the message: words, or one part of sound."""
+    speech = load.speech(number)
+    if speech is None:
+        return load.message(number)
+    sound = {"data": base64.b64encode(wav(speech)).decode(), "format": "wav"}
+    return [{"type": "input_audio", "input_audio": sound}]
 
 
 @dataclass(slots=True)
@@ -78,7 +94,7 @@ class AnswerParts:
     """What has come of one answer."""
 
     text_s: list[float] = field(default_factory=list)
-    audio: list[AudioArrival] = field(default_factory=list)
+    sound: Sound = field(default_factory=Sound)
     stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     usage: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -89,7 +105,8 @@ class AnswerParts:
         if part.text:
             self.text_s.append(now_s)
         if part.sound:
-            self.audio.append(AudioArrival(now_s, len(part.sound) // PCM16_BYTES))
+            samples = np.frombuffer(part.sound, "<i2", count=len(part.sound) // PCM16_BYTES)
+            self.sound.add(samples.astype(np.float32) / FULL_SCALE, now_s)
         self.stages = part.stages or self.stages
         self.usage = part.usage or self.usage
 
@@ -98,7 +115,8 @@ class AnswerParts:
             number=number,
             total_s=total_s,
             text_s=tuple(self.text_s),
-            audio=tuple(self.audio),
+            audio=tuple(self.sound.arrivals),
+            audible_at=self.sound.audible_at,
             stages=stage_seconds(self.stages),
             prompt_tokens=self.usage.get("prompt_tokens", 0),
             text_tokens=self.usage.get("completion_tokens", 0),

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omni_cluster.bench.mix import Lengths, Mix
 from omni_cluster.bench.record import Ask, RequestRecord
+from omni_cluster.bench.speech import Samples, speech
+
+NUMBERS_A_CELL = 1_000_000
+"""The first number of a cell is a multiple of this: the rest is a request's place in its cell."""
 
 _WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -20,9 +25,10 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One kind of request: its lengths, which are exact but for the prompt's, and how its answer is to come.
+    """What requests are: their lengths, which are exact but for the prompt's, and how the answer is to come.
 
     `prompt_tokens` is the number of words of the message, each a token or little more; the chat template comes on top.
+    With a `mix` each request has lengths of its own, and the three that all would have say nothing.
     """
 
     prompt_tokens: int = 100
@@ -31,22 +37,44 @@ class Load:
     voice: str | None = None
     stream: bool = True
     seed: int = 0
+    mix: Mix | None = None
+
+    def lengths(self, number: int) -> Lengths:
+        """Of request `number`: those of its place, so that all cells have the same ones."""
+        if self.mix is None:
+            return Lengths(self.prompt_tokens, self.text_tokens, self.codec_tokens)
+        return self.mix.lengths(self.seed, number % NUMBERS_A_CELL)
 
     def message(self, number: int) -> str:
-        """The message of request `number`: always the same one, and another for each number."""
-        words = random.Random(f"{self.seed} {number}").choices(_WORDS.split(), k=self.prompt_tokens)
+        """The words of request `number`: always the same ones, and others for each number."""
+        words = random.Random(f"{self.seed} {number}").choices(_WORDS.split(), k=self.lengths(number).prompt_tokens)
         return " ".join(words)
 
-    def sampling(self) -> tuple[dict[str, Any], dict[str, Any], None]:
+    def speech(self, number: int) -> Samples | None:
+        """What the prompt of request `number` is in place of words; None for one of words."""
+        spoken_s = self.lengths(number).spoken_s
+        return speech(spoken_s, f"{self.seed} {number}") if spoken_s else None
+
+    def sampling(self, number: int) -> tuple[dict[str, Any], dict[str, Any], None]:
         """What fixes the lengths: for the stage of the text, that of the codec tokens, and that of the sound."""
-        text = {"max_tokens": self.text_tokens, "min_tokens": self.text_tokens, "ignore_eos": True}
-        return text, {"max_tokens": self.codec_tokens, "min_tokens": self.codec_tokens}, None
+        text, codes = self.lengths(number).text_tokens, self.lengths(number).codec_tokens
+        sampled = {"max_tokens": text, "min_tokens": text, "ignore_eos": True}
+        return sampled, {"max_tokens": codes, "min_tokens": codes}, None
 
 
 def poisson_arrivals(rate_per_s: float, count: int, seed: int) -> tuple[float, ...]:
     """When each of `count` requests is sent, seconds since the first: gaps are exponential, equal for equal seeds."""
+    return tuple(itertools.islice(_poisson(rate_per_s, seed), count))
+
+
+def poisson_count(rate_per_s: float, seconds: float, seed: int) -> int:
+    """How many of these arrivals are within `seconds`."""
+    return sum(1 for _ in itertools.takewhile(lambda at_s: at_s < seconds, _poisson(rate_per_s, seed)))
+
+
+def _poisson(rate_per_s: float, seed: int) -> Iterator[float]:
     gaps = random.Random(seed)
-    return tuple(itertools.accumulate((gaps.expovariate(rate_per_s) for _ in range(count - 1)), initial=0.0))
+    return itertools.accumulate((gaps.expovariate(rate_per_s) for _ in itertools.count()), initial=0.0)
 
 
 async def closed_loop(ask: Ask, numbers: Sequence[int], concurrency: int) -> list[RequestRecord]:

@@ -8,17 +8,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
+
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
-from omni_cluster.bench.record import AudioArrival, RequestRecord, Stopwatch, stage_seconds
+from omni_cluster.bench.record import AudioArrival, RequestRecord, Sound, Stopwatch, stage_seconds
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.pipeline import answer_to
 from omni_cluster.errors import OmniError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
+
+STAGES = 3
 
 
 class OfflineClient:
@@ -47,10 +51,13 @@ class OfflineClient:
 
     def _request(self, number: int) -> OmniRequest:
         names = (stage.model_stage for stage in self._omni.config.stages)
-        sampling = zip(names, self._load.sampling(), strict=True)
+        sampling = zip(names, self._load.sampling(number), strict=True)
+        speech = self._load.speech(number)
+        content = self._load.message(number) if speech is None else [{"type": "audio"}]
         return OmniRequest(
             request_id=f"bench-{number}",
-            prompt=self._omni.render([{"role": "user", "content": self._load.message(number)}]),
+            prompt=self._omni.render([{"role": "user", "content": content}]),
+            media=Media() if speech is None else Media(audios=(speech.astype(np.float32) / 32768,)),
             voice=self._load.voice,
             sampling={stage: asked for stage, asked in sampling if asked},
             seed=number,
@@ -58,12 +65,13 @@ class OfflineClient:
         )
 
     def _record(self, number: int, heard: Heard, output: OmniRequestOutput, error: str | None) -> RequestRecord:
-        text_s, audio, total_s = heard.finish()
+        text_s, audio, audible_at, total_s = heard.finish()
         return RequestRecord(
             number=number,
             total_s=total_s,
             text_s=text_s,
             audio=audio,
+            audible_at=audible_at,
             stages=stage_seconds({name: dataclasses.asdict(times) for name, times in output.times.items()}),
             prompt_tokens=len(output.prompt_token_ids),
             text_tokens=len(output.token_ids),
@@ -79,28 +87,28 @@ class Heard:
         self._stream = stream
         self._watch = watch
         self._text_s: list[float] = []
-        self._audio: list[AudioArrival] = []
+        self._sound = Sound()
 
     def add(self, chunk: StageChunk) -> None:
         if chunk.text:
             self._text_s.append(self._watch())
         if chunk.audio is not None:
-            self._audio.append(AudioArrival(self._watch(), len(chunk.audio.samples)))
+            self._sound.add(chunk.audio.samples, self._watch())
 
-    def finish(self) -> tuple[tuple[float, ...], tuple[AudioArrival, ...], float]:
-        """Arrivals of text, those of sound, and the end of the answer."""
-        now_s = self._watch()
+    def finish(self) -> tuple[tuple[float, ...], tuple[AudioArrival, ...], int | None, float]:
+        """Arrivals of text, those of sound, its first sample that is heard, and the end of the answer."""
+        now_s, sound = self._watch(), self._sound
         if self._stream:
-            return tuple(self._text_s), tuple(self._audio), now_s
-        samples = sum(chunk.samples for chunk in self._audio)
-        return (now_s,) * bool(self._text_s), (AudioArrival(now_s, samples),) * bool(samples), now_s
+            return tuple(self._text_s), tuple(sound.arrivals), sound.audible_at, now_s
+        whole = (AudioArrival(now_s, sound.samples),) * bool(sound.samples)
+        return (now_s,) * bool(self._text_s), whole, sound.audible_at, now_s
 
 
 @asynccontextmanager
 async def offline_client(config: Path | None, model: str | None, load: Load) -> AsyncIterator[OfflineClient]:
     """Starts all engines, and ends them. Raises ConfigError, and BenchError for stages that the load does not fit."""
     omni = AsyncOmniLLM(_config(config, model))
-    if len(omni.config.stages) != len(load.sampling()):
+    if len(omni.config.stages) != STAGES:
         raise BenchError(f"--config has {len(omni.config.stages)} stages; the load is for three: text, codes, sound.")
     await omni.start()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from omni_cluster.api_client import SAMPLE_RATE_HZ
@@ -19,12 +19,23 @@ class Stalls:
 
 def play(chunks: Sequence[AudioArrival]) -> Stalls:
     """Plays chunks from when the first came, at 24 kHz, without waiting for a second one."""
-    underruns, stall_s = 0, 0.0
+    gaps_s = [gap_s for gap_s, _ in _timed(chunks) if gap_s > 0]
+    return Stalls(len(gaps_s), sum(gaps_s))
+
+
+def played_at_s(chunks: Sequence[AudioArrival], sample: int) -> float:
+    """When the same player gets to a sample that the chunks have, seconds since the request was sent."""
+    for chunk, (_, starts_s) in zip(chunks, _timed(chunks), strict=True):
+        if sample < chunk.samples:
+            return starts_s + sample / SAMPLE_RATE_HZ
+        sample -= chunk.samples
+    raise ValueError(f"the chunks end {sample} samples before the one that is asked for.")
+
+
+def _timed(chunks: Sequence[AudioArrival]) -> Iterator[tuple[float, float]]:
+    """For each chunk: the seconds that the player stood still before it, and when it began to play it."""
     dry_at_s = chunks[0].at_s if chunks else 0.0
     for chunk in chunks:
-        if chunk.at_s > dry_at_s:
-            underruns += 1
-            stall_s += chunk.at_s - dry_at_s
-            dry_at_s = chunk.at_s
-        dry_at_s += chunk.samples / SAMPLE_RATE_HZ
-    return Stalls(underruns, stall_s)
+        starts_s = max(dry_at_s, chunk.at_s)
+        yield starts_s - dry_at_s, starts_s
+        dry_at_s = starts_s + chunk.samples / SAMPLE_RATE_HZ

@@ -10,23 +10,31 @@ from typing import Any
 from omni_cluster.bench.result import Cell, Result
 
 FILE_NAME = "result.png"
-LATENCIES = {"first_text_s": "first text, s", "first_audio_s": "first audio, s", "jct_s": "JCT, s", "rtf": "RTF"}
+LATENCIES = {
+    "first_text_s": "first text, s",
+    "first_audio_s": "first audio, s",
+    "first_audible_s": "first audible sound, s",
+    "jct_s": "JCT, s",
+    "rtf": "RTF",
+    "stall_s": "stall, s",
+}
 
 
 def write_plot(result: Result, folder: Path) -> Path | None:
-    """A panel for each latency, one for the throughput, one for the stages; None where matplotlib is not installed."""
+    """A panel for each latency, for streams without a gap, throughput, stages; None where matplotlib is not there."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 8), layout="constrained")
+    figure = Figure(figsize=(15, 12), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 3).flat
-    for (name, title), panel in zip(LATENCIES.items(), panels, strict=False):
+    *latencies, gapless, throughput, stages = figure.subplots(3, 3).flat
+    for (name, title), panel in zip(LATENCIES.items(), latencies, strict=True):
         _draw_latency(panel, result.cells, name, title)
-    _draw_throughput(panels[4], result.cells)
-    _draw_stages(panels[5], result.cells)
+    _draw_gapless(gapless, result.cells)
+    _draw_throughput(throughput, result.cells)
+    _draw_stages(stages, result.cells)
     figure.suptitle(f"{result.target}, {result.model}, {result.date}", parse_math=False)
     path = folder / FILE_NAME
     figure.savefig(path, dpi=100)
@@ -36,10 +44,16 @@ def write_plot(result: Result, folder: Path) -> Path | None:
 def _draw_latency(panel: Any, cells: Sequence[Cell], name: str, title: str) -> None:
     known = [(cell.name, cell.figures[name]) for cell in cells if name in cell.figures]
     names = [cell for cell, _ in known]
-    for percentile in ("p50", "p90", "p99"):
+    for percentile in ("p50", "p95", "p99"):
         panel.plot(names, [getattr(figures, percentile) for _, figures in known], marker="o", label=percentile)
     panel.set_ylim(bottom=0)
     _finish(panel, title, legend=bool(known))
+
+
+def _draw_gapless(panel: Any, cells: Sequence[Cell]) -> None:
+    panel.plot([cell.name for cell in cells], [100 * (cell.gapless_share or 0.0) for cell in cells], marker="o")
+    panel.set_ylim(0, 105)
+    _finish(panel, "streams without a gap, %", legend=False)
 
 
 def _draw_throughput(panel: Any, cells: Sequence[Cell]) -> None:

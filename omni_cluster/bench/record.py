@@ -7,7 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from omni_cluster.api_client import SAMPLE_RATE_HZ
+
+AUDIBLE = 0.01
+"""Of full scale, -40 dB: from here on a sample is heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +24,29 @@ class AudioArrival:
     samples: int
 
 
+@dataclass(slots=True)
+class Sound:
+    """The sound of one answer as it comes. `audible_at`: its first sample that is heard; None while there is none."""
+
+    arrivals: list[AudioArrival] = field(default_factory=list)
+    audible_at: int | None = None
+    samples: int = 0
+
+    def add(self, piece: npt.NDArray[np.float32], now_s: float) -> None:
+        """Takes samples in [-1, 1]."""
+        if self.audible_at is None:
+            heard = np.flatnonzero(np.abs(piece) >= AUDIBLE)
+            self.audible_at = self.samples + int(heard[0]) if heard.size else None
+        self.samples += len(piece)
+        self.arrivals.append(AudioArrival(now_s, len(piece)))
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """Times of one request, seconds since it was sent.
 
     `text_s` and `audio` are empty for an answer without them; `total_s` is when the answer, or the error, was whole.
+    `audible_at` is the sample of the sound from which on it is heard, None where nothing is.
     `stages` holds for each stage what the server says of it, under names that end in `_s`, seconds since the request
     entered the pipeline. `error` is the sentence that the request ended with, None for one that succeeded.
     """
@@ -36,6 +60,7 @@ class RequestRecord:
     text_tokens: int = 0
     codec_tokens: int = 0
     error: str | None = None
+    audible_at: int | None = None
 
     @property
     def audio_s(self) -> float:

@@ -9,9 +9,11 @@ from typing import Literal
 
 import msgspec
 
+from omni_cluster.bench.capacity import Capacity
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.machine import Machine
+from omni_cluster.bench.mix import Lengths
 from omni_cluster.bench.record import RequestRecord
 
 Arrivals = Literal["closed", "burst", "open"]
@@ -21,11 +23,12 @@ REQUESTS_NAME = "requests.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of all requests that succeeded."""
+    """Of all requests that succeeded. `p95`: None in a result of before it was told."""
 
     p50: float
     p90: float
     p99: float
+    p95: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Cell:
     """What one load came to: at one concurrency, or at one rate of requests a second.
 
     `figures` and `stages` are of the requests that succeeded, and empty when none did; names that end in `_s` are
-    seconds. `first_error` is the sentence of the first request that failed.
+    seconds. `first_error` is the sentence of the first request that failed. `gapless_share` of all requests brought
+    sound and never let the player run dry; one that failed did not. None in a result of before it was told.
     """
 
     arrivals: Arrivals
@@ -46,6 +50,7 @@ class Cell:
     figures: Mapping[str, Percentiles] = field(default_factory=dict)
     stages: Mapping[str, Mapping[str, Percentiles]] = field(default_factory=dict)
     first_error: str | None = None
+    gapless_share: float | None = None
 
     @property
     def name(self) -> str:
@@ -54,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A whole run. `target` is the address of the server, or "offline"."""
+    """A whole run. `target` is the address of the server, or "offline"; `capacity` is what a search found."""
 
     date: str
     command: str
@@ -63,6 +68,7 @@ class Result:
     machine: Machine
     load: Load
     cells: tuple[Cell, ...]
+    capacity: Capacity | None = None
 
 
 def write_result(result: Result, folder: Path) -> Path:
@@ -83,10 +89,12 @@ def read_result(path: Path) -> Result:
 
 class _Line(msgspec.Struct):
     cell: str
+    asked: Lengths
     request: RequestRecord
 
 
-def write_requests(cell: str, records: Sequence[RequestRecord], folder: Path) -> None:
-    """Adds a line a request, with the time of every arrival, for whoever wants other figures than ours."""
+def write_requests(cell: str, records: Sequence[RequestRecord], load: Load, folder: Path) -> None:
+    """Adds a line a request: what was asked, and the time of every arrival, for other figures than ours."""
+    lines = [_Line(cell, load.lengths(record.number), record) for record in records]
     with (folder / REQUESTS_NAME).open("ab") as file:
-        file.writelines(msgspec.json.encode(_Line(cell, record)) + b"\n" for record in records)
+        file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)

@@ -12,26 +12,38 @@ from pathlib import Path
 
 from rich.console import Console
 
+from omni_cluster.bench.capacity import Search, Tried
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.http_client import http_client
-from omni_cluster.bench.load import Load, bursts, closed_loop, open_loop, poisson_arrivals
+from omni_cluster.bench.load import (
+    NUMBERS_A_CELL,
+    Load,
+    bursts,
+    closed_loop,
+    open_loop,
+    poisson_arrivals,
+    poisson_count,
+)
 from omni_cluster.bench.machine import Machine, this_machine
 from omni_cluster.bench.plot import write_plot
 from omni_cluster.bench.record import Ask, Client, RequestRecord
 from omni_cluster.bench.result import FILE_NAME, Arrivals, Cell, Result, write_requests, write_result
 from omni_cluster.bench.stats import cell_of
-from omni_cluster.bench.table import print_result, wide_console
+from omni_cluster.bench.table import gapless_percent, print_result, wide_console
 
 CONCURRENCIES = (1, 4, 16, 32, 64)
 ROUNDS = 4
 MIN_REQUESTS = 8
-OPEN_LOOP_S = 30.0
+OPEN_LOOP_S = 60.0
 OFFLINE = "offline"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What the command line says. None for `requests` and `warmup`: as many as `CellPlan` finds fit."""
+    """What the command line says. None for `requests` and `warmup`: as many as `CellPlan` finds fit.
+
+    `seconds` is how long requests come in an open loop. With a `search` its cells follow the others.
+    """
 
     load: Load
     out: Path
@@ -40,6 +52,8 @@ class BenchOptions:
     concurrency: tuple[int, ...] = CONCURRENCIES
     rates_per_s: tuple[float, ...] = ()
     burst: bool = False
+    seconds: float = OPEN_LOOP_S
+    search: Search | None = None
     requests: int | None = None
     warmup: int | None = None
     timeout_s: float = 600.0
@@ -59,27 +73,48 @@ class CellPlan:
 
     @classmethod
     def of(cls, arrivals: Arrivals, level: float, options: BenchOptions) -> CellPlan:
-        fitting = level * (OPEN_LOOP_S if arrivals == "open" else ROUNDS)
         at_once = 1 if arrivals == "open" else int(level)
         return cls(
             arrivals=arrivals,
             level=level,
-            requests=options.requests or max(MIN_REQUESTS, round(fitting)),
+            requests=options.requests or max(MIN_REQUESTS, _fitting(arrivals, level, options)),
             warmup=at_once if options.warmup is None else options.warmup,
         )
 
 
+def _fitting(arrivals: Arrivals, level: float, options: BenchOptions) -> int:
+    if arrivals == "open":
+        return poisson_count(level, options.seconds, options.load.seed)
+    return int(level) * ROUNDS
+
+
 def plan(options: BenchOptions) -> list[CellPlan]:
+    """All cells but those of a search."""
     by_concurrency: Arrivals = "burst" if options.burst else "closed"
     cells = [CellPlan.of(by_concurrency, level, options) for level in options.concurrency]
     return cells + [CellPlan.of("open", rate, options) for rate in options.rates_per_s]
 
 
+def next_plan(options: BenchOptions, cells: Sequence[Cell]) -> CellPlan | None:
+    """What is run after `cells`; None when all is done."""
+    planned = plan(options)
+    if len(cells) < len(planned):
+        return planned[len(cells)]
+    if options.search is None:
+        return None
+    rate = options.search.next_rate_per_s(_tried(options, cells))
+    return None if rate is None else CellPlan.of("open", rate, options)
+
+
+def _tried(options: BenchOptions, cells: Sequence[Cell]) -> list[Tried]:
+    return [Tried(cell.level, cell.gapless_share or 0.0) for cell in cells[len(plan(options)) :]]
+
+
 def run_bench(options: BenchOptions) -> None:
     """Runs all cells, writes result.json, result.png and requests.jsonl, prints the table.
 
-    Raises BenchError when it cannot begin, and at the end when no request of a cell succeeded; OmniError for what the
-    engines refuse.
+    Raises BenchError when it cannot begin, and at the end when no request of a cell succeeded, unless a search found
+    other rates that pass; OmniError for what the engines refuse.
     """
     _make_folder(options.out)
     result = asyncio.run(_measured(options))
@@ -89,7 +124,7 @@ def run_bench(options: BenchOptions) -> None:
     drawn = plot or "no plot, for matplotlib is not installed (extra bench)"
     console.print(f"written: {options.out / FILE_NAME}; {drawn}", markup=False, soft_wrap=True)
     failed = next((cell for cell in result.cells if cell.errors == cell.requests), None)
-    if failed is not None:
+    if failed is not None and not (result.capacity and result.capacity.passed_per_s):
         raise BenchError(f"no request of {failed.name} succeeded: {failed.first_error}")
 
 
@@ -104,16 +139,19 @@ def _make_folder(folder: Path) -> None:
 
 async def _measured(options: BenchOptions) -> Result:
     """Writes the result after each cell: what was measured is kept when a later cell breaks off."""
-    numbers = itertools.count()
     cells: list[Cell] = []
     progress = Console(stderr=True, highlight=False)
     async with _client(options) as client:
-        for cell_plan in plan(options):
+        while (cell_plan := next_plan(options, cells)) is not None:
+            numbers = itertools.count(len(cells) * NUMBERS_A_CELL)
             cell, records = await measure(cell_plan, client.ask, numbers, options.load.seed)
             cells.append(cell)
-            write_requests(cell.name, records, options.out)
+            write_requests(cell.name, records, options.load, options.out)
             write_result(_result(options, client.model, cells), options.out)
-            progress.print(f"{cell.name}: {cell.requests} requests, {cell.errors} errors, {cell.wall_s:.1f} s")
+            gapless = f"{gapless_percent(cell)} without a gap"
+            progress.print(
+                f"{cell.name}: {cell.requests} requests, {cell.errors} errors, {gapless}, {cell.wall_s:.1f} s"
+            )
         return _result(options, client.model, cells)
 
 
@@ -127,6 +165,7 @@ def _client(options: BenchOptions) -> AbstractAsyncContextManager[Client]:
 
 
 def _result(options: BenchOptions, model: str, cells: Sequence[Cell]) -> Result:
+    tried = _tried(options, cells)
     return Result(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=options.command,
@@ -135,6 +174,7 @@ def _result(options: BenchOptions, model: str, cells: Sequence[Cell]) -> Result:
         machine=_machine(options),
         load=options.load,
         cells=tuple(cells),
+        capacity=options.search.found(tried) if options.search and tried else None,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from omni_cluster.bench.player import play
+from omni_cluster.bench.player import play, played_at_s
 from omni_cluster.bench.record import RequestRecord
 from omni_cluster.bench.result import Arrivals, Cell, Percentiles
 
@@ -14,6 +14,7 @@ FIGURES: Mapping[str, Callable[[RequestRecord], float | None]] = {
     "first_text_s": lambda r: r.text_s[0] if r.text_s else None,
     "last_text_s": lambda r: r.text_s[-1] if r.text_s else None,
     "first_audio_s": lambda r: r.audio[0].at_s if r.audio else None,
+    "first_audible_s": lambda r: None if r.audible_at is None else played_at_s(r.audio, r.audible_at),
     "jct_s": lambda r: r.total_s,
     "rtf": lambda r: r.total_s / r.audio_s if r.audio_s else None,
     "audio_s": lambda r: r.audio_s,
@@ -29,8 +30,8 @@ FIGURES: Mapping[str, Callable[[RequestRecord], float | None]] = {
 
 def percentiles(values: Sequence[float]) -> Percentiles:
     """Of at least one value; between two values by linear interpolation."""
-    p50, p90, p99 = np.percentile(np.asarray(values, np.float64), (50, 90, 99))
-    return Percentiles(float(p50), float(p90), float(p99))
+    p50, p90, p95, p99 = map(float, np.percentile(np.asarray(values, np.float64), (50, 90, 95, 99)))
+    return Percentiles(p50, p90, p99, p95)
 
 
 def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], wall_s: float) -> Cell:
@@ -50,7 +51,12 @@ def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], 
         figures=_figures((name, [figure(r) for r in good]) for name, figure in FIGURES.items()),
         stages={stage: _stage_figures(stage, good) for stage in _in_order(r.stages for r in good)},
         first_error=next((record.error for record in records if record.error is not None), None),
+        gapless_share=sum(map(_is_gapless, good)) / len(records),
     )
+
+
+def _is_gapless(record: RequestRecord) -> bool:
+    return bool(record.audio) and not play(record.audio).underruns
 
 
 def _stage_figures(stage: str, records: Sequence[RequestRecord]) -> dict[str, Percentiles]:

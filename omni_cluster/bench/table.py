@@ -20,9 +20,12 @@ def wide_console() -> Console:
 
 
 def print_result(result: Result, console: Console) -> None:
-    """Two tables: what a client sees of each cell, and what each stage says of itself."""
+    """What a client sees of each cell, what a listener does, and what each stage says of itself."""
     console.print(f"{result.target}, model {result.model}, {_lengths(result)}", markup=False, soft_wrap=True)
     console.print(client_table(result))
+    console.print(listener_table(result))
+    if result.capacity is not None:
+        console.print(str(result.capacity), markup=False, soft_wrap=True)
     for cell in result.cells:
         if cell.errors:
             line = f"{cell.name}: {cell.errors} of {cell.requests} requests failed, the first: {cell.first_error}"
@@ -31,8 +34,12 @@ def print_result(result: Result, console: Console) -> None:
 
 
 def _lengths(result: Result) -> str:
-    load = result.load
+    load, mix = result.load, result.load.mix
     lengths = f"{load.prompt_tokens} words, {load.text_tokens} text tokens, {load.codec_tokens} codec tokens a request"
+    if mix is not None:
+        (fewest, most), (shortest, longest) = mix.prompt_tokens, mix.sound_s
+        prompts = f"prompts of {fewest} to {most} tokens, {100 * mix.spoken_share:g} % of them spoken"
+        lengths = f"{prompts}, {shortest:g} to {longest:g} s of sound"
     return f"{lengths}, {'streamed' if load.stream else 'not streamed'}"
 
 
@@ -55,6 +62,20 @@ def _client_row(cell: Cell) -> Iterator[str]:
     yield _shown(cell.figures.get("underruns"), digits=0)
 
 
+def listener_table(result: Result) -> Table:
+    table = Table("load", title="a player that starts with the first sound, seconds: p50 / p95 / p99")
+    for name in ("streams without a gap", "first audible sound", "stall"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in result.cells:
+        heard = (_shown(cell.figures.get(name), middle="p95") for name in ("first_audible_s", "stall_s"))
+        table.add_row(cell.name, gapless_percent(cell), *heard)
+    return table
+
+
+def gapless_percent(cell: Cell) -> str:
+    return "-" if cell.gapless_share is None else f"{100 * cell.gapless_share:.1f} %"
+
+
 def stage_table(result: Result) -> Table:
     """A column for each time that any stage tells of."""
     stages = [(cell.name, stage, times) for cell in result.cells for stage, times in cell.stages.items()]
@@ -67,7 +88,6 @@ def stage_table(result: Result) -> Table:
     return table
 
 
-def _shown(figures: Percentiles | None, digits: int = 3) -> str:
-    if figures is None:
-        return "-"
-    return f"{figures.p50:.{digits}f} / {figures.p90:.{digits}f} / {figures.p99:.{digits}f}"
+def _shown(figures: Percentiles | None, digits: int = 3, middle: str = "p90") -> str:
+    values = [getattr(figures, name) for name in ("p50", middle, "p99")] if figures else [None]
+    return " / ".join("-" if value is None else f"{value:.{digits}f}" for value in values)

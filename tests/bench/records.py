@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 
 from omni_cluster.bench.load import Load
@@ -15,7 +16,10 @@ SECOND = 24_000
 
 
 def record(number: int = 0, slower: float = 1.0, error: str | None = None) -> RequestRecord:
-    """Text at 0.1 and 0.2 s, two seconds of sound in two chunks, 4 s in all, times `slower`."""
+    """Text at 0.1 and 0.2 s, two seconds of sound in two chunks with a gap, 4 s in all, times `slower`.
+
+    Half of the first chunk is silent.
+    """
     if error is not None:
         return RequestRecord(number, 9.0 * slower, error=error)
     return RequestRecord(
@@ -30,7 +34,14 @@ def record(number: int = 0, slower: float = 1.0, error: str | None = None) -> Re
         prompt_tokens=10,
         text_tokens=2,
         codec_tokens=100,
+        audible_at=SECOND // 2,
     )
+
+
+def gapless(number: int) -> RequestRecord:
+    """The same, but its second chunk comes with its first."""
+    whole = record(number)
+    return dataclasses.replace(whole, audio=tuple(dataclasses.replace(chunk, at_s=1.0) for chunk in whole.audio))
 
 
 def result(cells: Sequence[Cell] = (), *, target: str = "offline", load: Load | None = None) -> Result:

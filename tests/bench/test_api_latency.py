@@ -100,7 +100,7 @@ def test_what_is_read_is_what_the_client_sends(bound: BoundPipeline) -> None:
     (message,) = chat.messages
     assert message["content"] == [{"type": "text", "text": LOAD.message(3)}]
     assert chat.audio_format == "pcm16" and chat.stream
-    assert [stage.given() if stage else None for stage in chat.stage_sampling] == list(LOAD.sampling())
+    assert [stage.given() if stage else None for stage in chat.stage_sampling] == list(LOAD.sampling(3))
 
 
 def test_the_sound_has_its_length_in_every_format() -> None:

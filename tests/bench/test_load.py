@@ -6,7 +6,16 @@ import statistics
 
 import pytest
 
-from omni_cluster.bench.load import Load, bursts, closed_loop, open_loop, poisson_arrivals
+from omni_cluster.bench.load import (
+    NUMBERS_A_CELL,
+    Load,
+    bursts,
+    closed_loop,
+    open_loop,
+    poisson_arrivals,
+    poisson_count,
+)
+from omni_cluster.bench.mix import Mix
 from tests.bench.records import Server
 
 
@@ -20,10 +29,45 @@ def test_a_message_is_the_same_for_its_number_and_another_for_each() -> None:
 
 
 def test_the_lengths_are_both_the_least_and_the_most() -> None:
-    text, codec, sound = Load(text_tokens=5, codec_tokens=7).sampling()
+    text, codec, sound = Load(text_tokens=5, codec_tokens=7).sampling(0)
     assert (text["min_tokens"], text["max_tokens"], text["ignore_eos"]) == (5, 5, True)
     assert (codec["min_tokens"], codec["max_tokens"]) == (7, 7)
     assert sound is None
+
+
+def test_a_mix_asks_for_lengths_of_its_own_and_speaks_some_prompts() -> None:
+    load = Load(mix=Mix(spoken_share=0.5))
+    lengths = [load.lengths(number) for number in range(20)]
+    for number, asked in enumerate(lengths):
+        text, codec, _ = load.sampling(number)
+        assert (text["min_tokens"], text["max_tokens"]) == (asked.text_tokens, asked.text_tokens)
+        assert (codec["min_tokens"], codec["max_tokens"]) == (asked.codec_tokens, asked.codec_tokens)
+        spoken = load.speech(number)
+        if spoken is None:
+            assert asked.spoken_s == 0 and len(load.message(number).split()) == asked.prompt_tokens
+        else:
+            assert len(spoken) == round(asked.spoken_s * 16_000)
+    assert 0 < sum(asked.spoken_s > 0 for asked in lengths) < 20
+
+
+def test_all_cells_have_the_same_lengths_and_no_prompt_twice() -> None:
+    load = Load(mix=Mix(spoken_share=0.5))
+    here, there = range(10), range(NUMBERS_A_CELL, NUMBERS_A_CELL + 10)
+    assert [load.lengths(number) for number in here] == [load.lengths(number) for number in there]
+    for one, other in zip(here, there, strict=True):
+        spoken = load.speech(one), load.speech(other)
+        if spoken[0] is None:
+            assert load.message(one) != load.message(other)
+        else:
+            assert spoken[0].tolist() != spoken[1].tolist()  # type: ignore[union-attr]
+
+
+def test_the_arrivals_of_a_time_are_those_before_its_end() -> None:
+    count = poisson_count(4.0, 60.0, seed=3)
+    arrivals = poisson_arrivals(4.0, count + 1, seed=3)
+    assert arrivals[count - 1] < 60.0 <= arrivals[count]
+    assert count == pytest.approx(240, rel=0.2)
+    assert poisson_count(8.0, 30.0, seed=3) == count  # another rate, the same pattern
 
 
 def test_arrivals_are_poisson_and_equal_for_equal_seeds() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
+import struct
+import wave
 from pathlib import Path
 
 import httpx
 import pytest
 
+from omni_cluster.bench.capacity import Search
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.http_client import AnswerParts, HttpClient, first_model
-from omni_cluster.bench.load import Load
-from omni_cluster.bench.run import BenchOptions, CellPlan, measure, plan, run_bench
-from tests.bench.records import Server
+from omni_cluster.bench.load import Load, poisson_count
+from omni_cluster.bench.mix import Mix
+from omni_cluster.bench.result import Cell
+from omni_cluster.bench.run import BenchOptions, CellPlan, measure, next_plan, plan, run_bench
+from omni_cluster.bench.stats import cell_of
+from tests.bench.records import Server, gapless, record
 
 CLOSED_PORT = "http://127.0.0.1:9"
 
@@ -30,8 +38,30 @@ def test_the_default_plan(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_bursts_and_rates(tmp_path: Path) -> None:
-    cells = plan(options(tmp_path, concurrency=(4,), rates_per_s=(0.1, 2.0), burst=True, warmup=0))
-    assert cells == [CellPlan("burst", 4, 16, 0), CellPlan("open", 0.1, 8, 0), CellPlan("open", 2.0, 60, 0)]
+    cells = plan(options(tmp_path, concurrency=(4,), rates_per_s=(0.02, 2.0), burst=True, seconds=90.0, warmup=0))
+    in_90_s = poisson_count(2.0, 90.0, seed=0)
+    assert cells == [CellPlan("burst", 4, 16, 0), CellPlan("open", 0.02, 8, 0), CellPlan("open", 2.0, in_90_s, 0)]
+    in_60_s = poisson_count(2.0, 60.0, seed=0)
+    assert plan(options(tmp_path, concurrency=(), rates_per_s=(2.0,))) == [CellPlan("open", 2.0, in_60_s, 1)]
+
+
+def test_a_search_tries_rates_until_it_has_found_one(tmp_path: Path) -> None:
+    asked = options(tmp_path, concurrency=(), search=Search(between_per_s=(1.0, 64.0), precision=0.5), seconds=20.0)
+    cells: list[Cell] = []
+    while (cell_plan := next_plan(asked, cells)) is not None:
+        assert (cell_plan.arrivals, cell_plan.warmup) == ("open", 1)
+        assert cell_plan.requests == max(8, poisson_count(cell_plan.level, 20.0, seed=0))
+        answer = gapless if cell_plan.level < 3.5 else record
+        cells.append(cell_of("open", cell_plan.level, [answer(number) for number in range(3)], 1.0))
+    assert [cell.level for cell in cells] == [1.0, 2.0, 4.0, 2.828]
+
+
+def test_a_search_comes_after_the_cells_that_are_asked_for(tmp_path: Path) -> None:
+    asked = options(tmp_path, concurrency=(4,), search=Search(between_per_s=(1.0, 1.0)))
+    closed = cell_of("closed", 4, [record()], 1.0)
+    found = cell_of("open", 1.0, [gapless(1)], 1.0)
+    levels = [each and each.level for each in (next_plan(asked, []), next_plan(asked, [closed]))]
+    assert levels == [4, 1.0] and next_plan(asked, [closed, found]) is None
 
 
 @pytest.mark.parametrize(("arrivals", "at_once"), [("closed", 2), ("burst", 2), ("open", 6)])
@@ -40,7 +70,7 @@ async def test_a_cell_counts_its_requests_and_not_those_before(arrivals: str, at
     if arrivals == "open":
         server.may_end.set()
     cell, records = await measure(CellPlan(arrivals, 2, 6, 3), server.ask, numbers, seed=0)  # type: ignore[arg-type]
-    assert sorted(record.number for record in records) == list(range(3, 9))
+    assert sorted(each.number for each in records) == list(range(3, 9))
     assert sorted(server.asked) == list(range(9)) and next(numbers) == 9
     assert (cell.requests, cell.errors) == (6, 0)
     assert max(server.at_once[3:]) <= at_once
@@ -92,9 +122,21 @@ async def test_what_is_no_api_server_is_one_sentence(status: int, content: str, 
 )
 async def test_a_request_that_fails_is_a_record_with_its_sentence(status: int, content: str, words: str) -> None:
     async with answering(status, content) as http:
-        record = await HttpClient(http, "m", Load()).ask(5)
-    assert record.number == 5
-    assert record.error is not None and words in record.error
+        answer = await HttpClient(http, "m", Load()).ask(5)
+    assert answer.number == 5
+    assert answer.error is not None and words in answer.error
+
+
+async def test_a_spoken_prompt_is_sent_as_sound() -> None:
+    load = Load(mix=Mix(prompt_tokens=(20, 40), spoken_share=1.0))
+    async with answering(200, "") as http:
+        (message,) = HttpClient(http, "m", load).body(7)["messages"]
+    (part,) = message["content"]
+    assert (part["type"], part["input_audio"]["format"]) == ("input_audio", "wav")
+    with wave.open(io.BytesIO(base64.b64decode(part["input_audio"]["data"]))) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16_000)
+        assert sound.getnframes() == round(load.lengths(7).spoken_s * 16_000) > 0
+        assert sound.readframes(sound.getnframes()) == load.speech(7).tobytes()  # type: ignore[union-attr]
 
 
 def test_a_stream_is_read_delta_by_delta() -> None:
@@ -102,11 +144,14 @@ def test_a_stream_is_read_delta_by_delta() -> None:
     parts.add({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 0.5)
     parts.add({"choices": [{"delta": {"content": "Hi", "audio": {"transcript": "Hi"}}}]}, 1.0)
     parts.add({"choices": [{"delta": {"audio": {"data": "AAAAAAAA"}}}]}, 2.0)
+    loud = base64.b64encode(struct.pack("<3h", 300, -400, 0)).decode()
+    parts.add({"choices": [{"delta": {"audio": {"data": loud}}}]}, 2.2)
     parts.add(
         {"choices": [{"delta": {}}], "omni": {"stages": {"a": {"first_s": 1.0, "tokens": 3}}}, "usage": None}, 2.5
     )
     parts.add({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}, 3.0)
-    record = parts.record(0, 3.5)
-    assert (record.text_s, [(a.at_s, a.samples) for a in record.audio]) == ((1.0,), [(2.0, 3)])
-    assert (record.prompt_tokens, record.text_tokens, record.codec_tokens) == (7, 3, 0)
-    assert record.stages == {"a": {"first_s": 1.0}}
+    answer = parts.record(0, 3.5)
+    assert (answer.text_s, [(a.at_s, a.samples) for a in answer.audio]) == ((1.0,), [(2.0, 3), (2.2, 3)])
+    assert answer.audible_at == 4
+    assert (answer.prompt_tokens, answer.text_tokens, answer.codec_tokens) == (7, 3, 0)
+    assert answer.stages == {"a": {"first_s": 1.0}}

@@ -39,6 +39,27 @@ def test_load_on_the_http_api(served: ServedApp, tmp_path: Path, streamed: str) 
     assert (tmp_path / "result.png").stat().st_size > 0
 
 
+def test_the_capacity_is_searched_with_requests_of_mixed_lengths(
+    served: ServedApp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = "--mix --mix-sound 0.2 0.6 --mix-prompt 5 30"
+    search = "--find-capacity --capacity-between 8 8 --capacity-share 0.5 --seconds 1"
+    assert main(f"bench --url {BASE_URL} {search} {mix} --out {tmp_path}".split()) == 0
+    result = read_result(tmp_path / "result.json")
+    (cell,) = result.cells
+    assert (cell.name, cell.errors) == ("open 8/s", 0) and cell.requests >= 8
+    assert result.capacity is not None and cell.gapless_share is not None
+    assert result.capacity.passed_per_s == (8 if cell.gapless_share >= 0.5 else None)
+    assert str(result.capacity) in capsys.readouterr().out
+    assert cell.figures["first_audio_s"].p50 <= cell.figures["first_audible_s"].p50 <= cell.figures["jct_s"].p50 + 0.6
+    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert {line["asked"]["spoken_s"] > 0 for line in lines} == {True, False}
+    for line in lines:
+        asked, request = line["asked"], line["request"]
+        assert (request["text_tokens"], request["codec_tokens"]) == (asked["text_tokens"], asked["codec_tokens"])
+        assert request["prompt_tokens"] > asked["prompt_tokens"]
+
+
 def test_requests_that_fail_are_counted_with_the_server_s_sentence(
     served: ServedApp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,7 +77,8 @@ def test_a_run_is_compared_with_itself(served: ServedApp, tmp_path: Path, capsys
     capsys.readouterr()
     assert main(["bench", "--compare", str(tmp_path / "result.json"), str(tmp_path / "result.json")]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "closed 1" in line]
-    assert len(rows) == 8 and all("+0.000" in row and "+0.0 " in row for row in rows)
+    assert len(rows) == 12 and all("+0.000" in row for row in rows)
+    assert all("+0.0 " in row or "stall" in row for row in rows)
 
 
 @pytest.mark.parametrize(
