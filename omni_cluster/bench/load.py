@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_cluster.bench.mix import Lengths, Mix
 from omni_cluster.bench.record import Ask, RequestRecord
-from omni_cluster.bench.speech import Samples, speech
+from omni_cluster.bench.speech import RECORDING_S, Samples, recorded, speech
 
 NUMBERS_A_CELL = 1_000_000
 """The first number of a cell is a multiple of this: the rest is a request's place in its cell."""
@@ -38,6 +38,11 @@ class Load:
     stream: bool = True
     seed: int = 0
     mix: Mix | None = None
+
+    def prepare(self) -> None:
+        """Makes what spoken prompts are cut from, so that no request waits for it."""
+        if self.mix is not None and self.mix.spoken_share:
+            recorded(RECORDING_S)
 
     def lengths(self, number: int) -> Lengths:
         """Of request `number`: those of its place, so that all cells have the same ones."""

@@ -29,12 +29,15 @@ def write_plot(result: Result, folder: Path) -> Path | None:
 
     figure = Figure(figsize=(15, 12), layout="constrained")
     FigureCanvasAgg(figure)
+    cells = sorted(result.cells, key=lambda cell: (cell.arrivals, cell.level))
     *latencies, gapless, throughput, stages = figure.subplots(3, 3).flat
     for (name, title), panel in zip(LATENCIES.items(), latencies, strict=True):
-        _draw_latency(panel, result.cells, name, title)
-    _draw_gapless(gapless, result.cells)
-    _draw_throughput(throughput, result.cells)
-    _draw_stages(stages, result.cells)
+        _draw_latency(panel, cells, name, title)
+    _draw_gapless(gapless, cells)
+    _draw_throughput(throughput, cells)
+    _draw_stages(stages, cells)
+    for panel in (*latencies, gapless, throughput):
+        panel.tick_params(axis="x", labelrotation=30)
     figure.suptitle(f"{result.target}, {result.model}, {result.date}", parse_math=False)
     path = folder / FILE_NAME
     figure.savefig(path, dpi=100)

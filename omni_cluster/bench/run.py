@@ -117,6 +117,7 @@ def run_bench(options: BenchOptions) -> None:
     other rates that pass; OmniError for what the engines refuse.
     """
     _make_folder(options.out)
+    options.load.prepare()
     result = asyncio.run(_measured(options))
     console = wide_console()
     print_result(result, console)

@@ -23,14 +23,15 @@ Samples = npt.NDArray[np.int16]
 
 def speech(seconds: float, seed: str) -> Samples:
     """A piece of one long recording, from another place for each seed, so that nothing kept answers it."""
-    recording = _recording(max(RECORDING_S, 2 * seconds))
+    recording = recorded(max(RECORDING_S, 2 * seconds))
     count = round(seconds * RATE_HZ)
     start = random.Random(seed).randrange(len(recording) - count)
     return recording[start : start + count]
 
 
 @functools.lru_cache(maxsize=2)
-def _recording(seconds: float) -> Samples:
+def recorded(seconds: float) -> Samples:
+    """The recording. The first call takes half a second."""
     draw = np.random.default_rng(0)
     times_s = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
     pitch_hz = PITCH_HZ * (1 + 0.2 * np.sin(2 * np.pi * 0.4 * times_s) + 0.1 * np.sin(2 * np.pi * 1.3 * times_s))

@@ -16,6 +16,7 @@ from omni_cluster.bench.load import (
     poisson_count,
 )
 from omni_cluster.bench.mix import Mix
+from omni_cluster.bench.speech import recorded
 from tests.bench.records import Server
 
 
@@ -60,6 +61,14 @@ def test_all_cells_have_the_same_lengths_and_no_prompt_twice() -> None:
             assert load.message(one) != load.message(other)
         else:
             assert spoken[0].tolist() != spoken[1].tolist()  # type: ignore[union-attr]
+
+
+def test_a_prepared_load_makes_no_recording_when_it_asks() -> None:
+    recorded.cache_clear()
+    load = Load(mix=Mix(spoken_share=1.0))
+    load.prepare()
+    load.speech(0)
+    assert (recorded.cache_info().misses, recorded.cache_info().hits) == (1, 1)
 
 
 def test_the_arrivals_of_a_time_are_those_before_its_end() -> None:
