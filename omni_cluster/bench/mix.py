@@ -10,6 +10,8 @@ CODES_PER_S = 50
 """Codec tokens of a second of sound."""
 CODES_A_TEXT_TOKEN = 8
 """About six tokens of text are spoken in a second."""
+MIN_TEXT_TOKENS = 2
+"""A reply of one token is the end of one: there is nothing to speak."""
 SPOKEN_TOKENS_PER_S = 25
 """What a second of a spoken prompt is to the model."""
 MAX_SPOKEN_S = 30.0
@@ -48,7 +50,7 @@ class Mix:
             most = max(fewest, min(most, int(MAX_SPOKEN_S * SPOKEN_TOKENS_PER_S)))
         prompt = round(log_uniform(draw, fewest, most))
         spoken_s = prompt / SPOKEN_TOKENS_PER_S if is_spoken else 0.0
-        return Lengths(prompt, max(1, round(codes / CODES_A_TEXT_TOKEN)), max(1, codes), spoken_s)
+        return Lengths(prompt, max(MIN_TEXT_TOKENS, round(codes / CODES_A_TEXT_TOKEN)), max(1, codes), spoken_s)
 
 
 def log_uniform(draw: random.Random, low: float, high: float) -> float:

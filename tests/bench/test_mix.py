@@ -40,6 +40,6 @@ def test_lengths_are_drawn_by_seed_and_place() -> None:
     assert drawn != [Mix().lengths(1, place) for place in range(50)]
 
 
-def test_a_range_of_one_length_is_that_length() -> None:
+def test_a_range_of_one_length_is_that_length_and_no_reply_is_too_short_to_speak() -> None:
     lengths = Mix(sound_s=(0.01, 0.01), prompt_tokens=(900, 900)).lengths(0, 0)
-    assert (lengths.prompt_tokens, lengths.text_tokens, lengths.codec_tokens) == (900, 1, 1)
+    assert (lengths.prompt_tokens, lengths.text_tokens, lengths.codec_tokens) == (900, 2, 1)
