@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +28,7 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
 
 # Rows carry their dtype as a number: the place in this tuple is part of the wire format, so only append.
 _DTYPE_CODES = tuple(ITEM_BYTES)
+_CODE_BYTES = tuple(ITEM_BYTES.values())
 _MAX_DIMS = 4
 # A zero among the dims hides the others from the element count, but torch still multiplies them into strides.
 _MAX_EXTENT = 2**40
@@ -188,6 +189,43 @@ class RowsChunk:
         aligned = _aligned(packed)
         positions = trailer.positions_in(aligned) if trailer.has_positions else None
         return RowsChunk(trailer.start, trailer.rows_in(aligned), positions, aligned)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """A packed chunk that this process's own engine made: which rows are in it, and their bytes `[n, row bytes]`.
+
+    For who looks at every row of every request: nothing is checked, and nothing copied.
+    """
+
+    packed: torch.Tensor
+    start: int
+    raw: np.ndarray
+
+    @classmethod
+    def of(cls, packed: torch.Tensor) -> PackedRows:
+        whole = packed.numpy()
+        _, code, start, count, width, _ = _Trailer.LAYOUT.unpack_from(whole.data, len(whole) - _Trailer.BYTES)
+        row_bytes = width * _CODE_BYTES[code]
+        return cls(packed, start, whole[: count * row_bytes].reshape(count, row_bytes))
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.raw)
+
+    def after(self, before: Sequence[np.ndarray]) -> torch.Tensor:
+        """The packed chunk with the rows of the positions right before its own, as `raw` has them, ahead of these."""
+        import torch
+
+        own = _Trailer.read(self.packed)
+        num_before = sum(map(len, before))
+        trailer = replace(own, start=own.start - num_before, row_count=own.row_count + num_before)
+        packed = torch.from_numpy(np.zeros(trailer.total_bytes, np.uint8))
+        raw = packed[: trailer.rows_bytes].numpy().reshape(trailer.row_count, self.raw.shape[1])
+        np.concatenate([*before, self.raw], out=raw)
+        packed[trailer.positions_start : trailer.positions_end] = self.packed[own.positions_start : own.positions_end]
+        trailer.write(packed)
+        return packed
 
 
 @dataclass(frozen=True)

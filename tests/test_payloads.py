@@ -16,6 +16,7 @@ from omni_cluster.inputs import EXTRA_KEY, StageExtra
 from omni_cluster.payloads import (
     ITEM_BYTES,
     AdditionalInformationPayload,
+    PackedRows,
     PromptEmbedsPayload,
     RowsChunk,
 )
@@ -414,3 +415,17 @@ class TestRowsChunk:
     def test_chunks_that_do_not_follow_are_refused(self, chunks: list[RowsChunk], words: str) -> None:
         with pytest.raises(PayloadError, match=words):
             RowsChunk.joined(chunks)
+
+
+@SETTINGS
+@given(st.integers(0, 6), st.integers(0, 6), st.integers(1, 5), dtypes, st.booleans())
+def test_packed_rows_go_out_behind_those_before_them(
+    before: int, length: int, width: int, dtype: torch.dtype, is_first: bool
+) -> None:
+    rows = tensor_of((before + length, width), dtype)
+    positions = tensor_of((3, before + length), torch.int64, 1) if is_first else None
+    whole = PackedRows.of(RowsChunk(4, rows).pack())
+    rest = PackedRows.of(RowsChunk(4 + before, rows[before:], positions).pack())
+    assert (rest.start, rest.end) == (4 + before, whole.end)
+    joined = rest.after([whole.raw[:1] if before else whole.raw[:0], whole.raw[1:before]])
+    assert same(joined, RowsChunk(4, rows, positions).pack())

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.problems import MISSING, Problem, Strict, refuse
 from omni_cluster.sampling import sampling_faults
@@ -25,16 +26,6 @@ RESERVED_ENGINE_ARGS = {
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
     "distributed_executor_backend": "remove it, tensor_parallel_size chooses between uni and mp",
 }
-
-
-class HandoverConfig(Strict):
-    """How conditioning rows travel from a producing replica to its consumer."""
-
-    rows: Literal["object", "inline"] = Field(
-        default="object",
-        description="object: as Ray objects, by reference; inline: beside the tokens, on the replicas' own connection.",
-        examples=["object"],
-    )
 
 
 class ApiConfig(Strict):

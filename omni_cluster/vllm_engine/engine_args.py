@@ -40,7 +40,7 @@ class OmniModelConfig:
 
     `emits_rows`: requests may ask for a row per position. `takes_rows`: the model has a static `extra_rows` buffer.
     `max_payload_elements`: no embedding payload may have more elements. `max_decode_steps`: tokens that a request may
-    get in one step of the engine.
+    get in one step of the engine. `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
     """
 
     stage_id: int
@@ -50,6 +50,7 @@ class OmniModelConfig:
     takes_rows: bool = False
     max_payload_elements: int = 1 << 28
     max_decode_steps: int = 1
+    kept_rows_bytes: int = 0
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
 
     @classmethod
@@ -86,6 +87,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             traits.takes_rows,
             pipeline.limits.max_payload_elements,
             stage.max_decode_steps if traits.takes_rows else 1,
+            pipeline.handover.kept_rows_bytes if traits.emits_rows else 0,
         )
         settings = _ar_defaults(traits) | _checked(stage)
         if model_config.max_decode_steps > 1:

@@ -1,4 +1,6 @@
-"""Holds a decoding request whose next conditioning row has not come, while the rest of the batch runs."""
+"""vLLM's scheduler for requests with conditioning rows: held until their next one comes, or read from the prefix cache
+as far as theirs are kept.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.install import add_utility_calls
+from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 else:
     _Scheduler = object
@@ -45,6 +51,9 @@ class OmniSchedulerMixin(_Scheduler):
 
     Position p of a request can be computed once its row p is there, or once all its rows have come (positions past
     the last row take the pad row). A request is held, never fed a padding row in place of one that is late.
+
+    Of a request that emits rows, as much is read from the prefix cache as has its rows in `KeptRows`. They go out with
+    the rows that are computed first, so that whoever reads them sees no difference.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,8 +68,11 @@ class OmniSchedulerMixin(_Scheduler):
         self._keys: dict[str, str] = {}
         self._counts: dict[str, RowCount] = {}
         self._to_workers: list[tuple[str, torch.Tensor]] = []
+        self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if config.kept_rows_bytes else None
+        self._emitting: dict[str, EmittedRows] = {}
         self._num_preemptions = 0
         self._num_steps = 0
+        self._num_computed = 0
 
     def add_request(self, request: Request) -> None:
         extra = StageExtra.of(request.sampling_params.extra_args if request.sampling_params else None)
@@ -69,7 +81,24 @@ class OmniSchedulerMixin(_Scheduler):
             self._keys[request.request_id] = extra.key
             rows, width = extra.prompt_embeds.shape
             self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete)
+        if extra is not None and extra.emit_rows:
+            self._emit(request)
         super().add_request(request)
+
+    def _emit(self, request: Request) -> None:
+        if self._kept is None:
+            request.skip_reading_prefix_cache = True
+        else:
+            self._emitting[request.request_id] = EmittedRows(self._kept)
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        found: tuple[KVCacheBlocks, int, int, bool] = super()._get_local_prefix_cache_hit(request)
+        if self._kept is None or request.request_id not in self._emitting:
+            return found
+        blocks, hit, boundary, diverged = found
+        size = self._kept.block_size
+        with_rows = self._kept.covered(request.block_hashes[: hit // size]) * size
+        return self.kv_cache_manager.truncate_computed_blocks(blocks, with_rows), with_rows, boundary, diverged
 
     def push_rows(self, pushes: Sequence[RowsPush]) -> list[str | None]:
         """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped.
@@ -108,9 +137,31 @@ class OmniSchedulerMixin(_Scheduler):
             self.waiting.prepend_request(request)
         self._num_preemptions += len(output.preempted_req_ids or ())
         self._num_steps += bool(output.num_scheduled_tokens)
+        self._num_computed += output.total_num_scheduled_tokens
+        self._begin_to_emit(output)
         output.omni_rows, self._to_workers = self._to_workers, []  # these two ride the pickled output to every rank
         output.omni_further = self._further_steps(output)
         return output
+
+    def _begin_to_emit(self, output: SchedulerOutput) -> None:
+        """Takes the rows of what was read from the cache before anything can drop them."""
+        again = output.scheduled_cached_reqs
+        computed = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
+        hits = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        hits |= {request_id: computed[request_id] for request_id in again.resumed_req_ids}
+        for request_id in hits.keys() & self._emitting.keys():
+            blocks = hits[request_id] // self.hash_block_size
+            self._emitting[request_id].begin(self.requests[request_id].block_hashes[:blocks])
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        packed = model_runner_output.pooler_output
+        for i, request_id in enumerate(model_runner_output.req_ids if packed and self._emitting else ()):
+            if packed[i] is not None and request_id in self._emitting:
+                packed[i] = self._emitting[request_id].pass_on(self.requests[request_id].block_hashes, packed[i])
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        return outputs
 
     def _further_steps(self, output: SchedulerOutput) -> dict[str, int]:
         """How many tokens beyond the first each request may get in the step, for those that may get any."""
@@ -173,10 +224,15 @@ class OmniSchedulerMixin(_Scheduler):
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self._request_ids.pop(key, None)
+        if self._emitting.pop(request.request_id, None) is not None and self._kept is not None:
+            self._kept.use(request.block_hashes)
         return super()._free_request(request, *args, **kwargs)
 
     def omni_counts(self) -> dict[str, int]:
-        """What a test or a metric asks: requests, held ones, preemptions and steps so far, KV blocks in use."""
+        """What a test or a metric asks: requests, held ones, preemptions and steps so far, KV blocks in use.
+
+        `computed`: positions so far, of prompts and replies; those that the prefix cache answered are none.
+        """
         pool = self.kv_cache_manager.block_pool
         return {
             "running": len(self.running),
@@ -186,6 +242,9 @@ class OmniSchedulerMixin(_Scheduler):
             "steps": self._num_steps,
             "kv_blocks_used": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,  # one block is vLLM's null block
             "row_counts": len(self._counts),
+            "computed": self._num_computed,
+            "emitting": len(self._emitting),
+            "kept_rows_bytes": self._kept.num_bytes if self._kept else 0,
         }
 
 

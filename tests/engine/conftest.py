@@ -7,10 +7,12 @@ from contextlib import AsyncExitStack
 
 import pytest_asyncio
 
+from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import StageDied
 from tests.engine.stages import (
+    KEPT_ROWS_BYTES,
     TALKER_STEP_TOKENS,
     THINKER_STEP_TOKENS,
     pipeline_config,
@@ -50,7 +52,8 @@ async def _is_dead(stage: Stage) -> bool:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def _shared_thinker() -> AsyncIterator[SharedStage]:
-    shared = SharedStage(pipeline_config(thinker_stage(**tight(THINKER_STEP_TOKENS))), "thinker")
+    handover = HandoverConfig(kept_rows_bytes=KEPT_ROWS_BYTES)
+    shared = SharedStage(pipeline_config(thinker_stage(**tight(THINKER_STEP_TOKENS)), handover=handover), "thinker")
     yield shared
     await shared.stop()
 

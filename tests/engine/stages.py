@@ -24,6 +24,8 @@ MAX_TOKENS = 16
 MAX_CODES = 60
 THINKER_STEP_TOKENS, TALKER_STEP_TOKENS = 48, 32
 """Of a step of the tight engines; see `tight`."""
+KEPT_ROWS_BYTES = 8 * 32 * 128 * 4
+"""Of the tight thinker: rows of eight blocks, of the twelve in its KV cache."""
 PATIENCE_S = 20
 """Until a condition that must come: a test that waits this long has failed."""
 POLL_S = 0.005
@@ -189,4 +191,4 @@ async def until_counts(stage: Stage, **wanted: int) -> None:
 
 async def until_free(stage: Stage) -> None:
     """Until the stage holds nothing of any request."""
-    await until_counts(stage, running=0, waiting=0, held=0, kv_blocks_used=0, row_counts=0)
+    await until_counts(stage, running=0, waiting=0, held=0, kv_blocks_used=0, row_counts=0, emitting=0)

@@ -12,10 +12,12 @@ from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
 from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, request, until
-from tests.reference import KINDS, SpeechReference
+from tests.reference import KINDS, Reference, SpeechReference, prompt_text
 
 pytestmark = pytest.mark.parity
 VOICES = ("Chelsie", "Ethan")
+CPU_BLOCK = 128
+"""Positions of a block of vLLM's KV cache on a CPU, where the configuration does not say it."""
 
 
 def assert_equal(made: OmniRequestOutput, wanted: SpeechReference) -> None:
@@ -56,6 +58,22 @@ async def test_repeated_request_is_answered_the_same(pipeline: AsyncOmniLLM, spe
     assert first.audio is not None and second.audio is not None
     np.testing.assert_array_equal(first.audio.samples, second.audio.samples)
     assert_equal(second, speak("audio+image", "Chelsie", 4))
+
+
+async def test_a_later_turn_computes_only_what_is_new_and_sounds_as_the_reference(
+    pipeline: AsyncOmniLLM, reference: Reference
+) -> None:
+    first = prompt_text("text", "Hello world, describe it. " * 12)
+    said = await pipeline.generate(OmniRequest("turn-1", first))
+    later = f"{first}{said.text}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    wanted, computed = reference.speech(later), []
+    for turn, sampling in enumerate([{}, {"skip_reading_prefix_cache": True}]):
+        before = (await pipeline.counts())["thinker"]["computed"]
+        made = await pipeline.generate(OmniRequest(f"turn-2-{turn}", later, sampling={"thinker": sampling}))
+        computed.append((await pipeline.counts())["thinker"]["computed"] - before)
+        assert_equal(made, wanted)
+    whole = len(wanted.prompt_ids) + MAX_TOKENS - 1
+    assert len(said.prompt_token_ids) > CPU_BLOCK and computed == [whole - CPU_BLOCK, whole]
 
 
 async def test_same_prompt_in_two_voices_at_once_says_the_same_text(pipeline: AsyncOmniLLM, speak: Speak) -> None:

@@ -52,7 +52,7 @@ NEIGHBOURS: tuple[Sampling, ...] = (
 KIND = "audio"
 """Its prompt is more than two chunks of the tight engines."""
 MOST = 100
-LENGTH: Sampling = {"max_tokens": MOST, "min_tokens": MOST}
+LENGTH: Sampling = {"max_tokens": MOST, "min_tokens": MOST, "skip_reading_prefix_cache": True}
 """As long as the prompt: requests that were let in together do not fit together to their end."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from PIL import Image
 
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import (
+    KEPT_ROWS_BYTES,
     MAX_TOKENS,
     THINKER_STEP_TOKENS,
     collect,
@@ -22,6 +24,16 @@ from tests.engine.stages import (
 from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_text
 
 pytestmark = pytest.mark.parity
+
+UNCACHED: dict[str, Any] = {"thinker": {"skip_reading_prefix_cache": True}}
+BLOCK = 32
+BLOCK_BYTES = KEPT_ROWS_BYTES // 8
+LONG_REPLY = 60
+
+
+def cacheable(length: int) -> int:
+    """Positions of a prompt that the prefix cache can answer: full blocks, without the last position."""
+    return (length - 1) // BLOCK * BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +63,7 @@ async def test_rows_are_the_references_through_chunked_prefill(
     thinker: Stage, thought: dict[str, ThinkerReference], kind: str
 ) -> None:
     assert kind == "text" or len(thought[kind].prompt_ids) > THINKER_STEP_TOKENS
-    assert_equal(await think(thinker, request(f"alone-{kind}", kind)), thought[kind])
+    assert_equal(await think(thinker, request(f"alone-{kind}", kind, sampling=UNCACHED)), thought[kind])
 
 
 async def test_logprobs_are_the_references(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
@@ -68,9 +80,68 @@ async def test_logprobs_are_the_references(thinker: Stage, thought: dict[str, Th
     assert (await think(thinker, request("none", "audio"))).choices == ()
 
 
-async def test_prefix_cache_takes_no_rows_away(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
-    for turn in range(2):
-        assert_equal(await think(thinker, request(f"again-{turn}", "audio+image")), thought["audio+image"])
+async def computed_for(thinker: Stage, asked: OmniRequest) -> tuple[StageChunk, int]:
+    """What came of a request, and how many positions the engine computed for it."""
+    before = (await thinker.counts())["computed"]
+    made = await think(thinker, asked)
+    return made, (await thinker.counts())["computed"] - before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_the_prefix_cache_answers_has_its_rows(
+    thinker: Stage, thought: dict[str, ThinkerReference], kind: str
+) -> None:
+    wanted, name = thought[kind], f"again-{kind}"
+    length, decoded = len(wanted.prompt_ids), MAX_TOKENS - 1
+    made, computed = await computed_for(thinker, request(f"{name}-0", kind, sampling=UNCACHED))
+    assert computed == length + decoded
+    assert_equal(made, wanted)
+    made, computed = await computed_for(thinker, request(f"{name}-1", kind))
+    assert computed == length - cacheable(length) + decoded
+    assert_equal(made, wanted)
+
+
+async def test_a_later_turn_computes_only_what_is_new(
+    thinker: Stage, thought: dict[str, ThinkerReference], reference: Reference
+) -> None:
+    first = await think(thinker, request("turn-1", "audio"))
+    prompt = f"{prompt_text('audio')}{first.text}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    wanted = reference.thinker(prompt, *media("audio"), max_new_tokens=MAX_TOKENS)
+    made, computed = await computed_for(thinker, OmniRequest("turn-2", prompt, request("", "audio").media))
+    assert_equal(made, wanted)
+    former = cacheable(len(thought["audio"].prompt_ids))
+    assert former > 0 and computed == len(wanted.prompt_ids) - former + MAX_TOKENS - 1
+    at_once = [OmniRequest(f"turn-3-{i}", prompt, request("", "audio").media) for i in range(3)]
+    for made in await asyncio.gather(*(think(thinker, asked) for asked in at_once)):
+        assert_equal(made, wanted)
+
+
+async def test_rows_of_a_reply_are_kept_too(thinker: Stage, reference: Reference) -> None:
+    wanted = reference.thinker(prompt_text("text"), max_new_tokens=LONG_REPLY)
+    both = [*wanted.prompt_ids, *wanted.token_ids]
+    first = await think(thinker, request("reply", sampling={"thinker": {"max_tokens": LONG_REPLY}}))
+    assert list(first.token_ids) == wanted.token_ids
+    prompt = Prompt("", tuple(both[:-10]))
+    made, computed = await computed_for(thinker, OmniRequest("go-on", prompt, sampling={"thinker": {"max_tokens": 10}}))
+    assert list(made.token_ids) == both[-10:] and made.rows is not None
+    torch.testing.assert_close(made.rows.rows, wanted.rows, atol=1e-4, rtol=0)
+    assert cacheable(len(both) - 10) > len(wanted.prompt_ids)
+    assert computed == len(both) - 1 - cacheable(len(both) - 10)
+
+
+async def test_rows_that_were_dropped_at_the_bound_are_computed_again(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    wanted = thought["audio+image"]
+    assert_equal(await think(thinker, request("bound-0", "audio+image")), wanted)
+    other = OmniRequest("other", prompt_text("text", "What else? " * 30), sampling={"thinker": {"max_tokens": 2}})
+    filled = len((await think(thinker, other)).prompt_token_ids or ()) // BLOCK
+    left = KEPT_ROWS_BYTES // BLOCK_BYTES - filled
+    assert 0 < left < cacheable(len(wanted.prompt_ids)) // BLOCK
+    assert (await thinker.counts())["kept_rows_bytes"] == KEPT_ROWS_BYTES
+    made, computed = await computed_for(thinker, request("bound-1", "audio+image"))
+    assert_equal(made, wanted)
+    assert computed == len(wanted.prompt_ids) - left * BLOCK + MAX_TOKENS - 1
 
 
 async def test_text_only_request_has_no_rows_and_the_same_tokens(
@@ -81,12 +152,14 @@ async def test_text_only_request_has_no_rows_and_the_same_tokens(
     assert list(StageChunk.joined(made).token_ids) == thought["audio+image"].token_ids
 
 
+@pytest.mark.parametrize("sampling", [UNCACHED, {}], ids=["computed", "cached"])
 async def test_rows_survive_preemption_in_a_batch_of_mixed_lengths(
-    thinker: Stage, thought: dict[str, ThinkerReference]
+    thinker: Stage, thought: dict[str, ThinkerReference], sampling: dict[str, Any]
 ) -> None:
     before = (await thinker.counts())["preemptions"]
     kinds = [*KINDS, *KINDS]
-    made = await asyncio.gather(*(think(thinker, request(f"crowd-{i}", kind)) for i, kind in enumerate(kinds)))
+    crowd = [request(f"crowd-{len(sampling)}-{i}", kind, sampling=sampling) for i, kind in enumerate(kinds)]
+    made = await asyncio.gather(*(think(thinker, asked) for asked in crowd))
     assert (await thinker.counts())["preemptions"] > before
     for kind, chunk in zip(kinds, made, strict=True):
         assert_equal(chunk, thought[kind])
@@ -119,11 +192,13 @@ async def test_each_chunk_follows_the_one_before(thinker: Stage, thought: dict[s
     assert rows == len(thought["text"].prompt_ids) + MAX_TOKENS - 1
 
 
-async def test_closing_midway_frees_everything(thinker: Stage) -> None:
-    chunks = thinker.generate(request("left", "text", sampling={"thinker": {"max_tokens": 200}}), None)
-    await anext(chunks)
-    await chunks.aclose()
-    await until_free(thinker)
+async def test_closing_midway_frees_everything(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
+    for _ in range(2):  # the second one has cached rows
+        chunks = thinker.generate(request("left", "audio", sampling={"thinker": {"max_tokens": 100}}), None)
+        await anext(chunks)
+        await chunks.aclose()
+        await until_free(thinker)
+    assert_equal(await think(thinker, request("after", "audio")), thought["audio"])
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ class ThinkerSession:
         media = multi_modal_data(self._request.media)
         if media:
             prompt["multi_modal_data"] = media
-        # Positions that the prefix cache answers are not computed, so they would have no rows.
-        sampling = {"skip_reading_prefix_cache": True} if self._request.wants_audio else {}
-        return EngineInput(prompt, sampling, emit_rows=self._request.wants_audio)
+        return EngineInput(prompt, emit_rows=self._request.wants_audio)
 
     def _given(self, reply: str) -> EngineInput:
         """A given reply is computed as part of the prompt, for its rows."""
@@ -43,7 +41,7 @@ class ThinkerSession:
         token_ids = [*self._tokenize(str(self._request.prompt), True), *reply_ids]
         return EngineInput(
             {"prompt_token_ids": token_ids},
-            {"skip_reading_prefix_cache": True, "min_tokens": 0, "max_tokens": 1},
+            {"min_tokens": 0, "max_tokens": 1},
             emit_rows=True,
             given_reply=GivenReply(reply_ids, reply),
         )

@@ -41,6 +41,7 @@ class OmniGPUModelRunner(_Runner):
         super().__init__(*args, **kwargs)
         self.omni_config = OmniModelConfig.of(self.vllm_config)
         self._emitting: set[str] = set()
+        self._beginning: set[str] = set()
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
@@ -83,6 +84,7 @@ class OmniGPUModelRunner(_Runner):
         self._further = getattr(scheduler_output, "omni_further", {})
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            self._beginning.add(request_id)
             state = self.requests[request_id]
             known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
             self._penalties.admit(request_id, state.sampling_params, state.prompt_token_ids or (), known)
@@ -93,11 +95,13 @@ class OmniGPUModelRunner(_Runner):
     def _admit(self, request_id: str, extra: StageExtra) -> None:
         if extra.emit_rows:
             self._emitting.add(request_id)
+            self._beginning.add(request_id)
         if self._inputs is not None:
             self._inputs.admit(request_id, extra)
 
     def _forget(self, request_id: str) -> None:
         self._emitting.discard(request_id)
+        self._beginning.discard(request_id)
         self._penalties.remove(request_id)
         self._seeds.pop(request_id, None)
         if self._inputs is not None:
@@ -229,6 +233,10 @@ class OmniGPUModelRunner(_Runner):
         return embeddings.masked_fill(mask[:num_tokens].to(embeddings.device, non_blocking=True).unsqueeze(-1), 0)
 
     def _prompt_positions(self, request_id: str) -> torch.Tensor | None:
+        """With the rows that are computed first; with a cached prefix they are not those of position zero."""
+        if request_id not in self._beginning:
+            return None
+        self._beginning.remove(request_id)
         request = self.requests[request_id]
         positions = request.mrope_positions
         return None if positions is None else positions[:, : request.num_prompt_tokens].long()

@@ -54,10 +54,11 @@ class RowsOfStep:
         emitting: Collection[str],
         prompt_positions: Callable[[str], torch.Tensor | None],
     ) -> RowsOfStep:
+        """`prompt_positions`: what goes with a request's rows of this step, None if they are not its first."""
         emitted, offset = [], 0
         for span in spans:
             if span.request_id in emitting:
-                positions = prompt_positions(span.request_id) if span.start == 0 else None
+                positions = prompt_positions(span.request_id)
                 emitted.append(EmittedSpan(span.request_id, span.start, offset, span.length, positions))
             offset += span.length
         return cls(rows, emitted)

@@ -36,12 +36,9 @@ async def test_a_rendered_prompt_is_text_unless_it_comes_with_ids() -> None:
 
 
 @pytest.mark.parametrize("wants_audio", [True, False])
-async def test_rows_are_made_for_requests_that_want_audio_and_only_they_miss_the_prefix_cache(
-    wants_audio: bool,
-) -> None:
+async def test_rows_are_made_for_requests_that_want_audio(wants_audio: bool) -> None:
     made = await session(OmniRequest("r", "Hello", wants_audio=wants_audio)).prompt()
-    assert made.emit_rows == wants_audio
-    assert made.sampling == ({"skip_reading_prefix_cache": True} if wants_audio else {})
+    assert made.emit_rows == wants_audio and made.sampling == {}
 
 
 async def test_media_keep_their_order() -> None:

@@ -45,12 +45,14 @@ def test_requests_that_want_rows_but_are_not_in_the_step_get_none() -> None:
     assert step.chunks(step.rows).keys() == {"a"}
 
 
-def test_positions_come_with_the_first_chunk_only() -> None:
-    first = step_of([TokenSpan("a", 0, 2)], {"a"})
-    later = step_of([TokenSpan("a", 2, 1)], {"a"})
-    positions = first.chunks(first.rows)["a"].positions
+def test_positions_come_with_the_rows_that_they_are_given_for() -> None:
+    rows = torch.zeros(3, 4)
+    step = RowsOfStep.of(
+        rows, [TokenSpan("first", 2, 2), TokenSpan("later", 2, 1)], {"first", "later"}, {"first": POSITIONS}.get
+    )
+    positions = step.chunks(rows)["first"].positions
     assert positions is not None and torch.equal(positions, POSITIONS)
-    assert later.chunks(later.rows)["a"].positions is None
+    assert step.chunks(rows)["later"].positions is None
 
 
 def test_packed_rows_survive_the_way_through_the_output() -> None:

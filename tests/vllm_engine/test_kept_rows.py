@@ -1,0 +1,114 @@
+"""Rows of full blocks that are kept, at their bound, and how they go out before those that are computed."""
+
+from __future__ import annotations
+
+import torch
+
+from omni_cluster.payloads import RowsChunk
+from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
+
+SIZE, WIDTH = 4, 6
+BLOCK_BYTES = SIZE * WIDTH * 2
+
+
+def rows(first: int, end: int) -> torch.Tensor:
+    return torch.arange(first, end, dtype=torch.bfloat16)[:, None].repeat(1, WIDTH)
+
+
+def chunk(first: int, end: int, positions: torch.Tensor | None = None) -> torch.Tensor:
+    return RowsChunk(first, rows(first, end), positions).pack()
+
+
+def hashes(name: str, blocks: int) -> list[bytes]:
+    return [f"{name}{i}".encode() for i in range(blocks)]
+
+
+def unpacked(packed: torch.Tensor) -> RowsChunk:
+    return RowsChunk.unpack(packed, max_elements=10_000)
+
+
+def passed(kept: KeptRows, name: str, *spans: tuple[int, int]) -> None:
+    """A request whose rows were computed in these spans."""
+    emitted = EmittedRows(kept)
+    for first, end in spans:
+        packed = chunk(first, end)
+        assert emitted.pass_on(hashes(name, end // SIZE), packed) is packed
+
+
+def test_what_was_computed_is_covered_once_its_block_is_full() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    passed(kept, "a", (0, 7))
+    assert kept.covered(hashes("a", 3)) == 1
+    passed(kept, "b", (0, 7), (7, 8), (8, 9), (9, 10), (10, 11), (11, 12))
+    assert kept.covered(hashes("b", 4)) == 3 and kept.num_bytes == 4 * BLOCK_BYTES
+
+
+def test_rows_that_are_known_already_are_kept_once() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    for _ in range(2):
+        passed(kept, "a", (0, 9))
+    assert kept.num_bytes == 2 * BLOCK_BYTES
+
+
+def test_cached_rows_go_out_first_in_one_chunk_with_the_positions() -> None:
+    kept, positions = KeptRows(10 * BLOCK_BYTES, SIZE), torch.arange(30).view(3, 10)
+    passed(kept, "a", (0, 10))
+    emitted = EmittedRows(kept)
+    emitted.begin(hashes("a", 2))
+    first = unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 10, positions)))
+    assert (first.start, first.end) == (0, 10)
+    assert torch.equal(first.rows, rows(0, 10))
+    assert first.positions is not None and torch.equal(first.positions, positions)
+    later = chunk(10, 11)
+    assert emitted.pass_on(hashes("a", 2), later) is later
+
+
+def test_what_was_taken_goes_out_though_it_is_dropped_meanwhile() -> None:
+    kept = KeptRows(2 * BLOCK_BYTES, SIZE)
+    passed(kept, "a", (0, 8))
+    emitted = EmittedRows(kept)
+    emitted.begin(hashes("a", 2))
+    passed(kept, "b", (0, 8))
+    assert kept.covered(hashes("a", 2)) == 0
+    assert torch.equal(unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).rows, rows(0, 9))
+
+
+def test_at_the_bound_the_end_of_what_was_used_least_recently_goes_first() -> None:
+    kept = KeptRows(6 * BLOCK_BYTES, SIZE)
+    for name in "abc":
+        passed(kept, name, (0, 2 * SIZE))
+    kept.read(hashes("a", 2))
+    kept.use(hashes("b", 2))
+    kept.use(hashes("c", 2))
+    passed(kept, "d", (0, SIZE))
+    assert [kept.covered(hashes(name, 2)) for name in "abcd"] == [1, 2, 2, 1]
+    assert kept.num_bytes == 6 * BLOCK_BYTES
+
+
+def test_of_a_prompt_above_the_bound_the_beginning_is_kept() -> None:
+    kept = KeptRows(3 * BLOCK_BYTES + 1, SIZE)
+    passed(kept, "a", (0, 2 * SIZE))
+    passed(kept, "b", (0, 2 * SIZE), *((i, i + 1) for i in range(2 * SIZE, 10 * SIZE)))
+    assert kept.covered(hashes("b", 10)) == 3 and kept.covered(hashes("a", 2)) == 0
+    assert kept.num_bytes == 3 * BLOCK_BYTES
+
+
+def test_a_kept_block_holds_no_more_memory_than_its_own() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    passed(kept, "a", (0, 4 * SIZE + 1))
+    assert {block.base is None or block.base.nbytes for block in kept.read(hashes("a", 4))} <= {True, BLOCK_BYTES}
+
+
+def test_rows_that_do_not_begin_at_a_block_are_kept_from_the_next_one_on() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    passed(kept, "a", (SIZE + 1, 2 * SIZE + 1), (2 * SIZE + 1, 3 * SIZE))
+    assert kept.num_bytes == BLOCK_BYTES
+    passed(kept, "a", (0, 2 * SIZE))
+    assert kept.covered(hashes("a", 3)) == 3
+
+
+def test_a_request_that_begins_again_is_kept_from_there() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    passed(kept, "a", (0, 6), (0, 3), (3, 9))
+    assert kept.covered(hashes("a", 2)) == 2
+    assert (kept.read(hashes("a", 2))[1].view("uint16") == rows(4, 8).view(torch.uint16).numpy()).all()

@@ -1,0 +1,251 @@
+"""vLLM's own scheduler and prefix cache under requests that emit rows; the model is a line of arithmetic."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from omni_cluster.config.handover import HandoverConfig
+from omni_cluster.engine.build import bind
+from omni_cluster.inputs import StageExtra
+from omni_cluster.payloads import RowsChunk
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.output_processor import RowsSink
+from omni_cluster.vllm_engine.scheduler import OmniAsyncScheduler, OmniScheduler, OmniSchedulerMixin
+from tests.engine.stages import pipeline_config, thinker_stage, tight
+
+BLOCK, STEP_TOKENS, NUM_BLOCKS = 16, 48, 20
+ROW_BYTES = 2 * 4
+BLOCK_BYTES = BLOCK * ROW_BYTES
+
+
+def next_token(tokens: list[int]) -> int:
+    return (3 * tokens[-1] + len(tokens)) % 97
+
+
+def rows_of(tokens: list[int], first: int, end: int) -> torch.Tensor:
+    """Of a position: what stands before it, and its own token."""
+    return torch.tensor([[float(sum(tokens[:p])), float(tokens[p])] for p in range(first, end)]).view(-1, 2)
+
+
+@dataclass
+class Asked:
+    """`tokens`: what the model knows; with steps in flight the scheduler's request has fewer."""
+
+    request: Request
+    emits: bool
+    tokens: list[int]
+    sink: RowsSink = field(default_factory=RowsSink)
+    rows: list[RowsChunk] = field(default_factory=list)
+
+    def assert_whole(self) -> None:
+        """All rows came, in order and once, the prompt's positions with the first of them."""
+        assert list(self.request.all_token_ids) == self.tokens
+        got = RowsChunk.joined(self.rows)
+        assert (got.start, got.end) == (0, len(self.tokens) - 1)
+        assert torch.equal(got.rows, rows_of(self.tokens, 0, got.end))
+        assert got.positions is not None and got.positions.shape[1] == self.request.num_prompt_tokens
+        assert all(chunk.positions is None for chunk in self.rows[1:])
+
+
+class Engine:
+    """The scheduler, and what is around it in a process: a model, and who takes the rows.
+
+    `lag`: steps that are planned before the scheduler is told what came of the one before.
+    """
+
+    def __init__(self, scheduler: OmniSchedulerMixin, lag: int) -> None:
+        self.scheduler = scheduler
+        self.open: dict[str, Asked] = {}
+        self.hits = self.hits_again = 0
+        self._lag = lag
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._begun: set[str] = set()
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+
+    def ask(self, name: str, prompt: list[int], max_tokens: int = 4, emit_rows: bool = True) -> Asked:
+        extra = StageExtra(name, emit_rows=emit_rows).to_extra_args()
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        request = Request(name, list(prompt), params, None, block_hasher=self._hasher)
+        self.open[name] = Asked(request, emit_rows, list(prompt))
+        self.scheduler.add_request(request)
+        return self.open[name]
+
+    def leave(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        del self.open[name]
+
+    def step(self) -> int:
+        """Returns how many positions it computes."""
+        planned = self.scheduler.schedule()
+        self._in_flight.append((planned, self._computed(planned)))
+        while len(self._in_flight) > (self._lag if planned.num_scheduled_tokens else 0):
+            made = self.scheduler.update_from_output(*self._in_flight.popleft())
+            for output in made[0].outputs if made else ():
+                self._take(output.request_id, output.pooling_output)
+        return planned.total_num_scheduled_tokens
+
+    def _computed(self, planned: SchedulerOutput) -> ModelRunnerOutput:
+        cached = planned.scheduled_cached_reqs
+        starts = {new.req_id: new.num_computed_tokens for new in planned.scheduled_new_reqs}
+        self._begun |= {*starts, *cached.resumed_req_ids}
+        starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        self.hits += sum(starts[r] > 0 and self.open[r].emits for r in starts if r not in cached.req_ids)
+        self.hits_again += sum(starts[r] > 0 and self.open[r].emits for r in cached.resumed_req_ids)
+        made = [self._of(r, start, start + planned.num_scheduled_tokens[r]) for r, start in starts.items()]
+        places = {r: i for i, r in enumerate(starts)}
+        return ModelRunnerOutput(list(starts), places, [t for t, _ in made], pooler_output=[p for _, p in made])
+
+    def _of(self, name: str, start: int, end: int) -> tuple[list[int], torch.Tensor | None]:
+        asked = self.open[name]
+        rows = rows_of(asked.tokens, start, end)
+        sampled = [next_token(asked.tokens)] if end == len(asked.tokens) else []
+        asked.tokens += sampled
+        positions = torch.zeros(3, asked.request.num_prompt_tokens, dtype=torch.int64) if name in self._begun else None
+        self._begun.discard(name)
+        return sampled, RowsChunk(start, rows, positions).pack() if asked.emits else None
+
+    def _take(self, name: str, packed: torch.Tensor | None) -> None:
+        asked = self.open[name]
+        if packed is not None:
+            asked.sink.put(RowsChunk.unpack(packed, max_elements=1 << 20))
+            taken = asked.sink.take()
+            asked.rows += [] if taken is None else [taken]
+
+    def run(self) -> int:
+        """Until all that was asked is answered; how many positions were computed for it."""
+        computed = 0
+        while self.scheduler.has_unfinished_requests():
+            computed += self.step()
+        return computed
+
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module")
+def make(tiny: Path) -> Make:
+    def made(kept_rows_bytes: int = 1 << 20, lag: int = 0) -> Engine:
+        thinker = thinker_stage(**tight(STEP_TOKENS))
+        config = pipeline_config(thinker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
+        traits = bind(config).family.traits("thinker")
+        vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), traits).create_engine_config()
+        vllm_config.cache_config.num_gpu_blocks = NUM_BLOCKS
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        caches = KVCacheConfig(NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        kind = OmniAsyncScheduler if lag else OmniScheduler
+        return Engine(kind(vllm_config, caches, StructuredOutputManager(vllm_config), block_size=BLOCK), lag)
+
+    return made
+
+
+TURNS = 100
+PROMPT = [7 * i % 89 for i in range(60)]
+
+
+def test_a_later_turn_computes_only_what_is_new_and_sends_all_rows(make: Make) -> None:
+    engine = make()
+    first = engine.ask("first", PROMPT, max_tokens=8)
+    assert engine.run() == len(PROMPT) + 7
+    second = engine.ask("second", [*first.tokens, 1, 2, 3], max_tokens=4)
+    assert engine.run() == len(PROMPT) + 8 + 3 - 4 * BLOCK + 3
+    for asked in (first, second):
+        asked.assert_whole()
+
+
+def test_without_room_for_rows_the_cache_is_read_for_text_alone(make: Make) -> None:
+    engine = make(kept_rows_bytes=0)
+    for turn in range(2):
+        asked = engine.ask(f"sound-{turn}", PROMPT)
+        assert engine.run() == len(PROMPT) + 3
+        asked.assert_whole()
+    engine.ask("text", PROMPT, emit_rows=False)
+    assert engine.run() == len(PROMPT) % BLOCK + 3
+
+
+def test_the_hit_ends_where_the_rows_do(make: Make) -> None:
+    engine = make(kept_rows_bytes=2 * BLOCK_BYTES)
+    for turn in range(2):
+        asked = engine.ask(f"turn-{turn}", PROMPT)
+        assert engine.run() == len(PROMPT) + 3 - turn * 2 * BLOCK
+        asked.assert_whole()
+    assert engine.scheduler.omni_counts()["kept_rows_bytes"] == 2 * BLOCK_BYTES
+
+
+def test_what_a_request_for_text_computed_has_no_rows(make: Make) -> None:
+    engine = make()
+    engine.ask("text", PROMPT, emit_rows=False)
+    engine.run()
+    asked = engine.ask("sound", PROMPT)
+    assert engine.run() == len(PROMPT) + 3
+    asked.assert_whole()
+
+
+def test_of_a_prompt_that_is_still_being_computed_no_more_is_read_than_has_rows(make: Make) -> None:
+    engine = make()
+    asked = [engine.ask("first", PROMPT)]
+    engine.step()
+    asked += [engine.ask("second", PROMPT), engine.ask("third", PROMPT)]
+    engine.run()
+    for each in asked:
+        each.assert_whole()
+
+
+def test_a_cancelled_request_leaves_nothing_but_what_is_kept(make: Make) -> None:
+    engine = make()
+    engine.ask("left", PROMPT, max_tokens=40)
+    engine.step()
+    engine.step()
+    engine.leave("left")
+    engine.step()
+    counts = engine.scheduler.omni_counts()
+    assert (counts["emitting"], counts["kv_blocks_used"]) == (0, 0)
+    assert counts["kept_rows_bytes"] == 3 * BLOCK_BYTES
+    asked = engine.ask("next", PROMPT)
+    assert engine.run() == len(PROMPT) + 3 - 3 * BLOCK
+    asked.assert_whole()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("kept_blocks", [5, 200])
+def test_conversations_at_once_that_preempt_and_leave_each_other(make: Make, kept_blocks: int, lag: int) -> None:
+    """Turns of four conversations come at any time, some leave, and the cache holds a third of them."""
+    engine, chance = make(kept_blocks * BLOCK_BYTES, lag), random.Random(kept_blocks)
+    said = [[chance.randrange(90) for _ in range(chance.randrange(5, 60))] for _ in range(4)]
+    done: list[Asked] = []
+    for turn in range(TURNS):
+        which = turn % 4
+        said[which] = [*said[which][:140], *(chance.randrange(90) for _ in range(chance.randrange(1, 12)))]
+        asked = engine.ask(f"{turn}", said[which], chance.randrange(1, 40), emit_rows=chance.random() < 0.8)
+        said[which] = asked.tokens  # with what the model says meanwhile
+        for _ in range(chance.randrange(8)):
+            engine.step()
+            assert engine.scheduler.omni_counts()["kept_rows_bytes"] <= kept_blocks * BLOCK_BYTES
+        done += [engine.open.pop(name) for name in list(engine.open) if engine.open[name].request.is_finished()]
+        for name in [name for name in engine.open if chance.random() < 0.03]:
+            engine.leave(name)
+    engine.run()
+    done += engine.open.values()
+    assert len(done) > TURNS / 2
+    for asked in done:
+        assert asked.emits or not asked.rows
+        if asked.emits:
+            asked.assert_whole()
+    counts = engine.scheduler.omni_counts()
+    assert min(counts["preemptions"], engine.hits, engine.hits_again) > 0
+    assert (counts["emitting"], counts["kv_blocks_used"]) == (0, 0)
