@@ -67,6 +67,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
+    `cached_tokens`: of the prompt, read from the engine's prefix cache; in the chunk that has the prompt.
     Two chunks are equal that say the same, whenever they were made.
     """
 
@@ -80,6 +81,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     handover: HandoverTimes | None = None
     made_at_s: float = msgspec.field(default_factory=time.time)
     choices: tuple[TokenChoice, ...] = ()
+    cached_tokens: int = 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StageChunk):
@@ -123,6 +125,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
             prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids is not None), None),
             made_at_s=chunks[0].made_at_s,
             choices=tuple(choice for c in chunks for choice in c.choices),
+            cached_tokens=sum(c.cached_tokens for c in chunks),
         )
 
 

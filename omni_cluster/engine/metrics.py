@@ -54,6 +54,9 @@ class StageMetrics:
         self.tokens = Counter(
             "omni_cluster_stage_tokens_total", "Tokens made, stop tokens included.", registry=registry
         )
+        self.cached_tokens = Counter(
+            "omni_cluster_stage_cached_tokens_total", "Prompt tokens read from the prefix cache.", registry=registry
+        )
         self.samples = Counter("omni_cluster_stage_samples_total", "Samples of sound made.", registry=registry)
         self.pieces = Counter(
             "omni_cluster_stage_pieces_total", "Chunks with tokens, text or sound made.", registry=registry
@@ -97,6 +100,7 @@ class RequestMeter:
         self.tokens += len(chunk.token_ids)
         self.samples += samples
         self._metrics.tokens.inc(len(chunk.token_ids))
+        self._metrics.cached_tokens.inc(chunk.cached_tokens)
         self._metrics.samples.inc(samples)
         self._metrics.pieces.inc()
 

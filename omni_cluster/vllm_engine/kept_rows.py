@@ -105,6 +105,6 @@ class EmittedRows:
         rows = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         if first < last:
             self._kept.keep(hashes[:last], first, rows[first * size - self._start : last * size - self._start])
-        done = max(last * size, self._start)
+        done = max(self._end // size * size, self._start)
         self._waiting = [rows[done - self._start :].copy()]  # a view would hold all of a long prompt's rows
         self._start = done

@@ -68,7 +68,8 @@ class OmniSchedulerMixin(_Scheduler):
         self._keys: dict[str, str] = {}
         self._counts: dict[str, RowCount] = {}
         self._to_workers: list[tuple[str, torch.Tensor]] = []
-        self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if config.kept_rows_bytes else None
+        keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
+        self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._emitting: dict[str, EmittedRows] = {}
         self._num_preemptions = 0
         self._num_steps = 0

@@ -280,6 +280,7 @@ class ChunkMaker:
             rows=self._sink.take(),
             prompt_token_ids=prompt,
             finish_reason="stop",
+            cached_tokens=output.num_cached_tokens or 0,
         )
 
     def _made(self, output: RequestOutput) -> StageChunk:
@@ -293,6 +294,7 @@ class ChunkMaker:
             prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
             finish_reason=completion.finish_reason,
             choices=token_choices(completion),
+            cached_tokens=(output.num_cached_tokens or 0) if first else 0,
         )
         self._position = chunk.token_end
         return chunk

@@ -89,7 +89,9 @@ def test_all_that_a_message_says_arrives() -> None:
     sound = AudioChunk(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
     choices = (TokenChoice(TokenLogprob("ü", -0.5), (TokenLogprob("u", -1.5),)),)
     sent = [
-        StageChunk(5, (6, 7), "ü", audio=sound, prompt_token_ids=(1, 2), made_at_s=12.5, choices=choices),
+        StageChunk(
+            5, (6, 7), "ü", audio=sound, prompt_token_ids=(1, 2), made_at_s=12.5, choices=choices, cached_tokens=3
+        ),
         StageChunk(
             7,
             audio=AudioChunk(487, np.zeros(0, np.float32), 24_000),

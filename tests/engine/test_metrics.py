@@ -18,10 +18,11 @@ def value(metrics: StageMetrics, name: str, **labels: str) -> float | None:
 def test_what_is_made_is_counted_as_it_comes() -> None:
     metrics = StageMetrics()
     meter = metrics.begin()
-    meter.made(StageChunk(token_ids=(1, 2), text="a"))
+    meter.made(StageChunk(token_ids=(1, 2), text="a", cached_tokens=32))
     meter.made(SOUND)
     meter.made(StageChunk(finish_reason="stop"))
     assert (value(metrics, "tokens_total"), value(metrics, "samples_total")) == (2, 480)
+    assert value(metrics, "cached_tokens_total") == 32
     assert value(metrics, "pieces_total") == 2
     assert (meter.tokens, meter.samples) == (2, 480)
 

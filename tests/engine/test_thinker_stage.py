@@ -94,10 +94,10 @@ async def test_what_the_prefix_cache_answers_has_its_rows(
     wanted, name = thought[kind], f"again-{kind}"
     length, decoded = len(wanted.prompt_ids), MAX_TOKENS - 1
     made, computed = await computed_for(thinker, request(f"{name}-0", kind, sampling=UNCACHED))
-    assert computed == length + decoded
+    assert (computed, made.cached_tokens) == (length + decoded, 0)
     assert_equal(made, wanted)
     made, computed = await computed_for(thinker, request(f"{name}-1", kind))
-    assert computed == length - cacheable(length) + decoded
+    assert (computed, made.cached_tokens) == (length - cacheable(length) + decoded, cacheable(length))
     assert_equal(made, wanted)
 
 

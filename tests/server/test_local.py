@@ -125,6 +125,27 @@ async def test_a_streamed_answer_says_the_same(
     assert wanted.audio is not None and samples(sound).size == wanted.audio.samples.size
 
 
+async def test_a_later_turn_with_sound_reads_what_the_one_before_computed(
+    client: httpx.AsyncClient, pipeline: AsyncOmniLLM
+) -> None:
+    async def said(**options: Any) -> dict[str, Any]:
+        answer = await client.post("/v1/chat/completions", json=chat(pipeline, **SPOKEN) | options)
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+
+    async def cached() -> float:
+        return (await counted(client))["omni_cluster_stage_cached_tokens_total", "thinker"]
+
+    turns = [{"role": "user", "content": "Tell me all about it. " * 12}]
+    turns += [{"role": "assistant", "content": (await said(messages=turns))["content"]}, *QUESTION]
+    before = await cached()
+    later = await said(messages=turns)
+    assert await cached() == before + 128  # a block on a CPU, where the configuration does not say it
+    computed = await said(messages=turns, sampling_params_list=[{"skip_reading_prefix_cache": True}, None, None])
+    assert await cached() == before + 128
+    assert (later["content"], later["audio"]["data"]) == (computed["content"], computed["audio"]["data"])
+
+
 async def test_media_are_decoded_and_seen(client: httpx.AsyncClient, pipeline: AsyncOmniLLM) -> None:
     file = io.BytesIO()
     media("image")[1][0].save(file, "PNG")

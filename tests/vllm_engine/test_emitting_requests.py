@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,8 @@ class Engine:
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._begun: set[str] = set()
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        caches = scheduler.kv_cache_manager.enable_caching
+        self._hasher = get_request_block_hasher(BLOCK, sha256) if caches else None
 
     def ask(self, name: str, prompt: list[int], max_tokens: int = 4, emit_rows: bool = True) -> Asked:
         extra = StageExtra(name, emit_rows=emit_rows).to_extra_args()
@@ -140,8 +142,8 @@ Make = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def make(tiny: Path) -> Make:
-    def made(kept_rows_bytes: int = 1 << 20, lag: int = 0) -> Engine:
-        thinker = thinker_stage(**tight(STEP_TOKENS))
+    def made(kept_rows_bytes: int = 1 << 20, lag: int = 0, **engine_args: Any) -> Engine:
+        thinker = thinker_stage(**tight(STEP_TOKENS), **engine_args)
         config = pipeline_config(thinker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
         traits = bind(config).family.traits("thinker")
         vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), traits).create_engine_config()
@@ -176,6 +178,15 @@ def test_without_room_for_rows_the_cache_is_read_for_text_alone(make: Make) -> N
         asked.assert_whole()
     engine.ask("text", PROMPT, emit_rows=False)
     assert engine.run() == len(PROMPT) % BLOCK + 3
+
+
+def test_without_a_prefix_cache_no_rows_are_kept(make: Make) -> None:
+    engine = make(enable_prefix_caching=False)
+    for turn in range(2):
+        asked = engine.ask(f"turn-{turn}", PROMPT, max_tokens=40)
+        assert engine.run() == len(PROMPT) + 39
+        asked.assert_whole()
+    assert engine.scheduler.omni_counts()["kept_rows_bytes"] == 0
 
 
 def test_the_hit_ends_where_the_rows_do(make: Make) -> None:
