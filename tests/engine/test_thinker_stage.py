@@ -134,7 +134,7 @@ async def test_rows_that_were_dropped_at_the_bound_are_computed_again(
 ) -> None:
     wanted = thought["audio+image"]
     assert_equal(await think(thinker, request("bound-0", "audio+image")), wanted)
-    other = OmniRequest("other", prompt_text("text", "What else? " * 30), sampling={"thinker": {"max_tokens": 2}})
+    other = OmniRequest("other", prompt_text("text", "What else? " * 20), sampling={"thinker": {"max_tokens": 2}})
     filled = len((await think(thinker, other)).prompt_token_ids or ()) // BLOCK
     left = KEPT_ROWS_BYTES // BLOCK_BYTES - filled
     assert 0 < left < cacheable(len(wanted.prompt_ids)) // BLOCK
