@@ -42,6 +42,7 @@ class OmniRequest:
     noise included; two requests of one seed and one prompt give one waveform.
     `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
     `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.
+    `conversation`: the same for all turns of one, which are brought to one replica; empty: of none.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class OmniRequest:
     seed: int = 0
     streams_audio: bool = False
     reply: str | None = None
+    conversation: bytes = b""
 
     def without_media(self) -> OmniRequest:
         """For stages that another one feeds: they never look at media, and a video's frames are a hundred megabytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections import deque
@@ -12,6 +13,8 @@ LAG_S = 0.1
 """The time from a choice here until the replica's reports count it."""
 STALE_S = 3.0
 """A replica reports every second, busy or idle; older reports are ignored."""
+HOME_LEAD = 2
+"""So many requests more than another replica a conversation's own may have: it need not compute the earlier turns."""
 
 
 @dataclass(slots=True)
@@ -50,10 +53,15 @@ class Loads:
         self._of(replica_id).told = None
         self._drop_unused(replica_id)
 
-    def choose(self, replica_ids: Sequence[str]) -> str:
-        """One of them, for a new request; `ended` tells when it is over."""
+    def choose(self, replica_ids: Sequence[str], conversation: bytes = b"") -> str:
+        """One of them, for a new request; `ended` tells when it is over.
+
+        The turns of a conversation, 64 bytes of a name at most, go to one replica unless that is busier than another.
+        """
         some = self._chance.sample(replica_ids, min(2, len(replica_ids)))
         chosen = self._less_busy(some[0], some[-1])
+        if conversation:
+            chosen = self._less_busy(home_of(conversation, replica_ids), chosen, lead=HOME_LEAD)
         of = self._by_replica.setdefault(chosen, Load())
         of.own += 1
         of.chosen_at_s.append(self._clock())
@@ -65,11 +73,11 @@ class Loads:
         self._of(replica_id).own -= 1
         self._drop_unused(replica_id)
 
-    def _less_busy(self, one: str, other: str) -> str:
+    def _less_busy(self, one: str, other: str, lead: int = 0) -> str:
         loads = self._estimate(one), self._estimate(other)
         if None in loads:  # what one says and what one guesses cannot be compared
             loads = self._of(one).own, self._of(other).own
-        return one if loads[0] <= loads[1] else other  # type: ignore[operator]
+        return one if loads[0] <= loads[1] + lead else other  # type: ignore[operator]
 
     def _estimate(self, replica_id: str) -> int | None:
         of = self._of(replica_id)
@@ -84,3 +92,8 @@ class Loads:
         of = self._of(replica_id)
         if of.told is None and of.own <= 0:
             self._by_replica.pop(replica_id, None)
+
+
+def home_of(conversation: bytes, replica_ids: Sequence[str]) -> str:
+    """The same in every process; when replicas come or go, most conversations stay where they are."""
+    return max(replica_ids, key=lambda each: hashlib.blake2b(each.encode(), key=conversation).digest())

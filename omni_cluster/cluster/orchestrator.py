@@ -50,7 +50,7 @@ class Orchestrator:
         request = posted.request
         run = FanIn(deadline)
         stages = self._bound.stages_for(request)
-        with self._chosen_replicas(stages) as chosen:
+        with self._chosen_replicas(stages, request.conversation) as chosen:
             tickets = {stage.stage_id: _ticket(request, chosen[stage.stage_id]) for stage in stages}
             all_read = AllRead(len(tickets))
             for stage in stages:
@@ -63,10 +63,17 @@ class Orchestrator:
                         yield event
 
     @contextlib.contextmanager
-    def _chosen_replicas(self, stages: Sequence[StageConfig]) -> Iterator[dict[int, str | None]]:
-        """A replica of each stage, which counts as busy with the request as long as the context is open."""
+    def _chosen_replicas(self, stages: Sequence[StageConfig], conversation: bytes) -> Iterator[dict[int, str | None]]:
+        """A replica of each stage, which counts as busy with the request as long as the context is open.
+
+        Earlier turns are in the prefix caches of the entry stage alone: the others share none.
+        """
         calls = {stage.stage_id: self._stages[stage.model_stage].calls for stage in stages}
-        chosen = {stage_id: remote.choose_replica() for stage_id, remote in calls.items()}
+        entries = {stage.stage_id for stage in stages if self._bound.source(stage) is None}
+        chosen = {
+            stage_id: remote.choose_replica(conversation if stage_id in entries else b"")
+            for stage_id, remote in calls.items()
+        }
         try:
             yield chosen
         finally:

@@ -152,10 +152,10 @@ class RemoteStage:
         self._by_reference = handle.options(stream=True, _by_reference=True)
         self._by_value = handle.options(stream=True, _by_reference=False)
 
-    def choose_replica(self) -> str | None:
+    def choose_replica(self, conversation: bytes = b"") -> str | None:
         """A replica for a new request; None as long as none of them is known here. See `Loads.choose`."""
         known = known_replicas(*self._name)
-        return self.loads.choose(known) if known else None
+        return self.loads.choose(known, conversation) if known else None
 
     async def stream(
         self, method: str, *args: Any, replica_id: str = "", by_reference: bool = False

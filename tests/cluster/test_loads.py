@@ -10,7 +10,7 @@ from statistics import mean
 
 import pytest
 
-from omni_cluster.cluster.loads import LAG_S, STALE_S, Loads
+from omni_cluster.cluster.loads import HOME_LEAD, LAG_S, STALE_S, Loads, home_of
 
 REPLICAS = ("a", "b", "c", "d")
 
@@ -147,3 +147,32 @@ def test_a_burst_at_ingresses_that_know_nothing_yet_is_spread() -> None:
 def test_one_request_at_each_of_many_ingresses_does_not_meet_at_one_replica() -> None:
     firsts = Counter(loads(seed).choose(REPLICAS) for seed in range(64))
     assert set(firsts) == set(REPLICAS) and max(firsts.values()) < 32  # in turn from the same start: all 64
+
+
+CONVERSATIONS = [f"conversation {i}".encode() for i in range(200)]
+
+
+def test_a_conversations_turns_go_to_one_replica_whichever_process_chooses() -> None:
+    for conversation in CONVERSATIONS[:20]:
+        turns = []
+        for process in range(4):
+            some = loads(seed=process)
+            turns.append(some.choose(REPLICAS[process:] + REPLICAS[:process], conversation))
+            some.ended(turns[-1])
+        assert len(set(turns)) == 1
+
+
+def test_conversations_are_spread_and_stay_when_a_replica_goes() -> None:
+    homes = {each: home_of(each, REPLICAS) for each in CONVERSATIONS}
+    assert min(Counter(homes.values())[replica] for replica in REPLICAS) > len(CONVERSATIONS) / 8
+    left = [replica for replica in REPLICAS if replica != "b"]
+    assert all(home_of(each, left) == home for each, home in homes.items() if home != "b")
+
+
+@pytest.mark.parametrize(("more", "stays"), [(HOME_LEAD, True), (HOME_LEAD + 1, False)])
+def test_a_conversation_leaves_a_replica_that_is_busier_than_another(more: int, stays: bool) -> None:
+    some, home = loads(), home_of(b"talk", ["a", "b"])
+    other = "b" if home == "a" else "a"
+    some.told(home, 3 + more)
+    some.told(other, 3)
+    assert (some.choose(["a", "b"], b"talk") == home) is stays

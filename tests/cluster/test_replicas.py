@@ -22,12 +22,14 @@ from openai import AuthenticationError, OpenAI
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import StageDied
 from tests.cluster.connections import Connections, read_all
-from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until
+from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, scrape, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
+from tests.server.samples import totals
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"
+CONVERSATIONS, TURNS = 4, 3
 QUESTIONS = ("What is it?", "Describe the picture and the sound, please.")
 
 
@@ -159,6 +161,32 @@ async def test_both_replicas_of_a_stage_did_work(served_2x2: ServedApp) -> None:
     after = served_tokens(await served_2x2.statuses())
     worked = [replica for replica in after if after[replica] > before.get(replica, 0)]
     assert len(worked) >= 4  # of two thinkers, two talkers and a code2wav at least
+
+
+async def test_later_turns_go_where_the_earlier_ones_were_computed(served_2x2: ServedApp) -> None:
+    async def cached_tokens() -> float:
+        return totals(await scrape(AUTHORIZED))["stage_cached_tokens_total", "thinker"]
+
+    before = await cached_tokens()
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=120, headers=AUTHORIZED) as client:
+        for number in range(CONVERSATIONS):
+            turns = [{"role": "user", "content": f"{number}: " + "Tell me all about it. " * 12}]
+            for _ in range(TURNS):
+                answer = await client.post(CHAT, json=spoken(turns))
+                said = answer.json()["choices"][0]["message"]["content"]
+                turns += [{"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
+    # Each later turn reads a block of 128, the size on a CPU: whichever of the two ingresses it comes to.
+    assert await cached_tokens() - before == CONVERSATIONS * (TURNS - 1) * 128
+
+
+def spoken(messages: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "model": "preset:tiny",
+        "messages": messages,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "sampling_params_list": [{"max_tokens": 4}, {"max_tokens": 12}, None],
+    }
 
 
 async def test_rows_that_are_inline_are_no_objects(served_2x2: ServedApp) -> None:

@@ -31,6 +31,7 @@ from omni_cluster.server.answers import (
     usage,
     whole_audio,
 )
+from omni_cluster.server.conversation import conversation_of
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.off_loop import OffLoop
@@ -86,6 +87,7 @@ class ChatEndpoint:
             sampling=stage_sampling(chat, self._config),
             seed=chat.seed if chat.seed is not None else random.getrandbits(31),
             streams_audio=chat.stream and chat.wants_audio,
+            conversation=conversation_of(chat),
         )
         self._pipeline.check(request)
         return request
