@@ -19,8 +19,9 @@ from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputB
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
 from omni_cluster.vllm_engine.worker.rows_out import RowsOfStep
-from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise, token_seed
-from omni_cluster.vllm_engine.worker.top_k_sampler import SampledRows, TopKSampler
+from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
+from omni_cluster.vllm_engine.worker.seeded_noise import state_of
+from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -48,11 +49,10 @@ class OmniGPUModelRunner(_Runner):
         self._multi_step: MultiStepDecoder | None = None
         self._further: dict[str, int] = {}
         self._penalties = Penalties(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
-        self._seeds: dict[str, int] = {}
-        self._next_indices: np.ndarray = np.zeros(0, dtype=np.int64)
-        self._ahead = 0
+        self._states: dict[str, int] = {}
+        self._sampled_rows, self._ahead = NO_ROWS, 0
         stock = self.sampler.topk_topp_sampler
-        self.sampler.topk_topp_sampler = TopKSampler(stock, self._rows_to_sample, SeededNoise(self.device))
+        self.sampler.topk_topp_sampler = TopKSampler(stock, lambda: (self._sampled_rows, self._ahead))
         self.sampler.apply_penalties = self._penalised
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +77,7 @@ class OmniGPUModelRunner(_Runner):
                 self._admit(new.req_id, extra, len(new.prompt_token_ids or ()))
             self._penalties.admit(new.req_id, params, new.prompt_token_ids or (), ())
             if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
-                self._seeds[new.req_id] = params.seed
+                self._states[new.req_id] = state_of(params.seed)
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
             if self._inputs is not None:
                 self._inputs.push(request_id, rows)
@@ -103,7 +103,7 @@ class OmniGPUModelRunner(_Runner):
         self._emitting.discard(request_id)
         self._beginning.discard(request_id)
         self._penalties.remove(request_id)
-        self._seeds.pop(request_id, None)
+        self._states.pop(request_id, None)
         if self._inputs is not None:
             self._inputs.remove(request_id)
 
@@ -143,13 +143,15 @@ class OmniGPUModelRunner(_Runner):
         """Samples as vLLM does, and goes on where the scheduler left room for it: int32 `[n, tokens]`."""
         if logits is None:
             return super()._sample(logits, spec_decode_metadata)
-        batch = self.input_batch
-        n = len(batch.req_ids)
-        self._next_indices = self.optimistic_seq_lens_cpu[:n].numpy() - batch.num_prompt_tokens[:n]
-        output = self.sample_step(logits, self.discard_request_mask.gpu[:n])
-        if self._multi_step is None or not (further := self._going_on()):
-            return output
-        tokens = self._multi_step.run(output.sampled_token_ids, further)
+        further = self._going_on() if self._multi_step is not None else {}
+        self._sampled_rows = self._rows_to_sample(1 + max(further.values(), default=0))
+        try:
+            output = self.sample_step(logits, self.discard_request_mask.gpu[: len(self.input_batch.req_ids)])
+            if self._multi_step is None or not further:
+                return output
+            tokens = self._multi_step.run(output.sampled_token_ids, further)
+        finally:
+            self._sampled_rows = NO_ROWS
         logprobs = _for_each(tokens.shape[1], output.logprobs_tensors)
         return replace(output, sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
@@ -203,14 +205,17 @@ class OmniGPUModelRunner(_Runner):
         if step.changed:
             self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
 
-    def _rows_to_sample(self) -> SampledRows:
+    def _rows_to_sample(self, tokens: int) -> SampledRows:
+        """How the batch is sampled for so many tokens of each request."""
         batch, n = self.input_batch, self.input_batch.num_reqs
-        seeds = {
-            row: token_seed(self._seeds[r], int(self._next_indices[row]) + self._ahead)
-            for row, r in enumerate(batch.req_ids)
-            if r in self._seeds
-        }
-        return SampledRows(batch.top_k_cpu[:n], batch.top_p_cpu[:n], batch.temperature_cpu[:n] == 0, seeds)
+        return SampledRows.of(
+            (batch.top_k_cpu[:n], batch.top_p_cpu[:n]),
+            batch.temperature_cpu[:n] == 0,
+            [self._states.get(request_id) for request_id in batch.req_ids],
+            self.optimistic_seq_lens_cpu[:n].numpy() - batch.num_prompt_tokens[:n],
+            tokens,
+            self.device,
+        )
 
     def take_rows(self) -> RowsOfStep | None:
         """The rows of the step that was just executed, on the device; None when no request of it wants rows."""

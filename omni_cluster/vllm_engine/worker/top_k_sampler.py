@@ -8,40 +8,14 @@ vLLM chooses its way for the whole batch, by what any of its requests asks for. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import nn
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise
-
-MAX_K = 64
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """What the host knows of the batch's rows.
-
-    `top_k` int `[n]`, the vocabulary's size for a row without; `top_p` float `[n]`; `greedy` bool `[n]`: rows whose
-    draw nobody looks at. `seeds`: by row, what a repeatable request draws its next token from.
-    """
-
-    top_k: np.ndarray
-    top_p: np.ndarray
-    greedy: np.ndarray
-    seeds: Mapping[int, int]
-
-    def among_few(self, vocab_size: int) -> np.ndarray:
-        """Bool `[n]`: rows that draw among `MAX_K` tokens at most, and greedy ones, which may go along."""
-        few = (self.top_k <= MAX_K) & (vocab_size >= MAX_K) & ~self.greedy
-        return few | self.greedy if few.any() else few
-
-    def alone(self, few: np.ndarray) -> list[int]:
-        """Seeded rows that draw from the whole vocabulary."""
-        return [row for row in self.seeds if not few[row] and not self.greedy[row]]
+from omni_cluster.vllm_engine.worker.sampled_rows import MAX_K, SampledRows, on_device
 
 
 class TopKSampler(nn.Module):
@@ -49,14 +23,13 @@ class TopKSampler(nn.Module):
 
     What is drawn for a seeded row is a function of its own logits, bounds and seed: a small top-k is drawn among with
     others, one row as every other; from the whole vocabulary a seeded row draws by itself, for vLLM's kernels differ by
-    the batch's size and by what its rows ask for.
+    the batch's size and by what its rows ask for. `rows_of_batch` says also which token of the engine's step is made.
     """
 
-    def __init__(self, stock: nn.Module, rows_of_batch: Callable[[], SampledRows], noise: SeededNoise) -> None:
+    def __init__(self, stock: nn.Module, rows_of_batch: Callable[[], tuple[SampledRows, int]]) -> None:
         super().__init__()
         self._stock = stock
         self._rows_of_batch = rows_of_batch
-        self._noise = noise
 
     def forward(
         self,
@@ -66,74 +39,83 @@ class TopKSampler(nn.Module):
         p: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Tokens int64 `[n]` drawn from float32 `logits` `[n, vocab]` within `k` and `p` `[n]`."""
-        rows = self._rows_of_batch()
+        rows, ahead = self._rows_of_batch()
         if len(rows.top_k) != len(logits):  # vLLM's warm-up, of no requests
             return self._stock(logits, generators, k, p)  # type: ignore[no-any-return]
-        few = rows.among_few(logits.shape[-1])
-        alone = rows.alone(few)
-        if k is not None and few.all():
-            return self._among_few(logits, k, p, rows.seeds), None
-        if not few.any() and not alone:
+        if rows.few.all():
+            return _among_few(logits, k, p, rows, ahead), None
+        if not rows.few.any() and not rows.alone:
             return self._stock(logits, {}, k, p)  # type: ignore[no-any-return]
-        return self._each_its_way(logits, k, p, rows), None
+        return self._each_its_way(logits, k, p, rows, ahead), None
 
     def _each_its_way(
-        self, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, rows: SampledRows
+        self, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, rows: SampledRows, ahead: int
     ) -> torch.Tensor:
-        few = rows.among_few(logits.shape[-1])
-        alone = rows.alone(few)
-        others = ~few & ~rows.greedy
-        others[alone] = False
+        others = ~rows.few & ~rows.greedy
+        others[rows.alone] = False
         drawn = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        if k is not None and few.any():
-            places = np.flatnonzero(few)
-            seeds = {at: rows.seeds[row] for at, row in enumerate(places.tolist()) if row in rows.seeds}
-            at = _on(logits.device, places)
-            drawn[at] = self._among_few(logits[at], k[at], None if p is None else p[at], seeds)
+        if rows.few.any():
+            places = np.flatnonzero(rows.few)
+            at = on_device(places, logits.device)
+            drawn[at] = _among_few(logits[at], _of(k, at), _of(p, at), rows.at(places, at), ahead)
         if others.any():
-            at = _on(logits.device, np.flatnonzero(others))
-            drawn[at] = self._stock(logits[at], {}, *(None if bound is None else bound[at] for bound in (k, p)))[0]
-        for row in alone:
-            drawn[row : row + 1] = self._by_itself(logits, k, p, rows, row)
+            at = on_device(np.flatnonzero(others), logits.device)
+            drawn[at] = self._stock(logits[at], {}, _of(k, at), _of(p, at))[0]
+        for row in rows.alone:
+            drawn[row : row + 1] = _by_itself(logits, k, p, rows, ahead, row)
         return drawn
 
-    def _among_few(
-        self, logits: torch.Tensor, k: torch.Tensor, p: torch.Tensor | None, seeds: Mapping[int, int]
-    ) -> torch.Tensor:
-        values, ids = logits.topk(MAX_K, dim=-1)
-        probabilities = within(values, k.clamp(max=MAX_K), p)
-        noise = torch.empty_like(probabilities).exponential_()
-        for row, seed in seeds.items():
-            # By the token's id, not by its place: equal logits may come in any order.
-            noise[row] = self._noise.drawn(seed, logits.shape[-1])[ids[row]]
-        # Dividing by exponential noise and taking the largest draws by probability, and waits for nothing.
-        chosen = (probabilities / noise).argmax(dim=-1, keepdim=True)
-        return ids.gather(1, chosen)[:, 0]
 
-    def _by_itself(
-        self, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, rows: SampledRows, row: int
-    ) -> torch.Tensor:
-        own, vocab_size = slice(row, row + 1), logits.shape[-1]
-        own_k = k[own] if k is not None and rows.top_k[row] < vocab_size else None
-        own_p = p[own] if p is not None and rows.top_p[row] < 1 else None
-        probabilities = apply_top_k_top_p(logits[own], own_k, own_p).softmax(dim=-1)
-        return (probabilities / self._noise.drawn(rows.seeds[row], vocab_size)).argmax(dim=-1)
+def _of(bounds: torch.Tensor | None, at: torch.Tensor) -> torch.Tensor | None:
+    return None if bounds is None else bounds[at]
 
 
-def within(values: torch.Tensor, k: torch.Tensor, p: torch.Tensor | None) -> torch.Tensor:
-    """Probabilities, up to a factor, of descending logits `[n, MAX_K]` within top-k and top-p, zero outside.
+def _among_few(
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, rows: SampledRows, ahead: int
+) -> torch.Tensor:
+    values, ids = logits.topk(min(MAX_K, logits.shape[-1]), dim=-1)
+    probabilities = within(values, k if rows.top_k_of_all is None else rows.top_k_of_all, bounding(p, rows))
+    # Dividing by exponential noise and taking the largest draws by probability, and waits for nothing. The noise is of
+    # the token's id, not of its place: equal logits may come in any order.
+    chosen = (probabilities / rows.noise(ids, ahead)).argmax(dim=-1, keepdim=True)
+    return ids.gather(1, chosen)[:, 0]
+
+
+def bounding(p: torch.Tensor | None, rows: SampledRows) -> torch.Tensor | None:
+    """`p` as far as it leaves out anything: probabilities may add up to a little more than one."""
+    if p is None or not rows.bounded.any():
+        return None
+    return p if rows.bounded.all() else p.masked_fill(p >= 1, float("inf"))
+
+
+def _by_itself(
+    logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None, rows: SampledRows, ahead: int, row: int
+) -> torch.Tensor:
+    own, vocab_size = slice(row, row + 1), logits.shape[-1]
+    own_k = k[own] if k is not None and rows.top_k[row] < vocab_size else None
+    own_p = p[own] if p is not None and rows.top_p[row] < 1 else None
+    probabilities = apply_top_k_top_p(logits[own], own_k, own_p).softmax(dim=-1)
+    ids = torch.arange(vocab_size, device=logits.device).unsqueeze(0)
+    return (probabilities / rows.at(own, own).noise(ids, ahead)).argmax(dim=-1)
+
+
+def within(values: torch.Tensor, k: int | torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+    """Probabilities, up to a factor, of descending logits `[n, m]` within top-k and top-p, zero outside.
 
     As vLLM's filters: equal logits at the k-th place all stay; a token stays while those before it have less than p.
     """
-    least = values.gather(1, (k.long() - 1).unsqueeze(1))
-    probabilities = values.masked_fill(values < least, float("-inf")).softmax(dim=-1)
-    if p is None:
-        return probabilities
-    # In float64: CUDA adds up one row in another order than several.
-    before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
-    return probabilities.masked_fill(before >= p.unsqueeze(1), 0.0)
+    if k is not None:
+        values = values.masked_fill(values < _least(values, k), float("-inf"))
+    probabilities = values.softmax(dim=-1)
+    if p is not None:
+        # In float64: CUDA adds up one row in another order than several.
+        sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        probabilities[:, 1:].masked_fill_(sums[:, :-1] >= p.unsqueeze(1), 0.0)
+    return probabilities
 
 
-def _on(device: torch.device, places: np.ndarray) -> torch.Tensor:
-    on_host = torch.from_numpy(places)
-    return (on_host.pin_memory() if device.type == "cuda" else on_host).to(device, non_blocking=True)
+def _least(values: torch.Tensor, k: int | torch.Tensor) -> torch.Tensor:
+    """The k-th of each row, `[n, 1]`."""
+    if isinstance(k, int):
+        return values[:, k - 1 : k]
+    return values.gather(1, k.clamp(max=values.shape[-1]).long().sub_(1).unsqueeze(1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
-from omni_cluster.vllm_engine.worker.seeded_noise import SeededNoise, token_seed
-from omni_cluster.vllm_engine.worker.top_k_sampler import MAX_K, SampledRows, TopKSampler, within
+from omni_cluster.vllm_engine.worker.sampled_rows import MAX_K, NO_ROWS, SampledRows
+from omni_cluster.vllm_engine.worker.seeded_noise import state_of
+from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler, bounding, within
 
 VOCAB = 200
 CPU = torch.device("cpu")
@@ -34,18 +35,19 @@ def logits(seed: int, rows: int = 3) -> torch.Tensor:
     return (4 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))).round() / 4
 
 
-def draw(values: torch.Tensor, rows: Sequence[Row], index: int = 0) -> list[int]:
+def told(rows: Sequence[Row], index: int = 0, tokens: int = 1) -> SampledRows:
+    bounds = np.array([row.top_k for row in rows], np.int32), np.array([row.top_p for row in rows], np.float32)
+    greedy = np.array([row.greedy for row in rows], dtype=bool)
+    states = [None if row.seed is None else state_of(row.seed) for row in rows]
+    return SampledRows.of(bounds, greedy, states, np.full(len(rows), index), tokens, CPU)
+
+
+def draw(values: torch.Tensor, rows: Sequence[Row], index: int = 0, ahead: int = 0) -> list[int]:
     """One token a row, as a batch of vLLM's samples them: k and p are there when any row has them."""
-    seeds = {at: token_seed(row.seed, index) for at, row in enumerate(rows) if row.seed is not None}
-    told = SampledRows(
-        np.array([row.top_k for row in rows], dtype=np.int32),
-        np.array([row.top_p for row in rows], dtype=np.float32),
-        np.array([row.greedy for row in rows]),
-        seeds,
-    )
-    k = torch.tensor(told.top_k) if (told.top_k < VOCAB).any() else None
-    p = torch.tensor(told.top_p) if (told.top_p < 1).any() else None
-    sampler = TopKSampler(TopKTopPSampler(), lambda: told, SeededNoise(CPU))
+    known = told(rows, index, ahead + 1)
+    k = torch.tensor(known.top_k) if (known.top_k < VOCAB).any() else None
+    p = torch.tensor(known.top_p) if (known.top_p < 1).any() else None
+    sampler = TopKSampler(TopKTopPSampler(), lambda: (known, ahead))
     return sampler(values.clone(), {}, k, p)[0].tolist()  # type: ignore[no-any-return]
 
 
@@ -117,13 +119,50 @@ def test_a_seeded_row_draws_the_same_whatever_is_beside_it(
         assert draw(batch, rows, index)[place] == draw(values, [row], index)[0]
 
 
-def test_the_noise_is_of_the_seed_and_the_tokens_place_alone() -> None:
-    noise, again = SeededNoise(CPU), SeededNoise(CPU)
-    noise.drawn(3, 7)
-    assert torch.equal(noise.drawn(5, 100), again.drawn(5, 100))
-    made = {token_seed(seed, index) for seed in (-1, 0, 1, 2**32, 2**63 - 1, -(2**63)) for index in range(100)}
-    assert len(made) == 600 and len({one & 0xFFFFFFFF for one in made}) == 600  # a CPU takes the low half
-    assert not torch.equal(noise.drawn(token_seed(1, 0), 100), noise.drawn(token_seed(1, 1), 100))
+@pytest.mark.parametrize("row", [Row(40, 0.9, seed=3), Row(seed=4)])
+def test_a_token_is_drawn_the_same_by_a_step_of_its_own_and_by_one_of_several(row: Row) -> None:
+    values = logits(5, 1)
+    one_each = [draw(values, [row], index) for index in range(20)]
+    assert [draw(values, [row], 0, ahead=index) for index in range(20)] == one_each
+    assert [draw(values, [row], index - 7, ahead=7) for index in range(20)] == one_each
+    assert len(set(map(tuple, one_each))) > 5
+
+
+def test_a_token_is_drawn_by_its_id_wherever_it_stands_among_equals() -> None:
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:MAX_K]
+    here, there = told([Row(seed=6)]).noise(ids.unsqueeze(0), 0), told([Row(seed=6)]).noise(ids.flip(0).unsqueeze(0), 0)
+    assert torch.equal(here, there.flip(1))
+
+
+def test_a_row_of_no_top_p_keeps_its_unlikeliest_beside_one_that_has_a_top_p() -> None:
+    steep = 6 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(203))
+    values, one = steep.topk(MAX_K).values, torch.tensor([1.0])
+    alone = within(values, 40, bounding(one, told([Row(40)])))
+    # What comes before the last ones adds up to one, rounded: as a bound, one would leave them out.
+    assert not torch.equal(within(values, 40, one), alone)
+    bound = bounding(torch.tensor([1.0, 0.5]), told([Row(40), Row(40, 0.5)]))
+    assert torch.equal(within(values.repeat(2, 1), 40, bound)[:1], alone)
+
+
+@pytest.mark.parametrize("top_k", [1, 7, MAX_K])
+def test_a_top_k_of_all_rows_is_the_same_as_one_for_each(top_k: int) -> None:
+    values = logits(2).topk(MAX_K).values
+    p = torch.tensor([0.3, 0.9, 0.99])
+    assert torch.equal(within(values, top_k, p), within(values, torch.full((3,), top_k, dtype=torch.int32), p))
+
+
+def test_rows_without_a_seed_beside_seeded_ones_draw_anew_each_time() -> None:
+    values = logits(8, 1).repeat(2, 1)
+    drawn = [draw(values, [Row(40, seed=1), Row(40)]) for _ in range(30)]
+    assert len({one for one, _ in drawn}) == 1 and len({other for _, other in drawn}) > 1
+
+
+def test_a_vocabulary_smaller_than_the_few_is_drawn_from_whole() -> None:
+    rows = told([Row(10, seed=1)], tokens=100)
+    ahead = iter(range(100))
+    sampler = TopKSampler(TopKTopPSampler(), lambda: (rows, next(ahead)))
+    drawn = {sampler(torch.zeros(1, 10), {}, None, None)[0].item() for _ in range(100)}
+    assert drawn == set(range(10))
 
 
 @pytest.mark.parametrize("rows", [[Row(40), Row(MAX_K + 1)], [Row(), Row()], [Row(top_p=0.5), Row(greedy=True)]])
@@ -136,7 +175,5 @@ def test_rows_without_a_seed_and_a_small_top_k_are_vllms(rows: list[Row]) -> Non
 def test_rows_that_the_batch_does_not_have_are_vllms() -> None:
     values = torch.full((2, VOCAB), -1e9)
     values[:, 150] = 0.0
-    none: Mapping[int, int] = {}
-    told = SampledRows(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool), none)
-    sampler = TopKSampler(TopKTopPSampler(), lambda: told, SeededNoise(CPU))
+    sampler = TopKSampler(TopKTopPSampler(), lambda: (NO_ROWS, 0))
     assert sampler(values, {}, torch.tensor([199, 199]), None)[0].tolist() == [150, 150]
