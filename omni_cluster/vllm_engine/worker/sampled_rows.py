@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,15 +20,16 @@ class SampledRows:
     """The rows of a batch, for all tokens that a step of its engine makes.
 
     `top_k` int `[n]`, the vocabulary's size for a row without; `top_p` float `[n]`; `greedy` bool `[n]`: rows whose
-    draw nobody looks at; `seeded` bool `[n]`. `keys` int64 `[tokens + 1, n]` on the device, None where no row is
-    seeded: what each token's noise starts from, and in the last row `seeded` once more.
+    draw nobody looks at; `seeded` bool `[n]`. On the device: `keys` int64 `[tokens, n]`, what the noise of each token
+    starts from, None where no row is seeded; `mixed` bool `[n, 1]`, which rows are seeded, None where all or none are.
     """
 
     top_k: np.ndarray
     top_p: np.ndarray
     greedy: np.ndarray
     seeded: np.ndarray
-    keys: torch.Tensor | None
+    keys: torch.Tensor | None = None
+    mixed: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -46,22 +47,34 @@ class SampledRows:
         """
         seeded = np.array([state is not None for state in states], dtype=bool) & ~greedy
         if not seeded.any():
-            return cls(*bounds, greedy, seeded, None)
+            return cls(*bounds, greedy, seeded)
         starts = np.array([state or 0 for state in states], dtype=np.uint64)
         keys = token_keys(starts, indices + np.arange(tokens)[:, None])
-        return cls(*bounds, greedy, seeded, on_device(np.vstack([keys, seeded]), device))
+        if (seeded | greedy).all():
+            return cls(*bounds, greedy, seeded, on_device(keys, device))
+        packed = on_device(np.vstack([keys, seeded]), device)
+        return cls(*bounds, greedy, seeded, packed[:-1], packed[-1].bool().unsqueeze(1))
 
     def at(self, places: np.ndarray | slice, places_on_device: torch.Tensor | slice) -> SampledRows:
         """The rows at `places` alone."""
-        seeded = self.seeded[places]
-        keys = self.keys[:, places_on_device] if self.keys is not None and seeded.any() else None
-        return SampledRows(self.top_k[places], self.top_p[places], self.greedy[places], seeded, keys)
+        greedy, seeded = self.greedy[places], self.seeded[places]
+        some = SampledRows(self.top_k[places], self.top_p[places], greedy, seeded)
+        if self.keys is None or not seeded.any():
+            return some
+        keys = self.keys[:, places_on_device]
+        if self.mixed is None or (seeded | greedy).all():
+            return replace(some, keys=keys)
+        return replace(some, keys=keys, mixed=self.mixed[places_on_device])
 
     @cached_property
     def few(self) -> np.ndarray:
         """Bool `[n]`: rows that draw among `MAX_K` tokens at most, and greedy ones, which may go along."""
         few = (self.top_k <= MAX_K) & ~self.greedy
         return few | self.greedy if few.any() else few
+
+    @cached_property
+    def all_few(self) -> bool:
+        return bool(self.few.all())
 
     @cached_property
     def alone(self) -> list[int]:
@@ -75,26 +88,22 @@ class SampledRows:
         return int(ks[0]) if (ks == ks[0]).all() else None
 
     @cached_property
-    def bounded(self) -> np.ndarray:
-        """Bool, for each row that draws: whether its top-p leaves out anything."""
-        return self.top_p[~self.greedy] < 1
-
-    @cached_property
-    def all_seeded(self) -> bool:
-        return bool((self.seeded | self.greedy).all())
+    def bounded(self) -> frozenset[bool]:
+        """Whether a top-p leaves out anything, of the rows that draw."""
+        return frozenset((self.top_p[~self.greedy] < 1).tolist())
 
     def noise(self, ids: torch.Tensor, ahead: int) -> torch.Tensor:
         """Exponential noise for the token ids `[n, m]`, of a seeded row its own; `ahead`: which token of the step."""
         if self.keys is None:
             return torch.empty(ids.shape, device=ids.device).exponential_()
         repeatable = exponential(self.keys[ahead], ids)
-        if self.all_seeded:
+        if self.mixed is None:
             return repeatable
-        return torch.where(self.keys[-1].bool().unsqueeze(1), repeatable, torch.empty_like(repeatable).exponential_())
+        return torch.where(self.mixed, repeatable, torch.empty_like(repeatable).exponential_())
 
 
 _NONE = np.zeros(0)
-NO_ROWS = SampledRows(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(bool), None)
+NO_ROWS = SampledRows(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(bool))
 
 
 def on_device(numbers: np.ndarray, device: torch.device) -> torch.Tensor:

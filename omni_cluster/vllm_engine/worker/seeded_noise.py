@@ -16,7 +16,7 @@ import torch
 
 _STRIDE = 0x9E3779B97F4A7C15
 _FACTOR = 0xDABA0B6EB09322E3
-_HALF = torch.tensor(0.5, dtype=torch.float64)
+_HALF = torch.tensor(0.5, dtype=torch.float64, device="cpu")  # a kernel takes it as a number
 _SCALE = 2.0**-64 * (1 - 2.0**-51)
 """Takes an int64 into [-0.5 + 2**-52, 0.5 - 2**-52]: noise is neither zero nor infinite."""
 

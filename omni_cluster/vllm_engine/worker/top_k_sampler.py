@@ -42,7 +42,7 @@ class TopKSampler(nn.Module):
         rows, ahead = self._rows_of_batch()
         if len(rows.top_k) != len(logits):  # vLLM's warm-up, of no requests
             return self._stock(logits, generators, k, p)  # type: ignore[no-any-return]
-        if rows.few.all():
+        if rows.all_few:
             return _among_few(logits, k, p, rows, ahead), None
         if not rows.few.any() and not rows.alone:
             return self._stock(logits, {}, k, p)  # type: ignore[no-any-return]
@@ -83,9 +83,9 @@ def _among_few(
 
 def bounding(p: torch.Tensor | None, rows: SampledRows) -> torch.Tensor | None:
     """`p` as far as it leaves out anything: probabilities may add up to a little more than one."""
-    if p is None or not rows.bounded.any():
+    if p is None or True not in rows.bounded:
         return None
-    return p if rows.bounded.all() else p.masked_fill(p >= 1, float("inf"))
+    return p.masked_fill(p >= 1, float("inf")) if False in rows.bounded else p
 
 
 def _by_itself(
@@ -102,10 +102,11 @@ def _by_itself(
 def within(values: torch.Tensor, k: int | torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Probabilities, up to a factor, of descending logits `[n, m]` within top-k and top-p, zero outside.
 
-    As vLLM's filters: equal logits at the k-th place all stay; a token stays while those before it have less than p.
+    It writes over logits outside top-k, which saves a copy. As vLLM's filters: equal logits at the k-th place all stay;
+    a token stays while those before it have less than p.
     """
     if k is not None:
-        values = values.masked_fill(values < _least(values, k), float("-inf"))
+        values.masked_fill_(values < _least(values, k), float("-inf"))
     probabilities = values.softmax(dim=-1)
     if p is not None:
         # In float64: CUDA adds up one row in another order than several.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
 from omni_cluster.vllm_engine.worker.sampled_rows import MAX_K, NO_ROWS, SampledRows
@@ -62,7 +64,7 @@ def test_probabilities_are_those_of_vllms_filters(seed: int, top_k: int, top_p: 
     assume(top_p == 1 or not ((sums - top_p).abs() < 1e-5).any())
     wanted = apply_top_k_top_p(given_logits.clone(), k, p).softmax(dim=-1)
     values, ids = given_logits.topk(MAX_K)
-    made = torch.zeros(3, VOCAB).scatter(1, ids, within(values, k, p))
+    made = torch.zeros(3, VOCAB).scatter(1, ids, within(values.clone(), k, p))
     made /= made.sum(dim=-1, keepdim=True)
     # Of equal logits at the edge of top-p either may stay: what stays of them is as many, not the same ones.
     torch.testing.assert_close(made.sort().values, wanted.sort().values, atol=1e-5, rtol=0)
@@ -137,9 +139,9 @@ def test_a_token_is_drawn_by_its_id_wherever_it_stands_among_equals() -> None:
 def test_a_row_of_no_top_p_keeps_its_unlikeliest_beside_one_that_has_a_top_p() -> None:
     steep = 6 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(203))
     values, one = steep.topk(MAX_K).values, torch.tensor([1.0])
-    alone = within(values, 40, bounding(one, told([Row(40)])))
+    alone = within(values.clone(), 40, bounding(one, told([Row(40)])))
     # What comes before the last ones adds up to one, rounded: as a bound, one would leave them out.
-    assert not torch.equal(within(values, 40, one), alone)
+    assert not torch.equal(within(values.clone(), 40, one), alone)
     bound = bounding(torch.tensor([1.0, 0.5]), told([Row(40), Row(40, 0.5)]))
     assert torch.equal(within(values.repeat(2, 1), 40, bound)[:1], alone)
 
@@ -148,7 +150,34 @@ def test_a_row_of_no_top_p_keeps_its_unlikeliest_beside_one_that_has_a_top_p() -
 def test_a_top_k_of_all_rows_is_the_same_as_one_for_each(top_k: int) -> None:
     values = logits(2).topk(MAX_K).values
     p = torch.tensor([0.3, 0.9, 0.99])
-    assert torch.equal(within(values, top_k, p), within(values, torch.full((3,), top_k, dtype=torch.int32), p))
+    one_each = torch.full((3,), top_k, dtype=torch.int32)
+    assert torch.equal(within(values.clone(), top_k, p), within(values.clone(), one_each, p))
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a card would be given to do: all operations but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_many_seeded_rows_are_no_more_operations_than_one() -> None:
+    counts = {}
+    for seeds in ((None,), (1,), (None,) * 32, tuple(range(32)), (None, *range(31))):
+        values, rows = logits(1, len(seeds)), told([Row(40, 0.8, seed=seed) for seed in seeds])
+        k, p = torch.full((len(seeds),), 40), torch.full((len(seeds),), 0.8)
+        sampler = TopKSampler(TopKTopPSampler(), lambda rows=rows: (rows, 0))  # type: ignore[misc]
+        with Operations() as operations:
+            sampler(values, {}, k, p)
+        counts[seeds] = operations.count
+    unseeded, one, others, many, mixed = counts.values()
+    assert (unseeded, one) == (others, many)
+    assert many <= unseeded + 5 and mixed <= many + 4
 
 
 def test_rows_without_a_seed_beside_seeded_ones_draw_anew_each_time() -> None:
