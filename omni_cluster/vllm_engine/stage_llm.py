@@ -338,6 +338,6 @@ def _logprob(one: Logprob) -> TokenLogprob:
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Ends the task, whatever it was at. Never raises its error, which would end what cleans up in its place."""
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.gather(task, return_exceptions=True)

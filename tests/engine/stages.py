@@ -26,7 +26,7 @@ THINKER_STEP_TOKENS, TALKER_STEP_TOKENS = 48, 32
 """Of a step of the tight engines; see `tight`."""
 KEPT_ROWS_BYTES = 8 * 32 * 128 * 4
 """Of the tight thinker: rows of eight blocks, of the twelve in its KV cache."""
-PATIENCE_S = 20
+PATIENCE_S = 60
 """Until a condition that must come: a test that waits this long has failed."""
 POLL_S = 0.005
 
