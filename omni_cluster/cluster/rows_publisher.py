@@ -47,18 +47,11 @@ class RowsPublisher:
         return number
 
     async def items(self) -> AsyncGenerator[list[Batch], None]:
-        """Yields all batches that are there as one item. Ends with the connection, or when it is idle.
-
-        An empty item follows one with objects: whatever passes items on, here and at the reader, holds the last one
-        until the next comes, and its objects would stay in the store as long.
-        """
+        """Yields all batches that are there as one item. Ends with the connection, or when it is idle."""
         while await self._is_filled():
             batches = list(self._waiting)
             self._waiting.clear()
-            has_objects = any(_is_own_object(packed) for _, rows in batches for packed in rows)
             yield [(number, [await _by_reference(packed) for packed in rows]) for number, rows in batches]
-            if has_objects:
-                yield []
 
     async def _is_filled(self) -> bool:
         while not (self._waiting or self._is_closed):
@@ -76,12 +69,8 @@ class RowsPublisher:
         self._changed.set()
 
 
-def _is_own_object(packed: np.ndarray) -> bool:
-    return packed.nbytes >= OWN_OBJECT_BYTES
-
-
 async def _by_reference(packed: np.ndarray) -> Any:
-    if not _is_own_object(packed):
+    if packed.nbytes < OWN_OBJECT_BYTES:
         return packed
     return await asyncio.to_thread(ray.put, packed)  # a long prompt's copy takes milliseconds
 

@@ -21,7 +21,6 @@ from ray._private.authentication.http_token_authentication import get_auth_heade
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 from omni_cluster.cluster.replica_connection import ReplicaConnections
-from omni_cluster.cluster.rows_publisher import OWN_OBJECT_BYTES, RowsPublisher
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
@@ -396,20 +395,6 @@ def with_lengths(request: OmniRequest, text_tokens: int, codes: int) -> OmniRequ
     return dataclasses.replace(
         request, sampling={stage: {"max_tokens": n, "min_tokens": n} for stage, n in exact.items()}
     )
-
-
-async def test_after_rows_that_are_an_object_comes_an_empty_item(served: ServedApp) -> None:
-    """What passes items on holds the last one, and with it the objects that it names."""
-    publisher = RowsPublisher(is_read=lambda: True)
-    small, large = (np.zeros(size, np.uint8) for size in (OWN_OBJECT_BYTES - 1, OWN_OBJECT_BYTES))
-    async with contextlib.aclosing(publisher.items()) as items:
-        publisher.publish([small])
-        ((number, rows),) = await anext(items)
-        assert number == 0 and rows[0] is small
-        publisher.publish([small, large])
-        ((number, rows),) = await anext(items)
-        assert number == 1 and rows[0] is small and isinstance(rows[1], ray.ObjectRef)
-        assert await anext(items) == []
 
 
 async def test_all_rows_cross_as_objects_and_none_of_them_stays(served: ServedApp, reference: Reference) -> None:
