@@ -85,13 +85,10 @@ class ARSession(Protocol):
     """One request in one AR stage: turns what comes from upstream into the engine's input."""
 
     async def prompt(self) -> EngineInput | None:
-        """Waits until the stage can start, with the first of its prompt's rows; None when there is nothing to do."""
+        """Waits until the stage can start; None when there is nothing for it to do."""
 
     def later_rows(self) -> AsyncIterator[LaterRows]:
-        """Rows that come while the stage works; called once, after `prompt` gave `rows_complete=False`.
-
-        Ends without complete ones when there turned out to be nothing for the stage to do.
-        """
+        """Rows that come while the stage decodes; called once, after `prompt` gave `rows_complete=False`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,26 +192,6 @@ async def test_each_chunk_follows_the_one_before(thinker: Stage, thought: dict[s
     assert rows == len(thought["text"].prompt_ids) + MAX_TOKENS - 1
 
 
-async def test_rows_of_a_long_prompt_come_as_its_chunks_are_computed(
-    thinker: Stage, thought: dict[str, ThinkerReference]
-) -> None:
-    chunks = [chunk async for chunk in thinker.generate(request("parts", "audio+image", sampling=UNCACHED), None)]
-    early = [chunk for chunk in chunks if chunk.only_rows]
-    assert early == chunks[: len(early)]  # before the first token
-    assert [chunk.rows.end for chunk in early if chunk.rows is not None] == [
-        THINKER_STEP_TOKENS * step for step in range(1, len(early) + 1)
-    ]
-    assert len(early) == (len(thought["audio+image"].prompt_ids) - 1) // THINKER_STEP_TOKENS
-    assert_equal(StageChunk.joined(chunks), thought["audio+image"])
-
-
-async def test_closing_before_the_first_token_frees_everything(thinker: Stage) -> None:
-    chunks = thinker.generate(request("early-left", "audio+image", sampling=UNCACHED), None)
-    assert (await anext(chunks)).only_rows
-    await chunks.aclose()
-    await until_free(thinker)
-
-
 async def test_closing_midway_frees_everything(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:
     for _ in range(2):  # the second one has cached rows
         chunks = thinker.generate(request("left", "audio", sampling={"thinker": {"max_tokens": 100}}), None)

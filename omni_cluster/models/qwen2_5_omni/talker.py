@@ -1,6 +1,5 @@
 """The talker's input, made of the thinker's conditioning rows as `generate` of transformers' Qwen2.5-Omni does.
 
-The rows of a long prompt come in parts, while the thinker still computes it; the talker begins with the first.
 Prompt of P thinker positions: rows 0..P-1 of the thinker on codec mask ids, then the voice's start embedding on codec
 pad, then the row of the reply's first token on codec bos. While decoding, one more row of the reply a code; after the
 reply's last row the text eos embedding once, then the text pad embedding for ever.
@@ -40,8 +39,11 @@ class TextEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """The thinker's first rows `[n, H]`, n >= 1, of P prompt positions; `ended`: the reply has no further rows."""
+class Prefix:
+    """What the talker needs of the thinker before its own prefill: all prompt rows and at least one reply row.
+
+    `rows` `[P + k, H]`, k >= 1; `positions` int64 `[3, P]`; `ended`: the reply has no further rows.
+    """
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -70,71 +72,66 @@ class TalkerSession:
         self._embeddings = embeddings
         self._voice = voice
         self._stream_interval = stream_interval
-        self._prompt_length = 0
         self._next_row = 0
 
     async def prompt(self) -> EngineInput | None:
-        """The prompt with the rows that came first; None where no row of the reply comes: there is nothing to speak."""
-        beginning = await self._beginning()
-        if beginning is None:
+        """None for a reply of fewer than two tokens: no row of it comes, and there is nothing to speak."""
+        prefix = await self._collect_prefix()
+        if prefix is None:
             return None
-        self._prompt_length = beginning.prompt_length
+        self._next_row = prefix.rows.shape[0]
         return EngineInput(
-            prompt=dict(self._tokens_prompt(beginning)),
+            prompt=dict(self._tokens_prompt(prefix)),
             sampling={
                 "stop_token_ids": list(self._ids.codec_stops),
                 "ignore_eos": True,
                 "detokenize": False,
             },
-            rows_complete=beginning.ended,
+            rows_complete=prefix.ended,
             stream_interval=self._stream_interval,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:
-        """See `ARSession.later_rows`: ends without complete rows after a reply of fewer than two tokens."""
         async for chunk in self._upstream:
             new = chunk.rows.after(self._next_row) if chunk.rows is not None else None
             if new is not None:
-                yield LaterRows(self._talker_rows(new.rows), complete=False)
-        if self._next_row > self._prompt_length:
-            yield LaterRows(self._embeddings.eos[None], complete=True)
+                self._next_row = new.end
+                yield LaterRows(new.rows, complete=False)
+        yield LaterRows(self._embeddings.eos[None], complete=True)
 
-    async def _beginning(self) -> Beginning | None:
+    async def _collect_prefix(self) -> Prefix | None:
+        rows, positions, end, ended = [], None, 0, True
         async for chunk in self._upstream:
-            if chunk.rows is None or chunk.rows.positions is None:
-                continue
-            positions = self._of_prompt(chunk.rows.positions, chunk)
-            ended = chunk.finish_reason is not None
-            if ended and chunk.rows.end <= positions.shape[1]:
-                return None
-            return Beginning(chunk.rows.rows, positions, ended)
-        return None
+            new = chunk.rows.after(end) if chunk.rows is not None else None
+            if new is not None:
+                positions = positions if new.positions is None else self._of_prompt(new.positions, chunk)
+                rows.append(new.rows)
+                end = new.end
+            if positions is not None and end > positions.shape[1]:
+                ended = chunk.finish_reason is not None
+                break
+        if positions is None or end <= positions.shape[1]:
+            return None
+        return Prefix(torch.cat(rows), positions, ended)
 
     def _of_prompt(self, positions: torch.Tensor, chunk: StageChunk) -> torch.Tensor:
         """The positions without those of a given reply, which the thinker had in its prompt."""
         return positions if self._request.reply is None else positions[:, : -len(chunk.token_ids)]
 
-    def _tokens_prompt(self, beginning: Beginning) -> OmniTokensPrompt:
-        length = beginning.prompt_length
-        rows = self._talker_rows(beginning.rows)
-        if beginning.ended:
-            rows = torch.cat([rows, self._embeddings.eos[None].to(rows.dtype)])
+    def _tokens_prompt(self, prefix: Prefix) -> OmniTokensPrompt:
         return OmniTokensPrompt(
-            prompt_token_ids=[self._ids.codec_mask] * length + [self._ids.codec_pad, self._ids.codec_bos],
-            prompt_embeds=PromptEmbedsPayload.from_tensor(rows),
+            prompt_token_ids=[self._ids.codec_mask] * prefix.prompt_length + [self._ids.codec_pad, self._ids.codec_bos],
+            prompt_embeds=PromptEmbedsPayload.from_tensor(self._rows(prefix)),
             additional_information=AdditionalInformationPayload.from_mapping(
-                {"positions": talker_positions(beginning.positions), "pad_row": self._embeddings.pad}
+                {"positions": talker_positions(prefix.positions), "pad_row": self._embeddings.pad}
             ),
         )
 
-    def _talker_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """The thinker's next rows as the talker takes them: the voice's start comes between prompt and reply."""
-        of_prompt = self._prompt_length - self._next_row
-        self._next_row += rows.shape[0]
-        if of_prompt < 0 or rows.shape[0] <= of_prompt:
-            return rows
-        start = self._embeddings.voices[self._voice][None].to(rows.dtype)
-        return torch.cat([rows[:of_prompt], start, rows[of_prompt:]])
+    def _rows(self, prefix: Prefix) -> torch.Tensor:
+        p, dtype = prefix.prompt_length, prefix.rows.dtype
+        start = self._embeddings.voices[self._voice][None].to(dtype)
+        end = [self._embeddings.eos[None].to(dtype)] if prefix.ended else []
+        return torch.cat([prefix.rows[:p], start, prefix.rows[p:], *end])
 
 
 def talker_positions(positions: torch.Tensor) -> torch.Tensor:
