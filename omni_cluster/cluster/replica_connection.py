@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 from ray import ObjectRef
 
 from omni_cluster.cluster.failures import named, named_failures
@@ -175,9 +174,7 @@ class ReplicaConnections:
         if rows is not None and body.rows_at is not None:
             packed = (await asyncio.shield(rows))[body.rows_at[1]]
             if isinstance(packed, ObjectRef):
-                # A copy: an error that goes through who has the rows keeps them until garbage is collected, and the
-                # store would keep the object as long.
-                packed = np.array(await connection.while_open(_read(packed)))
+                packed = await connection.while_open(_read(packed))
             body = body.with_rows(packed)
         return body.open(self._max_elements)
 
