@@ -19,12 +19,9 @@ export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
 
-# CONTRIBUTING.md says where the time goes. JOBS=2: tests of the cluster in one process, beside all others in another,
-# for which Ray's replicas must not give way.
-JOBS ?= 1
+# CONTRIBUTING.md says where the time goes.
 test: $(READY)
-	$(if $(filter 2,$(JOBS)),RAY_worker_niceness=0) $(BIN)/python -m pytest -m "not gpu" --cov --durations=15 \
-		$(if $(filter 2,$(JOBS)),-n 2 --dist loadgroup)
+	$(BIN)/python -m pytest -m "not gpu" --cov --durations=15
 
 # Lines of API and configuration that their own tests reach: 96 %, the floor of `make test` too.
 coverage: $(READY)

@@ -35,11 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
-        room = item.path.relative_to(TESTS).parts[0]
-        if room not in TRACED:
+        if item.path.relative_to(TESTS).parts[0] not in TRACED:
             item.add_marker(pytest.mark.no_cover)
-        # Of two processes that test, one has the cluster, whose ports are fixed, and one has all engines.
-        item.add_marker(pytest.mark.xdist_group("cluster" if room == "cluster" else "others"))
         if torch.cuda.is_available():
             if item.get_closest_marker("parity"):
                 item.add_marker(pytest.mark.gpu)

@@ -54,15 +54,12 @@ class RowsReader:
                 )
                 async with contextlib.aclosing(calls) as items:
                     async for item in items:
-                        self._deliver(item)
+                        for number, rows in item:
+                            self._meet(number).set_result(rows)
                 if not self._is_waited_for():
                     return
         except Exception as raised:  # given to every reader of the connection, who raises it
             self._fail(named(raised))
-
-    def _deliver(self, item: list[Batch]) -> None:
-        for number, rows in item:
-            self._meet(number).set_result(rows)
 
     def _is_waited_for(self) -> bool:
         return any(not rows.done() for rows in self._half_met.values())
