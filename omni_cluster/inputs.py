@@ -78,11 +78,13 @@ class StageExtra(msgspec.Struct, frozen=True):
     """What travels with a request to scheduler and runner, beside vLLM's own fields.
 
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
+    `first_tokens`: so many are waited for by whoever hears the answer.
     """
 
     key: str
     emit_rows: bool = False
     rows_complete: bool = False
+    first_tokens: int = 0
     prompt_embeds: PromptEmbedsPayload | None = None
     additional_information: AdditionalInformationPayload | None = None
 

@@ -136,7 +136,7 @@ class DiffusionConfig(Strict):
     )
     # Each a step behind the one before it: a player with one short piece does not wait for all steps of the next ones.
     max_pieces_at_once: int = Field(
-        default=2, ge=1, le=3, description="Pieces of one stream that are made at once.", examples=[2]
+        default=3, ge=1, le=3, description="Pieces of one stream that are made at once.", examples=[3]
     )
     dtype: Precision = Field(
         default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]

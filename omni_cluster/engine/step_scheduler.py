@@ -17,7 +17,7 @@ FINISH_FRAMES = 1_280
 """So many frames of jobs that have had all their steps are worth a pass of their own."""
 MIN_EFFICIENCY = 0.5
 """The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
-NEWCOMER_STEPS = 10
+NEWCOMER_STEPS = 4
 """A job that comes now waits for so many steps: the rest of the one that runs, and its own."""
 
 

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
+from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -122,10 +123,15 @@ class OmniEngineArgs(AsyncEngineArgs):
 
 
 def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"disable_log_stats": False, "enable_prefix_caching": traits.shares_prefixes}
+    compilation: dict[str, Any] = {"cudagraph_capture_sizes": CAPTURE_SIZES}
     if not traits.is_compiled:
         # torch.compile would not fuse the model's operations, and vLLM's own kernels, which do, would be off.
-        defaults["compilation_config"] = {"mode": CompilationMode.NONE, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        compilation |= {"mode": CompilationMode.NONE, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    defaults: dict[str, Any] = {
+        "disable_log_stats": False,
+        "enable_prefix_caching": traits.shares_prefixes,
+        "compilation_config": compilation,
+    }
     if not traits.has_tokenizer:
         # The checkpoint's generation_config speaks of text: its eos would be a legal code here.
         defaults |= {"skip_tokenizer_init": True, "generation_config": "vllm"}

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 else:
     _Scheduler = object
 
+NEWCOMER_STEPS = 3
+"""Tokens of a request in one step of the engine, at most, while some request's first ones are waited for: it gets only
+as many as rows of it came before the step began."""
 NEVER = 1 << 62
 """A step that is not reached: vLLM's loop passes over a running request until `next_decode_eligible_step`."""
 
@@ -67,6 +70,7 @@ class OmniSchedulerMixin(_Scheduler):
         self._request_ids: dict[str, str] = {}
         self._keys: dict[str, str] = {}
         self._counts: dict[str, RowCount] = {}
+        self._first_tokens: dict[str, int] = {}
         self._to_workers: list[tuple[str, torch.Tensor]] = []
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
@@ -82,6 +86,7 @@ class OmniSchedulerMixin(_Scheduler):
             self._keys[request.request_id] = extra.key
             rows, width = extra.prompt_embeds.shape
             self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete)
+            self._first_tokens[request.request_id] = extra.first_tokens
         if extra is not None and extra.emit_rows:
             self._emit(request)
         super().add_request(request)
@@ -168,16 +173,26 @@ class OmniSchedulerMixin(_Scheduler):
         """How many tokens beyond the first each request may get in the step, for those that may get any."""
         if not self.num_lookahead_tokens:
             return {}
-        rooms = {r: self._room(self.requests[r]) for r in output.num_scheduled_tokens}
+        requests = [self.requests[r] for r in output.num_scheduled_tokens]
+        most = self.num_lookahead_tokens
+        if self._is_waited_for():
+            most = min(most, NEWCOMER_STEPS - 1)
+        rooms = {request.request_id: self._room(request, most) for request in requests}
         return {r: room for r, room in rooms.items() if room > 0}
 
-    def _room(self, request: Request) -> int:
+    def _is_waited_for(self) -> bool:
+        """Whether somebody's first tokens are still to come, beside other requests."""
+        return len(self.running) > 1 and any(
+            request.num_output_tokens < self._first_tokens.get(request.request_id, 0) for request in self.running
+        )
+
+    def _room(self, request: Request, most: int) -> int:
         """How many tokens may follow the step's first one on the device: their rows are known, limits allow them."""
         count = self._counts.get(request.request_id)
         if count is None or request.num_computed_tokens < request.num_tokens:
             return 0
         room = min(
-            self.num_lookahead_tokens,
+            most,
             request.max_tokens - request.num_output_tokens - 1,
             self.max_model_len - request.num_tokens - 1,
         )
@@ -222,6 +237,7 @@ class OmniSchedulerMixin(_Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._counts.pop(request.request_id, None)
+        self._first_tokens.pop(request.request_id, None)
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self._request_ids.pop(key, None)

@@ -124,11 +124,12 @@ class StageLLM:
             raise RequestError(f"request to stage {self._stage.model_stage}: {error}") from error
 
     async def _start(self, request: OmniRequest, engine_input: EngineInput) -> Any:
-        prompt = dict(engine_input.prompt)
+        prompt, interval = dict(engine_input.prompt), engine_input.stream_interval
         extra = StageExtra(
             key=request.request_id,
             emit_rows=engine_input.emit_rows,
             rows_complete=engine_input.rows_complete,
+            first_tokens=interval.first if interval is not None and request.streams_audio else 0,
             prompt_embeds=prompt.pop("prompt_embeds", None),
             additional_information=prompt.pop("additional_information", None),
         )

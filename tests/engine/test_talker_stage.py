@@ -352,6 +352,22 @@ async def test_one_step_of_the_engine_makes_several_codes_and_one_where_rows_are
     assert MAX_CODES / 8 <= steps < MAX_CODES / 2
 
 
+async def test_steps_are_short_while_first_codes_of_a_stream_are_waited_for(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    feed = Feed(*fed["text"][:3])
+    newcomer = asyncio.create_task(collect(talker.generate(request("newcomer", streams_audio=True), feed.read())))
+    await until_counts(talker, held=1)
+    before = (await talker.counts())["steps"]
+    beside = await collect(talker.generate(request("beside", streams_audio=True), at_once(fed["text"])))
+    assert MAX_CODES / 3 <= (await talker.counts())["steps"] - before < MAX_CODES / 2
+    feed.give(*fed["text"][3:])
+    feed.end()
+    for chunk in (await newcomer, beside):
+        assert list(chunk.token_ids) == speak("text").codes
+    await until_free(talker)
+
+
 async def test_least_codes_that_end_within_a_step_let_the_end_in_at_once(
     talker: Stage, fed: Fed, reference: Reference
 ) -> None:

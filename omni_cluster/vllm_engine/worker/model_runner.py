@@ -18,6 +18,7 @@ from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
+from omni_cluster.vllm_engine.worker.prefill_graphs import PrefillGraphs, can_capture_prefill
 from omni_cluster.vllm_engine.worker.rows_out import RowsOfStep
 from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
 from omni_cluster.vllm_engine.worker.seeded_noise import state_of
@@ -48,6 +49,8 @@ class OmniGPUModelRunner(_Runner):
         self._inputs: OmniModelInputBuilder | None = None
         self._multi_step: MultiStepDecoder | None = None
         self._further: dict[str, int] = {}
+        heads = self.model_config.get_num_attention_heads(self.parallel_config)
+        self._prefill_graphs = PrefillGraphs(heads // self.model_config.get_num_kv_heads(self.parallel_config))
         self._penalties = Penalties(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
         self._states: dict[str, int] = {}
         self._sampled_rows, self._ahead = NO_ROWS, 0
@@ -64,6 +67,21 @@ class OmniGPUModelRunner(_Runner):
             staging = torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, pin_memory=is_cuda)
             self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
             self._multi_step = MultiStepDecoder(self)
+
+    def _check_and_update_cudagraph_mode(self, attention_backends: Any, kv_cache_groups: Any, **kwargs: Any) -> None:
+        super()._check_and_update_cudagraph_mode(attention_backends, kv_cache_groups, **kwargs)
+        if can_capture_prefill(attention_backends, kv_cache_groups, self.vllm_config):
+            sizes = self.compilation_config.cudagraph_capture_sizes or ()
+            self._prefill_graphs.plan(self.cudagraph_dispatcher, sizes)
+
+    def _determine_batch_execution_and_padding(
+        self, *, max_num_scheduled_tokens: int, use_cascade_attn: bool, **kwargs: Any
+    ) -> Any:
+        # vLLM runs a step of cascade attention as no whole graph, and asks for nothing else by this argument.
+        no_whole_graph = use_cascade_attn or self._prefill_graphs.leave_out(max_num_scheduled_tokens)
+        return super()._determine_batch_execution_and_padding(
+            max_num_scheduled_tokens=max_num_scheduled_tokens, use_cascade_attn=no_whole_graph, **kwargs
+        )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
