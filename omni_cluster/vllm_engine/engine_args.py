@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
-from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES
+from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -123,7 +123,8 @@ class OmniEngineArgs(AsyncEngineArgs):
 
 
 def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
-    compilation: dict[str, Any] = {"cudagraph_capture_sizes": CAPTURE_SIZES}
+    sizes = CAPTURE_SIZES if traits.is_compiled else SMALL_MODEL_SIZES
+    compilation: dict[str, Any] = {"cudagraph_capture_sizes": sizes}
     if not traits.is_compiled:
         # torch.compile would not fuse the model's operations, and vLLM's own kernels, which do, would be off.
         compilation |= {"mode": CompilationMode.NONE, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -131,6 +132,7 @@ def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
         "disable_log_stats": False,
         "enable_prefix_caching": traits.shares_prefixes,
         "compilation_config": compilation,
+        "attention_config": {"flash_attn_max_num_splits_for_cuda_graph": MAX_SPLITS},
     }
     if not traits.has_tokenizer:
         # The checkpoint's generation_config speaks of text: its eos would be a legal code here.

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 CAPTURE_SIZES = [1, 2, 4, *range(8, 257, 8), *range(288, 513, 32), *range(576, 1025, 64)]
 """Tokens of the steps that are captured. Steps of one token a request have graphs of their own, up to `max_num_seqs`. A
 longer prompt keeps its device busy for longer than its host."""
+SMALL_MODEL_SIZES = [*CAPTURE_SIZES, *range(1152, 2049, 128)]
+"""The same for a model of a tenth of the work for each token."""
+MAX_SPLITS = 8
+"""Parts that FlashAttention cuts a head's keys into, at most, in a graph: it keeps a result in float32 of each part."""
 ONE_GROUP_ROWS = 64
 """FlashAttention 3 takes other tiles for up to so many rows of a head's keys (`use_one_mma_wg` in its
 hopper/tile_size.h). A graph keeps the tiles that it was captured with, and its plan must be made for the same ones."""
