@@ -17,6 +17,8 @@ import torch
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.loop_job import LoopJob
+from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.round_cost import RoundCost
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
@@ -62,7 +64,13 @@ class Stage:
         self._family = Qwen2_5Omni(folder)
         self._thread = ThreadPoolExecutor(1)
         self.loop = StepLoop(
-            self.call, model.steps, model.sample_rate_hz, CONFIG, scheduler, lambda: DiffusionEngineStopped("ended")
+            self.call,
+            model.steps,
+            model.sample_rate_hz,
+            CONFIG,
+            scheduler,
+            lambda: DiffusionEngineStopped("ended"),
+            RoundCost(model.steps, CONFIG.max_batch_frames),
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -74,7 +82,7 @@ class Stage:
     ) -> np.ndarray:
         asked = OmniRequest(name, "", seed=seed, streams_audio=streams)
         session = self._family.diffusion_session("code2wav", asked, upstream, CONFIG)
-        async with contextlib.aclosing(self.loop.waveforms(session)) as waveforms:
+        async with contextlib.aclosing(self.loop.waveforms(session, Playback())) as waveforms:
             return np.concatenate([samples async for samples in waveforms])
 
     async def until_free(self) -> None:
