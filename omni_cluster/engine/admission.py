@@ -13,7 +13,7 @@ EARLY_PIECES = 3
 """Pieces of a stream that follow its first one before it has sound for several rounds."""
 CUSHION_S = 0.15
 """What its player has left when a round begins: the sound of a first piece, less its way to the client."""
-EXPECTED_S = 30.0
+EXPECTED_S = 5.0
 """A stream that was admitted and does not come within this time has ended before it began."""
 
 

@@ -160,7 +160,8 @@ class StepLoop:
             await self._give_up(job, error)
             return False
         job.begin(number)
-        self._cost.began(job.frames, job.due_s - time.monotonic())
+        if job.job.stream is not None:
+            self._cost.began(job.frames, job.due_s - time.monotonic())
         return True
 
     async def _step(self, jobs: Sequence[LoopJob]) -> None:

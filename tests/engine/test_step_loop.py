@@ -276,6 +276,18 @@ async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured_and_s
     assert len(one_by_one) == 100 * 480 and max(begun) == most
 
 
+async def test_what_a_round_costs_is_learned_from_streams_and_not_from_whole_answers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(stage.loop._cost, "began", lambda frames, left_s: told.append(frames))
+    unmeasured_s = stage.loop._cost.seconds(1)
+    await stage.sound("whole", 0, at_once([codes(60, 0)]), streams=False)
+    assert not told and stage.loop._cost.seconds(1) != unmeasured_s  # its steps and its pass were measured
+    await stage.sound("stream", 0, at_once([codes(40, 0)]))
+    assert told == [3 * BLOCK * 2, 16 * 2]  # two blocks and a look-ahead, and the rest
+
+
 async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -> None:
     asked = [asyncio.create_task(stage.sound(f"s{i}", i, at_once([codes(60, i)]))) for i in range(4)]
     while not stage.loop.progress.steps:
