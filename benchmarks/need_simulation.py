@@ -1,7 +1,7 @@
 """No work past the need, simulated: talkers that rest, and streams that are turned away.
 
     python -m benchmarks.need_simulation [--ahead 4 6 8] [--max-stall 0.1 0.25 0.5 1] [--loads 3 5 7 9 -32 16 24 48]
-        [--seeds 0 1] [--json OUT.json]
+        [--seeds 0 1] [--contention fitted] [--json OUT.json]
 
 `benchmarks/code2wav_simulation.py` and two rules. A talker rests while its player is ahead by so many seconds and
 others need codes sooner: by codes and sound (`ahead`), or by sound alone (`heard`). A stream begins only if the
@@ -36,6 +36,12 @@ from omni_cluster.engine.round_cost import URGENT_S, RoundCost
 from omni_cluster.models.family import StepTime
 
 CODE_S = 0.02
+CONTENTIONS = {
+    "none": Contention(0, 0, 0, 1, 1, 1),
+    "half": Contention(1.0, 0.2, 0.2, 1.3, 1.25, 1.4),
+    "fitted": Contention(),
+    "more": Contention(3.5, 0.6, 0.6, 1.9, 1.7, 2.2),
+}
 MINUTE_REQUESTS = 40
 """Requests of an open loop for each request a second: 40 s of load."""
 SHOWN = ("requests_per_s", "without_gap", "stall_p50_s", "stall_p95_s", "stall_p99_s", "first_audio_p50_s")
@@ -45,8 +51,8 @@ SHOWN += ("first_audio_p95_s", "whole_p50_s")
 class RestingCard(Card):
     """Talkers that are ahead by `ahead_s` rest while another one is not; `heard`: codes do not count."""
 
-    def __init__(self, policy: Policy, load: Load, ahead_s: float, *, heard: bool) -> None:
-        super().__init__(policy, load, Contention())
+    def __init__(self, policy: Policy, load: Load, contention: Contention, ahead_s: float, *, heard: bool) -> None:
+        super().__init__(policy, load, contention)
         self._ahead_s, self._heard = ahead_s, heard
 
     def _at_work(self) -> list[Stream]:
@@ -62,8 +68,8 @@ class RestingCard(Card):
 class ClosedDoor(Card):
     """Streams begin in turn, once none is expected to stand still longer than `max_stall_s`; or leave after that."""
 
-    def __init__(self, policy: Policy, load: Load, max_stall_s: float) -> None:
-        super().__init__(policy, load, Contention())
+    def __init__(self, policy: Policy, load: Load, contention: Contention, max_stall_s: float) -> None:
+        super().__init__(policy, load, contention)
         self._max_stall_s = max_stall_s
         self._cost = RoundCost(STEPS, BATCH_BLOCKS * BLOCK_FRAMES)
         self._waiting: deque[Stream] = deque()
@@ -120,11 +126,13 @@ def load_of(number: float, seed: int) -> Load:
 
 
 def cards(options: argparse.Namespace, load: Load) -> Iterable[tuple[str, Card]]:
-    yield "as it is", Card(Steps(1), load, Contention())
+    of = CONTENTIONS[options.contention]
+    yield "as it is", Card(Steps(1), load, of)
     for ahead_s, heard in itertools.product(options.ahead, (False, True)):
-        yield f"rests {'heard' if heard else 'ahead'} {ahead_s:g} s", RestingCard(Steps(1), load, ahead_s, heard=heard)
+        name = f"rests {'heard' if heard else 'ahead'} {ahead_s:g} s"
+        yield name, RestingCard(Steps(1), load, of, ahead_s, heard=heard)
     for max_stall_s in options.max_stall:
-        yield f"max stall {max_stall_s:g} s", ClosedDoor(Steps(1), load, max_stall_s)
+        yield f"max stall {max_stall_s:g} s", ClosedDoor(Steps(1), load, of, max_stall_s)
 
 
 def main() -> None:
@@ -133,6 +141,7 @@ def main() -> None:
     parser.add_argument("--max-stall", type=float, nargs="*", default=[0.1, 0.25, 0.5, 1])
     parser.add_argument("--loads", type=float, nargs="*", default=[3, 5, 7, 9, -32, 16, 24, 48])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--contention", choices=CONTENTIONS, default="fitted")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
