@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import random
@@ -36,6 +37,8 @@ from omni_cluster.bench.player import play
 from omni_cluster.bench.record import AudioArrival
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.loop_job import LoopJob
+from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.round_cost import RoundCost
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
@@ -359,7 +362,9 @@ class Bench:
         watched, talkers = Watched(policy.scheduler(self.config)), Talkers(near)
         config = self.config.model_copy(update={"max_pieces_at_once": policy.pieces_at_once})
         rate_hz = self.model.sample_rate_hz
-        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, lambda: DiffusionEngineStopped("ended"))
+        cost = RoundCost(self.model.steps, config.max_batch_frames)
+        stopped = functools.partial(DiffusionEngineStopped, "ended")
+        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, cost)
         tasks = [asyncio.create_task(loop.run()), asyncio.create_task(talkers.run())]
         gaps = random.Random(seed)
         arrivals = itertools.accumulate(gaps.expovariate(rate) for _ in itertools.count())
@@ -384,7 +389,7 @@ class Bench:
         speaker, blocks = next(iter(self.voices)), self.config.max_piece_blocks
         session = Code2WavSession(asked, voice.read(), self._ids, self._blocks, speaker, blocks)
         chunks = []
-        async with contextlib.aclosing(loop.waveforms(session)) as waveforms:
+        async with contextlib.aclosing(loop.waveforms(session, Playback())) as waveforms:
             async for samples in waveforms:
                 chunks.append(AudioArrival(time.monotonic() - voice.arrived_s + HTTP_S, len(samples)))
         return Heard(chunks)

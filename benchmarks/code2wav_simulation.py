@@ -395,19 +395,24 @@ class Card:
 
     def _enter(self, stream: Stream, code2wav: bool) -> None:
         beginning = sum(other.first_code_s > self._now_s for other in self._speaking)
-        first_s = self._contention.first_code_s(len(self._speaking), beginning, code2wav)
+        first_s = self._contention.first_code_s(len(self._at_work()), beginning, code2wav)
         stream.first_code_s = stream.arrival_s + first_s
         self._outcome.streams.append(stream)
         self._speaking.append(stream)
         self._open[id(stream)] = stream
 
+    def _at_work(self) -> list[Stream]:
+        """Streams whose codes are made now, of those that have not all of them."""
+        return self._speaking
+
     def _speak(self, step_s: float, code2wav: bool) -> None:
         """During the text a code comes with each token of the thinker, then at the talker's own pace."""
-        texts = sum(stream.codes < TEXT_TOKENS for stream in self._speaking)
-        self._thinks, self._talks = texts > 0, texts < len(self._speaking)
-        code_s = self._contention.code_s(len(self._speaking), self._thinks, code2wav)
+        at_work = self._at_work()
+        texts = sum(stream.codes < TEXT_TOKENS for stream in at_work)
+        self._thinks, self._talks = texts > 0, texts < len(at_work)
+        code_s = self._contention.code_s(len(at_work), self._thinks, code2wav)
         in_text_s = max(code_s, self._contention.token_s(texts, code2wav))
-        for stream in self._speaking:
+        for stream in at_work:
             if self._now_s > stream.first_code_s:
                 stream.codes += step_s / (in_text_s if stream.codes < TEXT_TOKENS else code_s)
             if stream.codes >= CODES:

@@ -33,6 +33,10 @@ class StoreFull(OmniError):
     """There is no room for a request's media on their way to the stage that reads them."""
 
 
+class TooManyVoices(OmniError):
+    """One more stream of sound would make those that are heard stand still for too long."""
+
+
 class DiffusionEngineStopped(StageDied):
     """A diffusion stage was shut down, or broke, while a request waited for it."""
 

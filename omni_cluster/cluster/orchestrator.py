@@ -45,12 +45,13 @@ class Orchestrator:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
-        Raises StageDied when a replica is gone.
+        Raises StageDied when a replica is gone, and TooManyVoices.
         """
         request = posted.request
-        run = FanIn(deadline)
         stages = self._bound.stages_for(request)
         with self._chosen_replicas(stages, request.conversation) as chosen:
+            await self._admit(request, chosen)
+            run = FanIn(deadline)
             tickets = {stage.stage_id: _ticket(request, chosen[stage.stage_id]) for stage in stages}
             all_read = AllRead(len(tickets))
             for stage in stages:
@@ -80,6 +81,16 @@ class Orchestrator:
             for stage_id, replica_id in chosen.items():
                 if replica_id is not None:
                     calls[stage_id].loads.ended(replica_id)
+
+    async def _admit(self, request: OmniRequest, chosen: Mapping[int, str | None]) -> None:
+        """Before any stage begins. As long as no replica is known here, there is none to ask."""
+        stage = self._bound.admitting_stage(request)
+        replica_id = None if stage is None else chosen[stage.stage_id]
+        if stage is None or replica_id is None:
+            return
+        calls, wait_s = self._stages[stage.model_stage].calls, ANSWER_S + (self._bound.config.limits.max_stall_s or 0)
+        if not await calls.call("admit", request.request_id, replica_id=replica_id, wait_s=wait_s):
+            raise self._bound.too_many_voices()
 
     async def _follow(
         self,

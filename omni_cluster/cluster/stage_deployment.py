@@ -100,6 +100,10 @@ class StageReplica:
             self._logs.remove(request.request_id)
             self._end(request, meter, "cancelled")
 
+    async def admit(self, request_id: str) -> bool:
+        """See `Stage.admit`."""
+        return await self._engine.admit(request_id)
+
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""
         self._parcels.bring(request_id, parcel)

@@ -57,6 +57,13 @@ class Limits(Strict):
     max_codec_tokens: int = Field(default=4_096, ge=1, description="Codec tokens of a request.", examples=[4_096])
     max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
     max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
+    # None: every stream begins at once.
+    max_stall_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="Expected seconds in which a player stands still, above which a new stream waits, then gets a 429.",
+        examples=[0.25],
+    )
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
     )

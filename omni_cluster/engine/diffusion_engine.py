@@ -14,7 +14,10 @@ from typing import Any
 import torch
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.admission import Admission
 from omni_cluster.engine.loop_job import LoopJob
+from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.round_cost import RoundCost
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import COUNTED, StepLoop
 from omni_cluster.engine.step_scheduler import StepScheduler
@@ -40,10 +43,12 @@ class DiffusionEngine:
         self._family = family
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
         self._config = stage.diffusion_settings
+        self._max_stall_s = pipeline.limits.max_stall_s
         self._watch = StallWatch(stage.model_stage, stage.stall_timeout_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._worker: StageWorker | None = None
         self._loop: StepLoop | None = None
+        self._admission: Admission | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._sample_rate_hz = 0
 
@@ -54,11 +59,18 @@ class DiffusionEngine:
         scheduler: StepScheduler[LoopJob] = StepScheduler(
             config.max_batch_frames, config.max_batch_size, StepCost(), time.monotonic
         )
-        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped)
+        cost = RoundCost(steps, config.max_batch_frames)
+        self._admission = Admission(self._max_stall_s, cost, time.monotonic)
+        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped, cost)
         self._loop_task = asyncio.create_task(self._loop.run())
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`: voice and codes are the family's to check."""
+
+    async def admit(self, request_id: str) -> bool:
+        """See `Stage.admit`."""
+        self._running_loop()
+        return self._admission is None or await self._admission.admit(request_id)
 
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
@@ -67,11 +79,18 @@ class DiffusionEngine:
         if upstream is None:
             raise ConfigError(f"stage {self._stage.model_stage} has no source; set its engine_input_source, e.g. [1].")
         loop, position = self._running_loop(), 0
-        async with contextlib.aclosing(loop.waveforms(self._session(request, upstream))) as waveforms:
-            async for samples in waveforms:
-                yield StageChunk(audio=AudioChunk(position, samples, self._sample_rate_hz))
-                position += len(samples)
+        with self._player(request) as player:
+            async with contextlib.aclosing(loop.waveforms(self._session(request, upstream), player)) as waveforms:
+                async for samples in waveforms:
+                    yield StageChunk(audio=AudioChunk(position, samples, self._sample_rate_hz))
+                    position += len(samples)
         yield StageChunk(finish_reason="stop")
+
+    def _player(self, request: OmniRequest) -> contextlib.AbstractContextManager[Playback]:
+        """The request's player. Nobody hears a whole answer while it is made."""
+        if self._admission is None or not request.streams_audio:
+            return contextlib.nullcontext(Playback())
+        return self._admission.player(request.request_id)
 
     def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> DiffusionSession:
         return self._family.diffusion_session(self._stage.model_stage, request, upstream, self._config)

@@ -34,8 +34,8 @@ class Pipeline(Protocol):
     def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that a request needs, as they are made; `check` let the request pass.
 
-        Closing the iterator ends the request in every stage. Raises RequestError for what a stage refuses, StageDied,
-        StoreFull, DeadlineExceeded, and what else broke in a stage.
+        Closing the iterator ends the request in every stage. Raises RequestError for what a stage refuses,
+        TooManyVoices, StageDied, StoreFull, DeadlineExceeded, and what else broke in a stage.
         """
 
     async def replicas(self) -> Mapping[str, int]:

@@ -33,6 +33,10 @@ class StepCost:
         self.frame_s = max(slope, 1e-9)
         self.step_s = max((sum_y - self.frame_s * sum_x) / count, 1e-6)
 
+    def seconds(self, frames: float, steps: float = 1) -> float:
+        """What that many frames take in so many steps."""
+        return steps * self.step_s + frames * self.frame_s
+
     def frames_at_efficiency(self, part: float) -> float:
         """The size of a step that spends this part of its time on frames."""
         return part / (1 - part) * self.step_s / self.frame_s

@@ -16,10 +16,11 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.job_queue import JobQueue
 from omni_cluster.engine.loop_job import LoopJob, heard_frames
 from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.round_cost import RoundCost
 from omni_cluster.engine.step_scheduler import Scheduler
 from omni_cluster.engine.streams import Streams
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
-from omni_cluster.models.family import DiffusionJob, DiffusionSession
+from omni_cluster.models.family import DiffusionJob, DiffusionSession, StepTime
 from omni_cluster.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class StepLoop:
     """The jobs of one model, from when they are asked for until their sound is made.
 
     `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error for those who
-    still wait when the loop ends.
+    still wait when the loop ends. `cost` is told what was done.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class StepLoop:
         config: DiffusionConfig,
         scheduler: Scheduler[LoopJob],
         stopped: Callable[[], DiffusionEngineStopped],
+        cost: RoundCost,
     ) -> None:
         self._call, self._steps, self._sample_rate_hz = call, steps, sample_rate_hz
-        self._config, self._scheduler, self._stopped = config, scheduler, stopped
+        self._config, self._scheduler, self._stopped, self._cost = config, scheduler, stopped, cost
         self._numbers = itertools.count()
         self._jobs: list[LoopJob] = []
         self._work = asyncio.Event()
@@ -60,9 +62,9 @@ class StepLoop:
 
     # ------------------------------------------------------------- one request
 
-    async def waveforms(self, session: DiffusionSession) -> AsyncGenerator[np.ndarray, None]:
-        """The sound of one request, job by job; a job may begin while the one before it is made."""
-        playback, queue = Playback(), JobQueue(self._config.max_pieces_at_once)
+    async def waveforms(self, session: DiffusionSession, playback: Playback) -> AsyncGenerator[np.ndarray, None]:
+        """The sound of one request, job by job, for its player; a job may begin while the one before it is made."""
+        queue = JobQueue(self._config.max_pieces_at_once)
         async with queue.filled_by(self._ask_all(session, playback, queue)):
             async for job, samples in queue.sounds():
                 self._frame_s = len(samples) / self._sample_rate_hz / heard_frames(job)
@@ -158,6 +160,8 @@ class StepLoop:
             await self._give_up(job, error)
             return False
         job.begin(number)
+        if job.job.stream is not None:
+            self._cost.began(job.frames, job.due_s - time.monotonic())
         return True
 
     async def _step(self, jobs: Sequence[LoopJob]) -> None:
@@ -169,12 +173,15 @@ class StepLoop:
             job.steps_left -= 1
         if taken is not None:
             self._scheduler.took(taken)
+            self._cost.stepped(taken)
 
     async def _finish(self, jobs: Sequence[LoopJob]) -> None:
+        began_s = time.monotonic()
         waves, error = await self._tried("finish", [job.number for job in jobs])
         if error is not None:
             await self._one_by_one(self._finish, jobs, error)
             return
+        self._cost.finished(StepTime(sum(job.frames for job in jobs), time.monotonic() - began_s))
         self._jobs = [job for job in self._jobs if job not in jobs]
         for job, wave in zip(jobs, waves, strict=True):
             job.make(wave)

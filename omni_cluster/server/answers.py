@@ -12,7 +12,7 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull
+from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull, TooManyVoices
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
@@ -163,6 +163,8 @@ def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[
         return 400, error_body(str(error), param=prompt, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return 400, error_body(str(error))
+    if isinstance(error, TooManyVoices):
+        return 429, error_body(str(error), status=429, code="too_many_voices")
     logger.exception("a request failed")
     if isinstance(error, DeadlineExceeded):
         return 504, error_body(str(error), status=504, code="deadline_exceeded")

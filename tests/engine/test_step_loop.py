@@ -17,6 +17,8 @@ import torch
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.loop_job import LoopJob
+from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.round_cost import RoundCost
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
@@ -62,7 +64,13 @@ class Stage:
         self._family = Qwen2_5Omni(folder)
         self._thread = ThreadPoolExecutor(1)
         self.loop = StepLoop(
-            self.call, model.steps, model.sample_rate_hz, CONFIG, scheduler, lambda: DiffusionEngineStopped("ended")
+            self.call,
+            model.steps,
+            model.sample_rate_hz,
+            CONFIG,
+            scheduler,
+            lambda: DiffusionEngineStopped("ended"),
+            RoundCost(model.steps, CONFIG.max_batch_frames),
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -74,7 +82,7 @@ class Stage:
     ) -> np.ndarray:
         asked = OmniRequest(name, "", seed=seed, streams_audio=streams)
         session = self._family.diffusion_session("code2wav", asked, upstream, CONFIG)
-        async with contextlib.aclosing(self.loop.waveforms(session)) as waveforms:
+        async with contextlib.aclosing(self.loop.waveforms(session, Playback())) as waveforms:
             return np.concatenate([samples async for samples in waveforms])
 
     async def until_free(self) -> None:
@@ -266,6 +274,18 @@ async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured_and_s
     monkeypatch.setattr(stage.model, "step", watched)
     np.testing.assert_allclose(await sound(most), one_by_one, atol=1e-5, rtol=0)
     assert len(one_by_one) == 100 * 480 and max(begun) == most
+
+
+async def test_what_a_round_costs_is_learned_from_streams_and_not_from_whole_answers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(stage.loop._cost, "began", lambda frames, left_s: told.append(frames))
+    unmeasured_s = stage.loop._cost.seconds(1)
+    await stage.sound("whole", 0, at_once([codes(60, 0)]), streams=False)
+    assert not told and stage.loop._cost.seconds(1) != unmeasured_s  # its steps and its pass were measured
+    await stage.sound("stream", 0, at_once([codes(40, 0)]))
+    assert told == [3 * BLOCK * 2, 16 * 2]  # two blocks and a look-ahead, and the rest
 
 
 async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -> None:
