@@ -26,6 +26,7 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
+from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fitting import fit_replica
@@ -58,6 +59,7 @@ class StageReplica:
         """Serve awaits this: a replica takes requests once its engine is up."""
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
+        use_cache_dir(config.cache_dir)
         starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"), without_collector():
             await asyncio.to_thread(_import_engine, stage, config)
