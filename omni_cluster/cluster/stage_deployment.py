@@ -29,7 +29,7 @@ from omni_cluster.engine.build import bind, make_stage, stage_class
 from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics
-from omni_cluster.engine.fitting import fit_replica
+from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.errors import OmniError
@@ -62,9 +62,12 @@ class StageReplica:
         use_cache_dir(config.cache_dir)
         starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"), without_collector():
-            await asyncio.to_thread(_import_engine, stage, config)
+            # The cards are measured in a process of their own: it takes five seconds, this one's imports longer.
+            measured, _ = await asyncio.gather(
+                asyncio.to_thread(measure_replica, stage), asyncio.to_thread(_import_engine, stage, config)
+            )
         with starting.step("reads the checkpoint"):
-            self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage_id))
+            self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage, measured))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         with starting.step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound)

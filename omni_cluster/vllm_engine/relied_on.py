@@ -31,7 +31,7 @@ EVERYWHERE: Names = {
     "vllm.logprobs:Logprob": ("decoded_token", "logprob", "rank"),
     "vllm.outputs:CompletionOutput": ("finish_reason", "logprobs", "stop_reason", "token_ids", "text"),
     "vllm.outputs:RequestOutput": ("num_cached_tokens", "outputs", "prompt_token_ids"),
-    "vllm.platforms:current_platform": ("is_cpu", "is_cuda_alike"),
+    "vllm.platforms:current_platform": ("is_cpu",),
     "vllm.renderers.inputs.preprocess:parse_model_prompt": (),
     "vllm.sampling_params:RequestOutputKind": ("DELTA",),
     "vllm.sampling_params:SamplingType": ("RANDOM_SEED",),
