@@ -29,6 +29,7 @@ EVERYWHERE: Names = {
     "vllm.forward_context:BatchDescriptor": ("num_tokens",),
     "vllm.forward_context:set_forward_context": (),
     "vllm.logprobs:Logprob": ("decoded_token", "logprob", "rank"),
+    "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry": ("_registrations", "activate", "register"),
     "vllm.outputs:CompletionOutput": ("finish_reason", "logprobs", "stop_reason", "token_ids", "text"),
     "vllm.outputs:RequestOutput": ("num_cached_tokens", "outputs", "prompt_token_ids"),
     "vllm.platforms:current_platform": ("is_cpu",),
@@ -122,6 +123,7 @@ EVERYWHERE: Names = {
         "presence_penalties",
         "repetition_penalties",
     ),
+    "vllm.v1.sample.ops:topk_topp_sampler": ("register_top_k_top_p_warmups",),
     "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p": (),
     "vllm.v1.sample.sampler:Sampler": ("apply_penalties", "topk_topp_sampler"),
     "vllm.v1.utils:CpuGpuBuffer": ("cpu", "gpu", "np"),
@@ -192,6 +194,7 @@ ON_CUDA: Names = {"vllm.v1.worker:gpu_model_runner": ("GPUModelRunner",)}
 LOOKED_UP: Names = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("next_decode_eligible_step",),
     "vllm.v1.engine.async_llm:AsyncLLM.__init__": ("OutputProcessor",),
+    "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.__init__": ("register_top_k_top_p_warmups",),
     "vllm.v1.sample.sampler:Sampler.apply_logits_processors": ("apply_penalties",),
     "vllm.v1.sample.sampler:Sampler.sample": ("topk_topp_sampler",),
     "vllm.v1.worker.gpu_worker:Worker.init_device": ("GPUModelRunner",),
