@@ -35,6 +35,7 @@ from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnkno
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
+from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,6 +61,8 @@ class StageReplica:
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
         use_cache_dir(config.cache_dir)
+        if stage.gpus_per_replica:
+            ENGINE_PROCESSES.import_beside()
         starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"), without_collector():
             # The cards are measured in a process of their own: it takes five seconds, this one's imports longer.

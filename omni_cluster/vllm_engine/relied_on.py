@@ -76,6 +76,7 @@ EVERYWHERE: Names = {
     ),
     "vllm.v1.engine:EngineCoreOutputs": (),
     "vllm.v1.engine:async_llm": ("OutputProcessor",),
+    "vllm.v1.engine:utils": ("get_mp_context",),
     "vllm.v1.engine.async_llm:AsyncLLM": (
         "abort",
         "check_health",
@@ -98,6 +99,7 @@ EVERYWHERE: Names = {
     "vllm.v1.engine.output_processor:OutputProcessorOutput": (),
     "vllm.v1.engine.output_processor:RequestState": ("sent_tokens_offset", "stream_interval"),
     "vllm.v1.executor:Executor": ("collective_rpc", "get_class", "shutdown"),
+    "vllm.v1.executor:multiproc_executor": ("get_mp_context",),
     "vllm.v1.executor.uniproc_executor:UniProcExecutor": (),
     "vllm.v1.outputs:AsyncModelRunnerOutput": ("get_output",),
     "vllm.v1.outputs:LogprobsTensors": (),
@@ -194,6 +196,8 @@ ON_CUDA: Names = {"vllm.v1.worker:gpu_model_runner": ("GPUModelRunner",)}
 LOOKED_UP: Names = {
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("next_decode_eligible_step",),
     "vllm.v1.engine.async_llm:AsyncLLM.__init__": ("OutputProcessor",),
+    "vllm.v1.engine.utils:CoreEngineProcManager.__init__": ("get_mp_context",),
+    "vllm.v1.executor.multiproc_executor:WorkerProc.make_worker_process": ("get_mp_context",),
     "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.__init__": ("register_top_k_top_p_warmups",),
     "vllm.v1.sample.sampler:Sampler.apply_logits_processors": ("apply_penalties",),
     "vllm.v1.sample.sampler:Sampler.sample": ("topk_topp_sampler",),
