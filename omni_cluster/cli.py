@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_serve(commands)
     _add_check(commands)
+    _add_warm(commands)
     _add_make_checkpoint(commands)
     _add_bench(commands)
     return parser
@@ -86,6 +87,12 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     command.add_argument("--model", metavar="DIR", help="with --card-gib: a checkpoint in place of the configuration's")
     command.set_defaults(run=_check)
+
+
+def _add_warm(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("warm", help="start each engine once, so that later starts need not compile")
+    _add_config(command, "config")
+    command.set_defaults(run=_warm)
 
 
 def _add_make_checkpoint(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -286,6 +293,22 @@ def _card_memory(config: PipelineConfig, options: argparse.Namespace) -> str:
         config = config.model_copy(update={"model": options.model})
     plan = memory_plan(bind_downloaded(config), int(options.card_gib * GIB))
     return "\n" + render_memory(plan)
+
+
+def _warm(options: argparse.Namespace) -> None:
+    from omni_cluster.config.caches import compiled_folder
+    from omni_cluster.config.loader import load_config
+    from omni_cluster.engine.build import check_stages
+    from omni_cluster.engine.warming import size_of, warm
+    from omni_cluster.models.registry import known_families
+
+    config = load_config(options.config, known_families=known_families())
+    check_stages(config)
+    for started in warm(config):
+        print(f"{started.model_stage}: its engine was up after {started.seconds:.1f} s", flush=True)
+    folder = compiled_folder(config.cache_dir)
+    files, size_bytes = size_of(folder)
+    print(f"{folder}: {files} files, {size_bytes / (1 << 20):.1f} MiB")
 
 
 def _make_checkpoint(options: argparse.Namespace) -> None:

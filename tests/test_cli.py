@@ -36,6 +36,7 @@ def config_with(tmp_path: Path, old: str, new: str) -> str:
         ["make-checkpoint", "--help"],
         ["bench", "--help"],
         ["serve", "--help"],
+        ["warm", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
@@ -48,6 +49,15 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: omni-cluster")
     assert done.stderr.strip() == "[]"
+
+
+def test_warm_of_a_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    config = config_with(tmp_path, "model: preset:tiny", f"cache_dir: {tmp_path}/file/kept\nmodel: preset:tiny")
+    assert main(["warm", config]) == 2
+    assert one_sentence(capsys).startswith(f"cache_dir is '{tmp_path}/file/kept', where nothing can be written")
 
 
 def test_serve_is_for_this_process_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.plan import in_data_order, resolve_plan
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import check_stages
-from omni_cluster.engine.cards import card_environment
+from omni_cluster.engine.cards import stage_environment
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.answers import api_keys
@@ -40,15 +40,6 @@ MAX_INGRESS_CALLS = 65_536
 SHUTDOWN_MARGIN_S = 30.0
 HEALTH_CHECK_PERIOD_S = 2.0
 """A replica that hangs ends itself, or its watchdog does: how soon Serve learns that and starts another."""
-
-# One thread: what torch computes on the host is small, and idle threads that spin take the cores of other stages.
-GPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-CPU_ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    # Several engines share the cores: no pinning to the first one, one thread each.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 def build_app(args: Mapping[str, Any] | None = None) -> Application:
@@ -112,11 +103,10 @@ def ingress_deployment(config: PipelineConfig) -> Any:
 
 def actor_options(stage: StageConfig) -> dict[str, Any]:
     """Ray's resources of one replica; a stage without GPUs sees none."""
-    environment = (GPU_ENVIRONMENT if stage.gpus_per_replica else CPU_ENVIRONMENT) | card_environment(stage)
     return {
         "num_cpus": stage.num_cpus,
         "num_gpus": stage.scheduled_gpus,  # of exact cards Ray counts none, or it would choose others
-        "runtime_env": {"env_vars": environment},
+        "runtime_env": {"env_vars": stage_environment(stage)},
     }
 
 

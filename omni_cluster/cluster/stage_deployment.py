@@ -26,14 +26,16 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, stage_class
+from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics
-from omni_cluster.engine.fitting import fit_replica
+from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
+from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
 logger = logging.getLogger("ray.serve")
 
@@ -58,11 +60,17 @@ class StageReplica:
         """Serve awaits this: a replica takes requests once its engine is up."""
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
+        use_cache_dir(config.cache_dir)
+        if stage.gpus_per_replica:
+            ENGINE_PROCESSES.import_beside()
         starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"), without_collector():
-            await asyncio.to_thread(_import_engine, stage, config)
+            # The cards are measured in a process of their own: it takes five seconds, this one's imports longer.
+            measured, _ = await asyncio.gather(
+                asyncio.to_thread(measure_replica, stage), asyncio.to_thread(_import_engine, stage, config)
+            )
         with starting.step("reads the checkpoint"):
-            self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage_id))
+            self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage, measured))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         with starting.step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omni_cluster.cluster.serve_private import kv_delete, kv_get, kv_list, kv_put
-from omni_cluster.models.checkpoint_files import cache_folder
+from omni_cluster.config.caches import cache_folder
 
 logger = logging.getLogger("ray.serve")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
 
+from omni_cluster.config.caches import compiled_folder
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import by_fractions, on_pinned_cards
 from omni_cluster.errors import ConfigError
@@ -49,10 +50,14 @@ class CardShare:
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved deployment: stages and hand-overs in topological order, GPUs at the fewest and the most replicas."""
+    """A resolved deployment: stages and hand-overs in topological order, GPUs at the fewest and the most replicas.
+
+    `compiled`: the folder of what engines compile, as it is on this host.
+    """
 
     model: str
     family: str
+    compiled: str
     stages: tuple[StagePlan, ...]
     hand_overs: tuple[HandOver, ...]
     shared_cards: tuple[CardShare, ...]
@@ -71,6 +76,7 @@ def resolve_plan(config: PipelineConfig) -> Plan:
     return Plan(
         model=config.model,
         family=config.family,
+        compiled=str(compiled_folder(config.cache_dir)),
         stages=tuple(_plan_stage(stage, ordered) for stage in ordered),
         hand_overs=tuple(_hand_overs(ordered)),
         shared_cards=(*_pinned_shares(config.stages), *_fractional_shares(config.stages)),
@@ -85,6 +91,7 @@ def render_plan(plan: Plan) -> str:
     if plan.hand_overs:
         lines.append("hand-overs: " + ", ".join(f"{edge.source} -> {edge.target}" for edge in plan.hand_overs))
     lines.extend(_shared_line(share) for share in plan.shared_cards)
+    lines.append(f"compiled kernels and graphs: {plan.compiled}")
     lines.append(f"total GPUs: {_span(plan.min_gpus, plan.max_gpus)}")
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from omni_cluster.config.caches import HostFolder
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.problems import MISSING, Problem, Strict, refuse
@@ -300,6 +301,9 @@ class PipelineConfig(Strict):
     )
     decoders: DecodersConfig = Field(
         default=DecodersConfig(), description="Processes that decode media.", examples=[{"processes": 4}]
+    )
+    cache_dir: HostFolder | None = Field(
+        default=None, description="Folder on each host for what engines compile.", examples=["/var/cache/omni_cluster"]
     )
     ingress_replicas: int = Field(
         default=1,

@@ -14,6 +14,20 @@ MPS_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_PERCENT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 LOW_PRIORITY = "1"
 
+# One thread: what torch computes on the host is small, and idle threads that spin take the cores of other stages.
+GPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+CPU_ENVIRONMENT = {
+    VARIABLE: "",
+    # Several engines share the cores: no pinning to the first one, one thread each.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def stage_environment(stage: StageConfig) -> dict[str, str]:
+    """What a process that runs one stage alone must find in its environment."""
+    return (GPU_ENVIRONMENT if stage.gpus_per_replica else CPU_ENVIRONMENT) | card_environment(stage)
+
 
 def card_environment(stage: StageConfig) -> dict[str, str]:
     """What a stage's processes must find in their environment before they first use CUDA."""

@@ -36,21 +36,19 @@ def fit_cards(bound: BoundPipeline, measured: Mapping[int, CardMemory]) -> Bound
     return replace(bound, config=with_memory(bound.config, plan, size))
 
 
-def fit_replica(bound: BoundPipeline, stage_id: int) -> BoundPipeline:
-    """Returns `bound` with each engine's memory set, for a replica of one stage that sees its own cards only.
+def measure_replica(stage: StageConfig) -> tuple[CardMemory, ...]:
+    """The cards of a replica of one stage, in a process that sees its own cards only. Takes seconds."""
+    return measure_cards()[: stage.tensor_parallel_size] if stage.gpus_per_replica else ()
+
+
+def fit_replica(bound: BoundPipeline, stage: StageConfig, measured: Sequence[CardMemory]) -> BoundPipeline:
+    """Returns `bound` with each engine's memory set, for a replica of one stage that has the cards `measured`.
 
     All replicas compute the same plan, from the size of a card. Raises ConfigError for what does not fit, before this
     replica's engine starts; nothing is set where there are no cards.
     """
-    stage = next(s for s in bound.config.stages if s.stage_id == stage_id)
-    measured = measure_cards()[: stage.tensor_parallel_size] if stage.gpus_per_replica else ()
     if not measured:
         return bound
-    return fit_cards_of_replica(bound, stage, measured)
-
-
-def fit_cards_of_replica(bound: BoundPipeline, stage: StageConfig, measured: Sequence[CardMemory]) -> BoundPipeline:
-    """As `fit_replica`, with the replica's cards given."""
     size = _smallest(measured)
     plan = memory_plan(bound, size)
     for number, card in enumerate(measured):

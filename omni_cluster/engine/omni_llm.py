@@ -20,6 +20,7 @@ from tqdm import tqdm
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
+from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.driver import driven
@@ -58,6 +59,7 @@ class AsyncOmniLLM:
         """Reads and checks the configuration (None: the embedded default); starts nothing. Raises ConfigError."""
         if not isinstance(config, PipelineConfig):
             config = load_config(config, known_families=known_families())
+        use_cache_dir(config.cache_dir)
         self.bound: BoundPipeline = bind(config)
         self._stages: dict[str, Stage] = {}
         self._metrics = {stage.model_stage: StageMetrics() for stage in config.stages}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,6 @@ from omni_cluster.memory.sizes import INDEX_NAME, SINGLE_NAME
 
 if TYPE_CHECKING:  # a process that only asks for files starts without torch
     import torch
-
-
-def cache_folder() -> Path:
-    """Where this host keeps what can be made again; it may not be there yet."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "omni_cluster"
 
 
 def checkpoint_folder(model: str, family_preset: Any) -> Path:

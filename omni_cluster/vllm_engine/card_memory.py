@@ -12,11 +12,8 @@ def measure_cards() -> tuple[CardMemory, ...]:
     """The cards that this process sees, in its order; () on a host without any.
 
     Asked in a process of its own: a CUDA context here would keep its part of every card as long as this process lives.
+    That process imports torch, which takes seconds, but vLLM need not be imported for it.
     """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cuda_alike():
-        return ()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_measure).result()
 

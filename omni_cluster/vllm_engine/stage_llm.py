@@ -27,6 +27,7 @@ from omni_cluster.payloads import PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
@@ -43,7 +44,7 @@ class OmniAsyncLLM(AsyncLLM):
     output_processor: OmniOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced(async_llm, "OutputProcessor", OmniOutputProcessor):
+        with replaced(async_llm, "OutputProcessor", OmniOutputProcessor), ENGINE_PROCESSES.installed():
             super().__init__(*args, **kwargs)
 
 

@@ -8,6 +8,7 @@ from vllm.config import set_current_vllm_config
 from vllm.v1.executor import Executor
 
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
 
 class StageWorker:
@@ -15,7 +16,7 @@ class StageWorker:
 
     def __init__(self, args: OmniEngineArgs) -> None:
         vllm_config = args.create_engine_config()
-        with set_current_vllm_config(vllm_config):
+        with set_current_vllm_config(vllm_config), ENGINE_PROCESSES.installed():
             self._executor: Executor = Executor.get_class(vllm_config)(vllm_config)
 
     def call(self, method: str, *args: Any) -> list[Any]:

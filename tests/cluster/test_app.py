@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import av
 import httpx
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
@@ -22,6 +23,8 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.config.caches import compiled_folder
+from omni_cluster.engine.caches import PARTS
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
@@ -335,6 +338,15 @@ def store_bytes() -> int:
     address = ray.get_runtime_context().gcs_address
     stats = get_memory_info_reply(get_state_from_address(address)).store_stats
     return int(stats.object_store_bytes_used)
+
+
+async def test_the_engines_of_all_stages_keep_what_they_compile_in_one_folder(served: ServedApp) -> None:
+    folder = compiled_folder(None)
+    for stage in ("thinker", "talker"):
+        (status,) = await served.statuses_of(stage)
+        children = psutil.Process(status["pid"]).children(recursive=True)
+        environment = max(children, key=lambda child: child.memory_info().rss).environ()
+        assert {name: environment.get(name) for name in PARTS} == {n: f"{folder}/{part}" for n, part in PARTS.items()}
 
 
 @pytest.mark.parametrize("after", ["first text", "first code", "first sound"])

@@ -110,6 +110,13 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'carrier pigeon'",
         "'object' or 'inline'",
     ),
+    "folder of no root": (
+        {("cache_dir",): "kernels"},
+        "cache_dir",
+        "'kernels'",
+        "write it from / or ~/, for example ~/omni_cache",
+    ),
+    "folder as list": ({("cache_dir",): ["/a"]}, "cache_dir", "['/a']", "text, for example /var/cache/omni_cluster"),
     "no stages": ({("stages",): []}, "stages", "[]", "'model_stage': 'thinker'"),
     "stages as text": ({("stages",): "all"}, "stages", "'all'", "a list, for example [{"),
     "stage as text": ({("stages", 1): "talker"}, "stages[1]", "'talker'", "a mapping, for example {"),

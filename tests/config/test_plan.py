@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ id  stage     replicas  GPUs  memory           from     to
 2   code2wav  1         0     not stated       talker   client (audio)
 
 hand-overs: thinker -> talker, talker -> code2wav
+compiled kernels and graphs: /caches/omni_cluster/compiled
 total GPUs: 0
 """
 
@@ -36,8 +38,14 @@ id  stage    replicas  GPUs         memory                              from    
 hand-overs: thinker -> mixer, eyes -> mixer
 GPU 1: thinker 0.60 of the card + eyes 0.25 of the card, 1.5 GiB KV cache; stated: at most 0.85 of its memory
 a card shared by fractions: mixer 0.5 GPU, 0.40 of the card; stated: at most 0.80 of its memory
+compiled kernels and graphs: /caches/omni_cluster/compiled
 total GPUs: 2.5..3.5
 """
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
 
 
 def plan_of(*stages: dict[str, Any]) -> Plan:
@@ -95,6 +103,12 @@ def test_the_full_size_deployment_takes_three_cards() -> None:
     plan = resolve_plan(load_config(STAGE_CONFIGS / "qwen2_5_omni.yaml", known_families=FAMILIES))
     assert (plan.min_gpus, plan.max_gpus) == (3, 3)
     assert plan.shared_cards == ()
+
+
+def test_the_folder_of_compiled_kernels_is_the_one_that_is_named() -> None:
+    config = load_config(DEFAULT_CONFIG, known_families=FAMILIES).model_copy(update={"cache_dir": "~/kept"})
+    named = render_plan(resolve_plan(config)).splitlines()[-2]
+    assert named == f"compiled kernels and graphs: {Path.home() / 'kept'}"
 
 
 def test_memory_is_a_stages_part_where_it_says_so() -> None:

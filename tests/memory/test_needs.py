@@ -20,7 +20,7 @@ from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine import fitting
 from omni_cluster.engine.build import BoundPipeline, bind
-from omni_cluster.engine.fitting import fit_cards, fit_cards_of_replica, fit_process, memory_plan, needs_of
+from omni_cluster.engine.fitting import fit_cards, fit_process, fit_replica, memory_plan, needs_of
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory import needs
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
@@ -339,7 +339,7 @@ def test_cards_that_are_not_here_are_named(seven_b: Path, monkeypatch: pytest.Mo
 def test_replicas_compute_the_same_sizes_as_one_process_on_a_card(seven_b: Path) -> None:
     bound = bound_to(seven_b)
     in_process = fit_cards(bound, {0: CARD}).config
-    assert all(fit_cards_of_replica(bound, stage, [CARD]).config == in_process for stage in bound.config.stages)
+    assert all(fit_replica(bound, stage, [CARD]).config == in_process for stage in bound.config.stages)
 
 
 def test_a_process_needs_all_its_memory_free_and_a_replica_its_own(seven_b: Path) -> None:
@@ -350,9 +350,9 @@ def test_a_process_needs_all_its_memory_free_and_a_replica_its_own(seven_b: Path
     fit_cards(bound, {0: CardMemory(80 * GIB, whole)})
     with pytest.raises(ConfigError, match=r"GPU 0 has .* of 80\.0 GiB free and .* are needed; end what else"):
         fit_cards(bound, {0: CardMemory(80 * GIB, whole - 1)})
-    fit_cards_of_replica(bound, talker, [CardMemory(80 * GIB, own)])
+    fit_replica(bound, talker, [CardMemory(80 * GIB, own)])
     with pytest.raises(ConfigError, match="GPU 0 of talker has"):
-        fit_cards_of_replica(bound, talker, [CardMemory(80 * GIB, own - 1)])
+        fit_replica(bound, talker, [CardMemory(80 * GIB, own - 1)])
 
 
 def test_stages_without_cards_are_left_as_they_are(tiny: Path) -> None:

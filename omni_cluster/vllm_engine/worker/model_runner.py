@@ -23,6 +23,7 @@ from omni_cluster.vllm_engine.worker.rows_out import RowsOfStep
 from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
 from omni_cluster.vllm_engine.worker.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
+from omni_cluster.vllm_engine.worker.warmed_kernels import aligned_only
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -40,7 +41,8 @@ class OmniGPUModelRunner(_Runner):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        with aligned_only():
+            super().__init__(*args, **kwargs)
         self.omni_config = OmniModelConfig.of(self.vllm_config)
         self._emitting: set[str] = set()
         self._beginning: set[str] = set()

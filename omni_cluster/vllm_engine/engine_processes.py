@@ -1,0 +1,82 @@
+"""Where the processes of engines come from: on a card from one that imports vLLM while the replica does, not after it.
+
+vLLM starts an engine's process when the replica has imported vLLM, and that process imports it again, which takes some
+twenty seconds. A fork of a process that has done so has nothing to import. That process is Python's own fork server: it
+has no thread of the replica's, answers to it alone, and never uses the card: a fork could not use it then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+
+from omni_cluster.vllm_engine.install import replaced
+
+PRELOADED = "omni_cluster.vllm_engine.preloaded"
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkedProcess(ForkServerProcess):
+    """A process with the environment that this one has when it starts it, as any other child has."""
+
+    _environment: Mapping[str, str]
+
+    def start(self) -> None:
+        self._environment = dict(os.environ)
+        super().start()
+
+    def run(self) -> None:
+        _die_with_parent()
+        os.environ.clear()
+        os.environ.update(self._environment)
+        super().run()
+
+
+class ForkedContext(ForkServerContext):
+    """What vLLM asks for processes."""
+
+    Process = ForkedProcess  # type: ignore[assignment]
+
+
+class EngineProcesses:
+    """How this process starts those of its engine: by a fork once `import_beside` was called, else as vLLM does."""
+
+    def __init__(self) -> None:
+        self._context: ForkedContext | None = None
+
+    def import_beside(self, preloaded: str = PRELOADED) -> None:
+        """Starts the process that engines are forked from, which imports what they need. Returns at once."""
+        multiprocessing.set_forkserver_preload([preloaded])
+        forkserver.ensure_running()
+        self._context = ForkedContext()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Engines that vLLM constructs inside start their processes so."""
+        context = self._context
+        if context is None:
+            yield
+            return
+        from vllm.v1.engine import utils
+        from vllm.v1.executor import multiproc_executor
+
+        with (
+            replaced(utils, "get_mp_context", lambda: context),
+            replaced(multiproc_executor, "get_mp_context", lambda: context),
+        ):
+            yield
+
+
+ENGINE_PROCESSES = EngineProcesses()
+"""Of this process, which has one fork server at most."""
+
+
+def _die_with_parent() -> None:
+    """The kernel ends this process when the fork server ends, whoever ended that."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

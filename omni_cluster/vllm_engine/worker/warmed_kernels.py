@@ -1,0 +1,54 @@
+"""Which of vLLM's sampling kernels are compiled before a request can need them: those that one can need, and no others.
+
+vLLM compiles each twice: for logits whose rows begin at multiples of 16 values, and for logits whose rows do not. Rows
+are as far apart as the vocabulary is long, or as its padded embedding is, whose length is a multiple of 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
+from vllm.v1.sample.ops import topk_topp_sampler
+
+from omni_cluster.vllm_engine.install import replaced
+
+ALIGNED_VALUES = 16
+"""By which Triton tells integers apart: those that it divides, and the others."""
+
+
+class AlignedKernel:
+    """One of the sampler's kernels, without what is compiled for rows that no logits of the vocabulary have.
+
+    All else stays: no request waits for a compiler.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def get_warmup_keys(self, *, vllm_config: Any) -> list[Any]:
+        keys: list[Any] = self._kernel.get_warmup_keys(vllm_config=vllm_config)
+        if vllm_config.model_config.get_vocab_size() % ALIGNED_VALUES:
+            return keys
+        return [key for key in keys if dict(key.inputs)["logits"].stride(0) % ALIGNED_VALUES == 0]
+
+    def compile_many(self, keys: Iterable[Any]) -> None:
+        self._kernel.compile_many(keys)
+
+
+@contextmanager
+def aligned_only() -> Iterator[None]:
+    """Samplers that vLLM constructs inside register no more than they can run."""
+    stock = topk_topp_sampler.register_top_k_top_p_warmups
+
+    def register() -> None:
+        registry = JitWarmupRegistry(None)
+        with registry.activate():
+            stock()
+        for kernel in registry._registrations:
+            JitWarmupRegistry.register(AlignedKernel(kernel))
+
+    with replaced(topk_topp_sampler, "register_top_k_top_p_warmups", register):
+        yield

@@ -1,0 +1,105 @@
+"""Engines that are forked from a process which imported vLLM beside their replica."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.engine.stages import MAX_TOKENS
+from tests.reference import Reference, prompt_text
+
+ROOT = Path(__file__).parents[2]
+GONE_S = 60
+CHILD = """
+import os, time
+print(os.environ["SET_LATER"], os.getpid(), os.getppid(), flush=True)
+time.sleep(600)
+"""
+REPLICA = f"""
+import os, time
+from omni_cluster.cluster.watchdog import Watchdog
+from omni_cluster.vllm_engine.engine_processes import EngineProcesses, ForkedContext
+
+if __name__ == "__main__":
+    watchdog = Watchdog(600)
+    EngineProcesses().import_beside("wave")
+    os.environ["SET_LATER"] = "later"
+    ForkedContext().Process(target=exec, args=({CHILD!r},)).start()
+    while True:
+        watchdog.beat()
+        time.sleep(0.1)
+"""
+ENGINE = """
+import asyncio, json, os, sys
+import psutil
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
+from tests.engine.stages import pipeline_config, running
+
+async def main():
+    ENGINE_PROCESSES.import_beside()
+    async with running(pipeline_config(), "thinker") as stage:
+        engines = [p for p in psutil.Process().children(recursive=True) if p.ppid() != os.getpid()]
+        request = OmniRequest("one", sys.argv[1], wants_audio=False)
+        tokens = [t async for chunk in stage.generate(request) for t in chunk.token_ids]
+    _, left = psutil.wait_procs(engines, timeout=30)
+    print(json.dumps({"engines": len(engines), "left": len(left), "tokens": tokens}))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@contextmanager
+def replica() -> Iterator[tuple[psutil.Process, psutil.Process, psutil.Process]]:
+    """A process with a watchdog, its fork server, and what that forked."""
+    process = subprocess.Popen([sys.executable, "-c", REPLICA], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        variable, pid, server = process.stdout.readline().split()
+        assert variable == "later"
+        own, forked = psutil.Process(process.pid), psutil.Process(int(pid))
+        assert forked.ppid() == int(server) != process.pid
+        assert psutil.Process(int(server)).ppid() == process.pid
+        yield own, psutil.Process(int(server)), forked
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=GONE_S)
+    return not alive
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+def test_nothing_outlives_a_replica(how: signal.Signals) -> None:
+    with replica() as (own, server, forked):
+        own.send_signal(how)
+        assert ended([server, forked])
+
+
+def test_an_engine_does_not_outlive_the_process_that_it_was_forked_from() -> None:
+    with replica() as (_, server, forked):
+        server.kill()
+        assert ended([forked])
+
+
+def test_a_forked_engine_equals_the_reference_and_ends(reference: Reference) -> None:
+    prompt = prompt_text("text")
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE, prompt], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert (told["engines"], told["left"]) == (1, 0)
+    assert told["tokens"] == reference.thinker(prompt, max_new_tokens=MAX_TOKENS).token_ids
