@@ -94,6 +94,11 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     def token_end(self) -> int:
         return self.token_start + len(self.token_ids)
 
+    @property
+    def only_rows(self) -> bool:
+        """It hands rows of a prompt on, while more of the prompt is computed, and says nothing to a client."""
+        return not (self.token_ids or self.text or self.audio is not None or self.finish_reason is not None)
+
     def without_rows(self) -> StageChunk:
         return self if self.rows is None else replace(self, rows=None)
 

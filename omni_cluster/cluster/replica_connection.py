@@ -7,20 +7,16 @@ import contextlib
 import contextvars
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-from ray import ObjectRef
-
-from omni_cluster.cluster.failures import named, named_failures
+from omni_cluster.cluster.failures import named
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket, WireChunk
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
-
-T = TypeVar("T")
 
 
 class MessageClient(Protocol):
@@ -102,6 +98,7 @@ class ReplicaConnection:
             async with contextlib.aclosing(self._client.messages(first)) as messages:
                 async for message in messages:
                     self._deliver(message)
+                    del message  # an error in it has the frames of who raised it, and all rows in them
         except Exception as raised:  # given to every reader, who raises it
             error = named(raised)
         finally:
@@ -125,17 +122,6 @@ class ReplicaConnection:
     def _settle(self, *, is_open: bool) -> None:
         if not self._opened.done():
             self._opened.set_result(is_open)
-
-    async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives. Raises ConnectionEnded when the connection ends before the work does."""
-        task = asyncio.create_task(work)
-        try:
-            await asyncio.wait([task, self._receiver], return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ConnectionEnded(f"the connection to {self._replica_id} ended.")
-            return task.result()
-        finally:
-            task.cancel()
 
     async def close(self) -> None:
         self._receiver.cancel()
@@ -164,18 +150,15 @@ class ReplicaConnections:
         connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows)
         try:
             while (arrival := await inbox.take()).item.body is not None:
-                yield await self._opened(arrival.item.body, arrival.rows, connection)
+                yield await self._opened(arrival.item.body, arrival.rows)
             if arrival.item.error is not None:
                 raise arrival.item.error
         finally:
             connection.close_inbox(reader)
 
-    async def _opened(self, body: WireChunk, rows: Rows | None, connection: ReplicaConnection) -> StageChunk:
+    async def _opened(self, body: WireChunk, rows: Rows | None) -> StageChunk:
         if rows is not None and body.rows_at is not None:
-            packed = (await asyncio.shield(rows))[body.rows_at[1]]
-            if isinstance(packed, ObjectRef):
-                packed = await connection.while_open(_read(packed))
-            body = body.with_rows(packed)
+            body = body.with_rows((await asyncio.shield(rows))[body.rows_at[1]])
         return body.open(self._max_elements)
 
     async def _subscribed(self, ticket: Ticket, *, with_rows: bool) -> tuple[ReplicaConnection, int, Inbox]:
@@ -227,9 +210,3 @@ class ReplicaConnections:
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._by_replica.values()))
-
-
-async def _read(rows: ObjectRef) -> Any:
-    """The object, mapped in place. Raises StageDied when its owner is gone."""
-    with named_failures():
-        return await rows

@@ -1,8 +1,9 @@
 """The producer's end of a connection's conditioning rows: Ray objects, which the consumer reads by reference.
 
-A message names its rows by the number of a batch and a place in it. The batches are items of one
-streaming call of Ray's, so Ray counts the references and frees the objects. A reference sent outside of Ray's calls
-would never be freed.
+A message names its rows by the number of a batch and a place in it. The batches are items of one streaming call of
+Ray's. An item belongs to whoever called, from before it is made: Ray frees it when the caller has let go of it, or is
+dead. A reference inside an item would not hold its object: Ray may ask the caller whether it still wants the object
+before the caller has heard of the item. A reference sent outside of Ray's calls would never be freed.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import ray
 
 IDLE_S: Final = 2.0
 """How long a call that nobody reads stays open: a replica that is to end waits for its calls."""
 PATIENCE_S: Final = 10.0
 """How long a call waits for the connection whose rows it asks for."""
-OWN_OBJECT_BYTES: Final = 65_536
-"""Rows of so many bytes, a prompt's, are an object of their own, which its reader maps; fewer are in their item."""
+ITEM_BYTES: Final = 1 << 20
+"""Batches that wait are one item up to so many bytes. A batch of more, with a prompt's rows, is an item of its own."""
 
-Batch = tuple[int, list[Any]]
-"""A number, and for each request its packed rows, a uint8 array, or a reference to one."""
+Batch = tuple[int, list[np.ndarray]]
+"""A number, and for each request its packed rows, a uint8 array."""
 
 
 class RowsPublisher:
@@ -33,7 +33,7 @@ class RowsPublisher:
 
     def __init__(self, is_read: Callable[[], bool]) -> None:
         self._is_read = is_read
-        self._waiting: deque[tuple[int, list[np.ndarray]]] = deque()
+        self._waiting: deque[Batch] = deque()
         self._changed = asyncio.Event()
         self._is_closed = False
         self._next = 0
@@ -47,11 +47,16 @@ class RowsPublisher:
         return number
 
     async def items(self) -> AsyncGenerator[list[Batch], None]:
-        """Yields all batches that are there as one item. Ends with the connection, or when it is idle."""
+        """Yields the batches that are there, in few items. Ends with the connection, or when it is idle."""
         while await self._is_filled():
-            batches = list(self._waiting)
-            self._waiting.clear()
-            yield [(number, [await _by_reference(packed) for packed in rows]) for number, rows in batches]
+            yield self._next_item()
+
+    def _next_item(self) -> list[Batch]:
+        item = [self._waiting.popleft()]
+        left = ITEM_BYTES - num_bytes(item[0])
+        while self._waiting and (left := left - num_bytes(self._waiting[0])) >= 0:
+            item.append(self._waiting.popleft())
+        return item
 
     async def _is_filled(self) -> bool:
         while not (self._waiting or self._is_closed):
@@ -69,10 +74,8 @@ class RowsPublisher:
         self._changed.set()
 
 
-async def _by_reference(packed: np.ndarray) -> Any:
-    if packed.nbytes < OWN_OBJECT_BYTES:
-        return packed
-    return await asyncio.to_thread(ray.put, packed)  # a long prompt's copy takes milliseconds
+def num_bytes(batch: Batch) -> int:
+    return sum(packed.nbytes for packed in batch[1])
 
 
 class RowsPublishers:

@@ -7,14 +7,15 @@ import contextlib
 import contextvars
 import uuid
 from collections.abc import AsyncGenerator
-from typing import Any
+
+import numpy as np
 
 from omni_cluster.cluster.failures import named
-from omni_cluster.cluster.rows_publisher import Batch
+from omni_cluster.cluster.rows_publisher import ITEM_BYTES, Batch, num_bytes
 from omni_cluster.cluster.transport import RemoteStage
 
-Rows = asyncio.Future[list[Any]]
-"""The rows of one batch: for each request an array, or a reference to one."""
+Rows = asyncio.Future[list[np.ndarray]]
+"""The rows of one batch: for each request an array."""
 
 
 class RowsReader:
@@ -54,7 +55,7 @@ class RowsReader:
                 )
                 async with contextlib.aclosing(calls) as items:
                     async for item in items:
-                        for number, rows in item:
+                        for number, rows in await _copied_out(item):
                             self._meet(number).set_result(rows)
                 if not self._is_waited_for():
                     return
@@ -88,3 +89,20 @@ class RowsReader:
         self._fail(error)
         if self._call is not None:
             self._call.cancel()
+
+
+async def _copied_out(item: list[Batch]) -> list[Batch]:
+    """The batches in memory of their own; the item is emptied.
+
+    Its arrays are mapped, and the store keeps their object as long as anything has one: whatever passed the item on has
+    it until the next comes, a reader may be slow, and an error's frames stay until garbage is collected.
+    """
+    if sum(map(num_bytes, item)) <= ITEM_BYTES:
+        return _moved(item)
+    return await asyncio.to_thread(_moved, item)  # a long prompt's copy takes milliseconds
+
+
+def _moved(item: list[Batch]) -> list[Batch]:
+    batches = [(number, [np.array(packed) for packed in rows]) for number, rows in item]
+    item.clear()
+    return batches

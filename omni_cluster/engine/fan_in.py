@@ -50,13 +50,17 @@ class FanIn:
     async def _produce(self, producer: Producer) -> None:
         error = None
         try:
-            await producer(self._events.put)
+            await producer(self._put)
         except Exception as raised:  # handed to the reader, who raises it
             error = raised
         await self._events.put(_Ended(error))
 
+    async def _put(self, event: StageEvent) -> None:
+        if not event.chunk.only_rows:
+            await self._events.put(event)
+
     async def events(self) -> AsyncGenerator[StageEvent, None]:
-        """All events, in the order they came. Raises what a producer raised, or DeadlineExceeded.
+        """All events that say something, in the order they came. Raises what a producer raised, or DeadlineExceeded.
 
         However it ends, closed early included, no producer is left running.
         """

@@ -62,13 +62,15 @@ class EngineInput:
 
     `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
     insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_complete`: no later rows will come. `stream_interval`: None for a chunk for each token.
+    `rows_complete`: no later rows will come; `is_part`: later ones are the prompt's own, too. `stream_interval`: None
+    for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     emit_rows: bool = False
     rows_complete: bool = True
+    is_part: bool = False
     stream_interval: StreamInterval | None = None
     given_reply: GivenReply | None = None
 
@@ -85,10 +87,13 @@ class ARSession(Protocol):
     """One request in one AR stage: turns what comes from upstream into the engine's input."""
 
     async def prompt(self) -> EngineInput | None:
-        """Waits until the stage can start; None when there is nothing for it to do."""
+        """Waits until the stage can start, with the first of its prompt's rows; None when there is nothing to do."""
 
     def later_rows(self) -> AsyncIterator[LaterRows]:
-        """Rows that come while the stage decodes; called once, after `prompt` gave `rows_complete=False`."""
+        """Rows that come while the stage works; called once, after `prompt` gave `rows_complete=False`.
+
+        Ends without complete ones when there turned out to be nothing for the stage to do.
+        """
 
 
 @dataclass(frozen=True, slots=True)

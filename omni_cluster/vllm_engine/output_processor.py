@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
 
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
 from omni_cluster.payloads import RowsChunk
 
+T = TypeVar("T")
+
 
 class RowsSink:
     """The rows of one request that its reader has not taken yet, without gap and without repetition.
 
     A preempted request computes its positions again; what comes a second time is dropped.
+    `admitted`: set once the request is on its way to the engine, behind which later rows may follow.
     `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
     """
 
     def __init__(self, stream_interval: StreamInterval | None = None) -> None:
         self.stream_interval = stream_interval
         self.prefill_stats: Any = None
+        self.admitted = asyncio.Event()
+        self._filled = asyncio.Event()
         self._error: PayloadError | None = None
         self._chunks: list[RowsChunk] = []
         self._taken = 0
@@ -38,8 +46,37 @@ class RowsSink:
         """The reader gets this error in place of any further rows."""
         self._error = error
 
+    def tell(self) -> None:
+        """What came last comes with no output of vLLM's, which would wake the reader."""
+        self._filled.set()
+
+    async def before_first(self, outputs: AsyncGenerator[T, None]) -> AsyncGenerator[T | None, None]:
+        """The outputs; before the first, None each time that rows have come of a part of the prompt, without output."""
+        async with contextlib.aclosing(outputs):
+            first = asyncio.ensure_future(anext(outputs))
+            try:
+                while not await self._come_before(first):
+                    yield None
+                yield await first
+            finally:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+            async for output in outputs:
+                yield output
+
+    async def _come_before(self, first: asyncio.Future[T]) -> bool:
+        """Waits for rows or for the first output. Returns whether the output is there, with which rows come too."""
+        filled = asyncio.ensure_future(self._filled.wait())
+        try:
+            either: tuple[asyncio.Future[Any], ...] = (first, filled)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            filled.cancel()
+        return first.done()
+
     def take(self) -> RowsChunk | None:
         """All rows since the last call; PayloadError when the engine left rows out, or sent some that are none."""
+        self._filled.clear()
         if self._error is not None:
             raise self._error
         if not self._chunks:
@@ -71,6 +108,12 @@ class OmniOutputProcessor(OutputProcessor):
     def close_sink(self, external_id: str) -> None:
         self._sinks.pop(external_id, None)
 
+    def add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+        super().add_request(request, *args, **kwargs)
+        sink = self._sinks.get(request.external_req_id or request.request_id)
+        if sink is not None:
+            sink.admitted.set()  # vLLM sends it now, before any other task runs
+
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
     ) -> OutputProcessorOutput:
@@ -97,7 +140,10 @@ class OmniOutputProcessor(OutputProcessor):
         sink = self._sink_of(output)
         if sink is not None:
             self._put(packed, sink)
-        return self._hand_on_prefill_stats(output, sink)
+        is_whole = self._hand_on_prefill_stats(output, sink)
+        if sink is not None and not is_whole:
+            sink.tell()
+        return is_whole
 
     def _put(self, packed: Any, sink: RowsSink) -> None:
         """Rows that cannot be read end their own request, and not the loop that serves all."""

@@ -45,15 +45,17 @@ class RowCount:
     width: int
     complete: bool
 
-    def lacks(self, position: int) -> bool:
-        return not self.complete and position >= self.rows
+    def lacks(self, end: int) -> bool:
+        """Whether rows of positions before `end` have not come."""
+        return not self.complete and end > self.rows
 
 
 class OmniSchedulerMixin(_Scheduler):
     """A vLLM scheduler that knows how many rows each request has.
 
     Position p of a request can be computed once its row p is there, or once all its rows have come (positions past
-    the last row take the pad row). A request is held, never fed a padding row in place of one that is late.
+    the last row take the pad row). A request is held, never fed a padding row in place of one that is late. Of a long
+    prompt the next chunk is computed once its rows have come, while the stage before still makes the rest.
 
     Of a request that emits rows, as much is read from the prefix cache as has its rows in `KeptRows`. They go out with
     the rows that are computed first, so that whoever reads them sees no difference.
@@ -71,7 +73,9 @@ class OmniSchedulerMixin(_Scheduler):
         self._keys: dict[str, str] = {}
         self._counts: dict[str, RowCount] = {}
         self._first_tokens: dict[str, int] = {}
-        self._to_workers: list[tuple[str, torch.Tensor]] = []
+        self._max_chunk = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
+        self._unsent: dict[str, list[torch.Tensor]] = {}
+        self._at_workers: set[str] = set()
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._emitting: dict[str, EmittedRows] = {}
@@ -130,7 +134,7 @@ class OmniSchedulerMixin(_Scheduler):
         if rows.dim() != 2 or rows.shape[1] != count.width:
             raise PayloadError(f"Rows have shape {list(rows.shape)}, but those before them are [n, {count.width}].")
         if rows.shape[0]:
-            self._to_workers.append((request_id, rows))
+            self._unsent.setdefault(request_id, []).append(rows)
             count.rows += rows.shape[0]
         count.complete = count.complete or push.complete
 
@@ -145,9 +149,15 @@ class OmniSchedulerMixin(_Scheduler):
         self._num_steps += bool(output.num_scheduled_tokens)
         self._num_computed += output.total_num_scheduled_tokens
         self._begin_to_emit(output)
-        output.omni_rows, self._to_workers = self._to_workers, []  # these two ride the pickled output to every rank
+        self._at_workers.update(r.req_id for r in output.scheduled_new_reqs if r.req_id in self._counts)
+        output.omni_rows = self._rows_for_workers()  # these two ride the pickled output to every rank
         output.omni_further = self._further_steps(output)
         return output
+
+    def _rows_for_workers(self) -> list[tuple[str, torch.Tensor]]:
+        """Takes what came for requests that the workers have; that of others waits until they are scheduled."""
+        known = self._at_workers & self._unsent.keys()
+        return [(request_id, rows) for request_id in known for rows in self._unsent.pop(request_id)]
 
     def _begin_to_emit(self, output: SchedulerOutput) -> None:
         """Takes the rows of what was read from the cache before anything can drop them."""
@@ -208,17 +218,16 @@ class OmniSchedulerMixin(_Scheduler):
         return super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
 
     def _is_held(self, request: Request) -> bool:
+        """Whether rows of the request's next step, a token or the largest chunk of its prompt, have not come."""
         count = self._counts.get(request.request_id)
-        return count is not None and count.lacks(request.num_computed_tokens)
-
-    def _is_blocked(self, request: Request) -> bool:
-        """Whether a preempted request lacks its last row: it computes all its tokens again at once."""
-        count = self._counts.get(request.request_id)
-        return count is not None and request.num_preemptions > 0 and count.lacks(request.num_tokens - 1)
+        if count is None:
+            return False
+        computed = request.num_computed_tokens
+        return count.lacks(max(computed + 1, min(request.num_tokens, computed + self._max_chunk)))
 
     def _take_out_blocked(self) -> list[Request]:
         # vLLM's waiting loop, unlike its running loop, has no check of eligibility.
-        blocked = [r for r in self.waiting if self._is_blocked(r)]
+        blocked = [r for r in self.waiting if self._is_held(r)]
         if blocked:
             self.waiting.remove_requests(blocked)
         return blocked
@@ -226,18 +235,24 @@ class OmniSchedulerMixin(_Scheduler):
     def get_num_unfinished_requests(self) -> int:
         """Requests that could run now: with all of them held, the engine sleeps until rows come."""
         total = super().get_num_unfinished_requests()
-        return total if self._to_workers else total - self.num_held()
+        return total if self._at_workers & self._unsent.keys() else total - self.num_held()
 
     def num_held(self) -> int:
         """Requests that wait for a row, none of their steps in flight."""
         if not self._counts:
             return 0
         running = sum(self._is_held(r) and r.num_output_placeholders == 0 for r in self.running)
-        return running + sum(self._is_blocked(r) for r in self.waiting)
+        return running + self.num_blocked()
+
+    def num_blocked(self) -> int:
+        """Requests that wait for a row before they are admitted."""
+        return sum(self._is_held(r) for r in self.waiting)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._counts.pop(request.request_id, None)
         self._first_tokens.pop(request.request_id, None)
+        self._unsent.pop(request.request_id, None)
+        self._at_workers.discard(request.request_id)
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self._request_ids.pop(key, None)
@@ -249,12 +264,14 @@ class OmniSchedulerMixin(_Scheduler):
         """What a test or a metric asks: requests, held ones, preemptions and steps so far, KV blocks in use.
 
         `computed`: positions so far, of prompts and replies; those that the prefix cache answered are none.
+        `held` counts `blocked` ones too, which have not been admitted.
         """
         pool = self.kv_cache_manager.block_pool
         return {
             "running": len(self.running),
             "waiting": len(self.waiting) + len(self.skipped_waiting),
             "held": self.num_held(),
+            "blocked": self.num_blocked(),
             "preemptions": self._num_preemptions,
             "steps": self._num_steps,
             "kv_blocks_used": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,  # one block is vLLM's null block

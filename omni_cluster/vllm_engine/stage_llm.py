@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from vllm import SamplingParams
@@ -32,6 +32,8 @@ from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.vllm_engine.version_check import check_names
+
+T = TypeVar("T")
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
@@ -99,17 +101,19 @@ class StageLLM:
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(self._death_named())
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
-            feeder = None
-            outputs = await self._start(request, engine_input)
+            outputs = await self._start(request, engine_input, sink)
             cleanup.push_async_callback(outputs.aclose)
+            feeder = None
+            if engine_input.is_part:
+                feeder = self._fed(request.request_id, session, sink, cleanup)
             chunks = ChunkMaker(sink, engine_input.given_reply)
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
-                    feeder = asyncio.create_task(self._feed(request.request_id, session))
-                    cleanup.push_async_callback(_cancelled, feeder)
-                if output.outputs[0].finish_reason == "abort" and feeder is not None:
-                    await feeder  # it broke and ended the request: raises why
-                yield chunks.make(output)
+                    feeder = self._fed(request.request_id, session, sink, cleanup)
+                chunk = chunks.make(output)
+                if feeder is not None and chunk.finish_reason == "abort" and not await feeder:
+                    chunk = StageChunk(finish_reason="stop")
+                yield chunk
 
     @contextlib.contextmanager
     def _death_named(self) -> Iterator[None]:
@@ -120,7 +124,7 @@ class StageLLM:
                 raise
             raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
 
-    async def _refusals_named(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncIterator[RequestOutput]:
+    async def _refusals_named(self, outputs: AsyncGenerator[T, None]) -> AsyncIterator[T]:
         """The outputs; RequestError for parameters that vLLM refuses only when it starts on the request."""
         try:
             async for output in outputs:
@@ -128,7 +132,10 @@ class StageLLM:
         except VLLMClientError as error:
             raise RequestError(f"request to stage {self._stage.model_stage}: {error}") from error
 
-    async def _start(self, request: OmniRequest, engine_input: EngineInput) -> Any:
+    async def _start(
+        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink
+    ) -> AsyncGenerator[RequestOutput | None, None]:
+        """The engine's outputs. Of a prompt of several steps whose rows are read: None for rows before the first."""
         prompt, interval = dict(engine_input.prompt), engine_input.stream_interval
         extra = StageExtra(
             key=request.request_id,
@@ -141,7 +148,12 @@ class StageLLM:
         _check_rows(extra, self._pipeline.limits.max_payload_elements)
         params = self._sampling_params(request, engine_input.sampling)
         params.extra_args = extra.to_extra_args()
-        return self.llm.generate(await self._rendered(prompt), params, request.request_id)
+        rendered = await self._rendered(prompt)
+        outputs: AsyncGenerator[RequestOutput, None] = self.llm.generate(rendered, params, request.request_id)
+        has_parts = len(rendered["prompt_token_ids"]) > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
+        if engine_input.emit_rows and engine_input.given_reply is None and has_parts:
+            return sink.before_first(outputs)
+        return outputs
 
     async def _rendered(self, prompt: Mapping[str, Any]) -> Any:
         """The prompt as token ids, its media processed. RequestError for one that the engine cannot take."""
@@ -208,17 +220,32 @@ class StageLLM:
                     f"but the model's tokens are 0 to {vocab_size - 1}."
                 )
 
-    async def _feed(self, request_id: str, session: ARSession) -> None:
-        """Pushes rows as they come; when their source breaks, the request ends, for it could never go on."""
-        window = PushWindow(self._pusher)
+    def _fed(
+        self, request_id: str, session: ARSession, sink: RowsSink, cleanup: contextlib.AsyncExitStack
+    ) -> asyncio.Task[bool]:
+        feeder = asyncio.create_task(self._feed(request_id, session, sink))
+        cleanup.push_async_callback(_cancelled, feeder)
+        return feeder
+
+    async def _feed(self, request_id: str, session: ARSession, sink: RowsSink) -> bool:
+        """Pushes rows as they come. Returns whether all came; else there was nothing to do, and the request ends.
+
+        When their source breaks, the request ends too, for it could never go on.
+        """
+        window, complete = PushWindow(self._pusher), False
+        await sink.admitted.wait()
         try:
             async for later in session.later_rows():
+                complete = later.complete
                 payload = PromptEmbedsPayload.from_tensor(later.rows)
                 await window.push(RowsPush(request_id, payload, later.complete))
             await window.all_arrived()
         except Exception:
             await self.llm.abort(request_id)
             raise
+        if not complete:
+            await self.llm.abort(request_id)
+        return complete
 
     async def _send_rows(self, pushes: list[RowsPush]) -> Refusals:
         refusals: Refusals = await self.llm.engine_core.call_utility_async(
@@ -235,7 +262,8 @@ class StageLLM:
     async def _progress(self) -> Progress:
         counts = await self.counts()
         # Where some wait for another stage's rows, those that are not admitted yet may wait for what these hold.
-        ready = counts["running"] - counts["held"] if counts["held"] else counts["running"] + counts["waiting"]
+        held = counts["held"] - counts["blocked"]
+        ready = counts["running"] - held if counts["held"] else counts["running"] + counts["waiting"]
         return Progress(counts["steps"], ready > 0)
 
     async def counts(self) -> dict[str, int]:
@@ -274,7 +302,10 @@ class ChunkMaker:
         self._given_reply = given_reply
         self._position = 0
 
-    def make(self, output: RequestOutput) -> StageChunk:
+    def make(self, output: RequestOutput | None) -> StageChunk:
+        """Makes a chunk of what the engine put out; None: of rows that came before its first output."""
+        if output is None:
+            return StageChunk(rows=self._sink.take())
         return self._made(output) if self._given_reply is None else self._given(output, self._given_reply)
 
     def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
@@ -325,7 +356,7 @@ def _logprob(one: Logprob) -> TokenLogprob:
     return TokenLogprob(one.decoded_token or "", one.logprob)
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Ends the task, whatever it was at. Never raises its error, which would end what cleans up in its place."""
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.gather(task, return_exceptions=True)

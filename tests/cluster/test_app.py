@@ -334,10 +334,11 @@ async def nothing_is_left(served: ServedApp) -> bool:
     )
 
 
-def store_bytes() -> int:
+def store_bytes(*, kept: bool = False) -> int:
+    """What all stores hold. `kept`: without what Ray drops as soon as it needs the room."""
     address = ray.get_runtime_context().gcs_address
     stats = get_memory_info_reply(get_state_from_address(address)).store_stats
-    return int(stats.object_store_bytes_used)
+    return int(stats.object_store_bytes_primary_copy if kept else stats.object_store_bytes_used)
 
 
 async def test_the_engines_of_all_stages_keep_what_they_compile_in_one_folder(served: ServedApp) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.cluster.served import KEY, ServedApp, long_checkpoint, until
+from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
 from tests.cluster.test_app import nothing_is_left, store_bytes
-from tests.cluster.test_app_media import body_of, film, sound, store_is_at_most
+from tests.cluster.test_app_media import CHAT, body_of, film, sound, store_is_at_most
 
 PATIENCE_S = 500
 MAX_TOKENS = 28_000
@@ -32,19 +33,50 @@ def words_that_fit(watched: ServedApp) -> int:
     return 10 + (MAX_TOKENS - few) * 10 // (more - few)
 
 
+SPOKEN: dict[str, Any] = {
+    "modalities": ["text", "audio"],
+    "audio": {"format": "wav"},
+    "stage_sampling_params": {"talker": {"max_tokens": 24}},
+}
+
+
 @pytest.mark.parametrize("spoken", [False, True])
 async def test_the_longest_prompt_is_answered_and_a_longer_one_is_refused(watched: ServedApp, spoken: bool) -> None:
-    num_words = words_that_fit(watched)
-    talk: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"format": "wav"}} if spoken else {}
-    codes = {"stage_sampling_params": {"talker": {"max_tokens": 24}}} if spoken else {}
-    answer = ask(watched, text(num_words), **talk, **codes)
+    num_words, before = words_that_fit(watched), store_bytes()
+    talk = SPOKEN if spoken else {}
+    answer = ask(watched, text(num_words), **talk)
     assert answer.status_code == 200, answer.text
     assert MAX_TOKENS - 1 <= answer.json()["usage"]["prompt_tokens"] <= MAX_TOKENS
     assert not spoken or answer.json()["choices"][0]["message"]["audio"]["data"]
-    refused = ask(watched, text(num_words + 1), **talk, **codes)
+    refused = ask(watched, text(num_words + 1), **talk)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert f"at most {MAX_TOKENS}" in refused.json()["error"]["message"]
     await until(lambda: nothing_is_left(watched), "all stages let go of the requests")
+    await until(lambda: store_is_at_most(before), "no object of the requests is left in the store")
+
+
+async def test_clients_that_leave_within_a_long_prompt_leave_nothing_and_disturb_nobody(watched: ServedApp) -> None:
+    """The talker follows the thinker, on another raylet, through the prompt's chunks; some leave in the midst."""
+    await until(lambda: nothing_is_left(watched), "earlier requests are gone")
+    before = store_bytes()
+    stays = asyncio.create_task(asyncio.to_thread(ask, watched, text(4000), **SPOKEN))
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=PATIENCE_S) as client:
+        body = body_of(text(3000), **SPOKEN) | {"model": str(long_checkpoint())}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        leaving = [asyncio.create_task(client.post(CHAT, json=body, headers=headers)) for _ in range(2)]
+
+        async def talker_follows() -> bool:
+            return any(s["engine"]["running"] >= 2 for s in await watched.statuses_of("talker"))
+
+        await until(talker_follows, "the talker began")
+        assert not any(task.done() for task in leaving)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+    answer = await stays
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["audio"]["data"], answer.text[:300]
+    await until(lambda: nothing_is_left(watched), "all stages let go of the requests")
+    await until(lambda: store_is_at_most(before), "no object of the requests is left in the store")
 
 
 async def test_ten_minutes_of_sound_are_heard_to_their_end(watched: ServedApp) -> None:

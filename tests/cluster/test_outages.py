@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
-from tests.cluster.test_app import nothing_is_left, talker_runs
+from tests.cluster.test_app import nothing_is_left, store_bytes, talker_runs
 from tests.cluster.test_app_watchdog import all_are_replaced, process_ids
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -78,7 +78,14 @@ async def test_a_frozen_replica_is_noticed_and_its_requests_end(watched: ServedA
 
 
 async def test_the_requests_of_a_replica_that_dies_end_as_such(watched: ServedApp) -> None:
-    running = await at_work(watched)
+    before, running = store_bytes(kept=True), await at_work(watched)
+    read = [{"role": "user", "content": "word " * 6000}]
+    running.append(asyncio.create_task(asked(messages=read, stream=True)))
+
+    async def all_run() -> bool:
+        return any(s["engine"]["running"] == len(running) for s in await watched.statuses_of("talker"))
+
+    await until(all_run, "the talker follows the thinker through the long prompt")
     talker = (await process_ids(watched))["talker"]
     os.kill(talker, signal.SIGKILL)
     answers = await asyncio.gather(*running)
@@ -87,3 +94,8 @@ async def test_the_requests_of_a_replica_that_dies_end_as_such(watched: ServedAp
     assert text.status_code == 200, text.text
     await all_are_replaced(watched, {"talker": talker})
     await until(lambda: nothing_is_left(watched), "all stages let go of the requests")
+
+    async def nothing_is_kept() -> bool:
+        return store_bytes(kept=True) <= before
+
+    await until(nothing_is_kept, "no object of the requests is kept in the store")

@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from omni_cluster.cluster import message_publisher, rows_publisher, socket_server
+from omni_cluster.cluster import message_publisher, rows_publisher, rows_reader, socket_server
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.replica_connection import ConnectionEnded, MessageClient, ReplicaConnections
@@ -38,6 +39,7 @@ class Replica:
         self.died = asyncio.Event()
         self.calls_for_rows = 0
         self.batches: list[Batch] = []
+        self.items: list[list[Batch]] = []
 
     @property
     def open_links(self) -> int:
@@ -59,6 +61,7 @@ class Replica:
                 if self.died.is_set():
                     raise ConnectionError("the replica died")
                 self.batches += item
+                self.items.append(item)
                 yield item
 
     async def call(self, method: str, *, replica_id: str, wait_s: float | None = None) -> Any:
@@ -412,6 +415,34 @@ async def test_a_call_for_rows_that_nobody_reads_ends_and_the_next_reader_makes_
         await until(lambda: call is not None and call.done())  # noqa: B023
         assert replica.calls_for_rows > before and len(clients) == 1
         before = replica.calls_for_rows
+
+
+@as_objects_alone
+async def test_rows_are_copied_out_of_their_item_which_is_let_go_at_once(
+    replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray keeps an item in its store as long as anything here has one of its arrays."""
+    monkeypatch.setattr(rows_reader, "ITEM_BYTES", 10 * ROW_BYTES)
+    log = replica.logs.open("r")
+    chunks = connections.read(ticket("r"), with_rows=True)
+    for start, count in ((0, 1), (1, 100)):
+        log.put(rows(start, count))
+        chunk = await anext(chunks)
+        assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(start, start + count))
+        (packed,) = replica.batches[-1][1]
+        packed[:] = 0
+        assert chunk.rows.rows[:, 0].tolist() == list(range(start, start + count))
+    assert replica.items == [[], []]
+    await chunks.aclose()
+
+
+async def test_batches_that_wait_are_one_item_and_a_prompts_rows_are_one_of_their_own() -> None:
+    publisher = rows_publisher.RowsPublisher(is_read=lambda: True)
+    for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, rows_publisher.ITEM_BYTES - 2, 1):
+        publisher.publish([np.zeros(num_bytes, np.uint8)])
+    async with contextlib.aclosing(publisher.items()) as items:
+        made = [[number for number, _ in await anext(items)] for _ in range(4)]
+    assert made == [[0], [1], [2, 3, 4], [5]]
 
 
 @as_objects_alone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -179,6 +179,15 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(POLL_S)
 
     await asyncio.wait_for(holds(), PATIENCE_S)
+
+
+async def until_all(feeds: Sequence[Feed]) -> None:
+    """Until all that was given has been taken."""
+
+    async def are_read() -> bool:
+        return all([await feed.is_read() for feed in feeds])
+
+    await until(are_read)
 
 
 async def until_counts(stage: Stage, **wanted: int) -> None:

@@ -7,16 +7,18 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
+import torch
 
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent, chain
 from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
 
 LONG_S = 60.0
 
 
 def event(stage: str, number: int = 0) -> StageEvent:
-    return StageEvent(stage, StageChunk(token_start=number))
+    return StageEvent(stage, StageChunk(number, (7,)))
 
 
 class Producer:
@@ -50,6 +52,23 @@ async def test_all_events_come_each_producers_in_its_order() -> None:
     seen = [e async for e in run.events()]
     for stage in ("a", "b"):
         assert [e.chunk.token_start for e in seen if e.stage == stage] == list(range(5))
+
+
+async def test_chunks_that_only_hand_rows_on_are_no_events() -> None:
+    async def computing(emit: Emit) -> None:
+        rows = RowsChunk(0, torch.zeros(2, 3))
+        for chunk in (StageChunk(rows=rows), StageChunk(0, (7,), rows=rows), StageChunk(), StageChunk(1, text="b")):
+            await emit(StageEvent("thinker", chunk))
+        await emit(StageEvent("thinker", StageChunk(1, finish_reason="stop")))
+
+    run = FanIn(Deadline(LONG_S))
+    run.add(computing)
+    said = [e.chunk async for e in run.events()]
+    assert [(chunk.token_ids, chunk.text, chunk.finish_reason) for chunk in said] == [
+        ((7,), "", None),
+        ((), "b", None),
+        ((), "", "stop"),
+    ]
 
 
 async def test_without_producers_there_are_no_events() -> None:

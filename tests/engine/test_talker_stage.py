@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import PayloadError, RequestError, StageDied
@@ -21,6 +22,7 @@ from tests.engine.stages import (
     MAX_CODES,
     MAX_TOKENS,
     PATIENCE_S,
+    TALKER_STEP_TOKENS,
     Feed,
     Speak,
     at_once,
@@ -28,6 +30,7 @@ from tests.engine.stages import (
     request,
     thinker_chunks,
     until,
+    until_all,
     until_counts,
     until_free,
 )
@@ -244,6 +247,133 @@ async def test_cancelled_caller_leaves_the_rows_of_others(talker: Stage, fed: Fe
     await asyncio.gather(*made[:2], return_exceptions=True)
     for chunk in await asyncio.wait_for(asyncio.gather(*made[2:]), PATIENCE_S):
         assert list(chunk.token_ids) == speak("text").codes
+    await until_free(talker)
+
+
+LONG = "audio+image"
+"""Its prompt takes several steps of the tight engines."""
+
+
+def in_parts(chunk: StageChunk, size: int) -> list[StageChunk]:
+    """A prompt's rows as a thinker hands them on that computes `size` positions a step; the last part says the rest."""
+    whole = chunk.rows
+    assert whole is not None
+    parts = [
+        RowsChunk(at, whole.rows[at : at + size], whole.positions if at == 0 else None)
+        for at in range(0, whole.end, size)
+    ]
+    return [*(StageChunk(rows=part) for part in parts[:-1]), replace(chunk, rows=parts[-1])]
+
+
+@pytest.mark.parametrize("size", [5, TALKER_STEP_TOKENS - 1, TALKER_STEP_TOKENS, TALKER_STEP_TOKENS + 1])
+async def test_a_prompt_that_comes_in_parts_gives_the_same_codes(
+    talker: Stage, fed: Fed, speak: Speak, size: int
+) -> None:
+    chunks = [*in_parts(fed[LONG][0], size), *fed[LONG][1:]]
+    made = await collect(talker.generate(request(f"parts-{size}", LONG), at_once(chunks)))
+    assert list(made.token_ids) == speak(LONG).codes
+
+
+async def test_each_chunk_of_a_prompt_is_computed_once_its_rows_have_come(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    begun, feed = (await talker.counts())["steps"], Feed()
+    made = asyncio.create_task(collect(talker.generate(request("follows", LONG), feed.read())))
+    first, second, *rest = in_parts(fed[LONG][0], TALKER_STEP_TOKENS)
+    assert rest
+    for number, part in enumerate((first, second), start=1):
+        feed.give(part)
+        await until_counts(talker, steps=begun + number, held=1, running=1, blocked=0)
+    feed.give(*rest, *fed[LONG][1:])
+    feed.end()
+    assert list((await made).token_ids) == speak(LONG).codes
+    await until_free(talker)
+
+
+async def test_rows_that_come_while_a_request_waits_for_its_turn_are_kept(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    """The KV cache has room for some only; the rows of the others come before the runner knows of them."""
+    feeds = [Feed() for _ in range(8)]
+    made = [
+        asyncio.create_task(collect(talker.generate(request(f"turn-{i}", LONG), feed.read())))
+        for i, feed in enumerate(feeds)
+    ]
+    parts = in_parts(fed[LONG][0], TALKER_STEP_TOKENS)
+    for part in parts[:-1]:
+        for feed in feeds:
+            feed.give(part)
+        await until_all(feeds)
+        await talker.counts()  # a round trip, in which the engine takes them
+    assert (await talker.counts())["waiting"] > 0
+    for feed in feeds:
+        feed.give(parts[-1], *fed[LONG][1:])
+        feed.end()
+    for chunk in await asyncio.gather(*made):
+        assert list(chunk.token_ids) == speak(LONG).codes
+    await until_free(talker)
+
+
+async def test_a_request_that_waits_for_its_first_rows_keeps_nobody_waiting(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    first = in_parts(fed[LONG][0], TALKER_STEP_TOKENS - 1)[0]
+    feed = Feed(first)
+    early = asyncio.create_task(collect(talker.generate(request("early", LONG), feed.read())))
+    await until_counts(talker, blocked=1, held=1, running=0)
+    other = await collect(talker.generate(request("passes"), at_once(fed["text"])))
+    assert list(other.token_ids) == speak("text").codes
+    await talker.check_health()
+    early.cancel()
+    await asyncio.gather(early, return_exceptions=True)
+    await until_free(talker)
+
+
+async def test_a_prompt_that_is_preempted_between_its_parts_gives_the_same_codes(
+    talker: Stage, fed: Fed, speak: Speak
+) -> None:
+    kinds = ["text"] * 3
+    feeds = [Feed(*fed[kind][:4]) for kind in kinds]
+    made = [
+        asyncio.create_task(collect(talker.generate(request(f"before-{i}", kind), feed.read())))
+        for i, (kind, feed) in enumerate(zip(kinds, feeds, strict=True))
+    ]
+    await until_counts(talker, held=len(kinds))
+    parts, feed = in_parts(fed[LONG][0], TALKER_STEP_TOKENS), Feed()
+    last = asyncio.create_task(collect(talker.generate(request("preempted", LONG), feed.read())))
+    feed.give(*parts[:2])
+    await until_counts(talker, held=len(kinds) + 1, running=len(kinds) + 1)
+    before = (await talker.counts())["preemptions"]
+    for kind, other in zip(kinds, feeds, strict=True):
+        other.give(*fed[kind][4:])
+        other.end()
+    for kind, chunk in zip(kinds, await asyncio.gather(*made), strict=True):
+        assert list(chunk.token_ids) == speak(kind).codes
+    assert (await talker.counts())["preemptions"] > before
+    feed.give(*parts[2:], *fed[LONG][1:])
+    feed.end()
+    assert list((await last).token_ids) == speak(LONG).codes
+    await until_free(talker)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["its client leaves", "its thinker dies"])
+async def test_a_prompt_that_ends_between_its_parts_frees_everything(talker: Stage, fed: Fed, leaves: bool) -> None:
+    feed = Feed(*in_parts(fed[LONG][0], TALKER_STEP_TOKENS)[:2])
+    made = asyncio.create_task(collect(talker.generate(request("midway", LONG), feed.read())))
+    await until_counts(talker, held=1, running=1)
+    if leaves:
+        made.cancel()
+    else:
+        feed.fail(Failed("the thinker died"))
+    with pytest.raises(asyncio.CancelledError if leaves else Failed):
+        await asyncio.wait_for(made, PATIENCE_S)
+    await until_free(talker)
+
+
+async def test_a_long_prompt_whose_reply_has_no_row_has_no_codes(talker: Stage, fed: Fed) -> None:
+    chunks = [*in_parts(fed[LONG][0], TALKER_STEP_TOKENS), StageChunk(1, finish_reason="stop")]
+    made = await collect(talker.generate(request("mute", LONG), at_once(chunks)))
+    assert (made.token_ids, made.finish_reason) == ((), "stop")
     await until_free(talker)
 
 

@@ -26,6 +26,7 @@ from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_te
 pytestmark = pytest.mark.parity
 
 UNCACHED: dict[str, Any] = {"thinker": {"skip_reading_prefix_cache": True}}
+MOST_TRIES = 20
 BLOCK = 32
 BLOCK_BYTES = KEPT_ROWS_BYTES // 8
 LONG_REPLY = 60
@@ -190,6 +191,49 @@ async def test_each_chunk_follows_the_one_before(thinker: Stage, thought: dict[s
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason == "length"
     assert rows == len(thought["text"].prompt_ids) + MAX_TOKENS - 1
+
+
+async def test_rows_of_a_long_prompt_come_as_its_chunks_are_computed(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    """Parts that are not read before the next are joined with it, or with the first token: it is asked until one is."""
+    early: list[StageChunk] = []
+    for number in range(MOST_TRIES):
+        asked = request(f"parts-{number}", "audio+image", sampling=UNCACHED)
+        chunks = [chunk async for chunk in thinker.generate(asked, None)]
+        early = [chunk for chunk in chunks if chunk.only_rows]
+        assert early == chunks[: len(early)]  # before the first token
+        ends = [chunk.rows.end for chunk in early if chunk.rows is not None]
+        assert len(ends) == len(early) and not any(end % THINKER_STEP_TOKENS for end in ends)
+        assert_equal(StageChunk.joined(chunks), thought["audio+image"])
+        if early:
+            return
+    pytest.fail("no rows came before the first token")
+
+
+async def test_rows_of_cached_blocks_come_with_the_first_part(
+    thinker: Stage, thought: dict[str, ThinkerReference]
+) -> None:
+    first = await think(thinker, OmniRequest("first", prompt_text("text", "Which else? " * 8)))
+    more = thought["audio+image"].prompt_ids[-1:] * (THINKER_STEP_TOKENS + BLOCK)
+    prompt = Prompt("", (*(first.prompt_token_ids or ()), *more))
+    chunks = [chunk async for chunk in thinker.generate(OmniRequest("second", prompt), None)]
+    cached, part = StageChunk.joined(chunks).cached_tokens, chunks[0].rows
+    assert cached >= BLOCK and part is not None and part.positions is not None
+    assert part.start == 0 and part.end >= cached + THINKER_STEP_TOKENS
+    assert part.positions.shape == (3, len(prompt.token_ids))
+
+
+async def test_a_prompt_of_one_step_has_its_rows_with_its_first_token(thinker: Stage) -> None:
+    chunks = [chunk async for chunk in thinker.generate(request("one-step", sampling=UNCACHED), None)]
+    assert not any(chunk.only_rows for chunk in chunks)
+
+
+async def test_closing_with_the_first_rows_of_a_long_prompt_frees_everything(thinker: Stage) -> None:
+    chunks = thinker.generate(request("early-left", "audio+image", sampling=UNCACHED), None)
+    assert (await anext(chunks)).rows is not None
+    await chunks.aclose()
+    await until_free(thinker)
 
 
 async def test_closing_midway_frees_everything(thinker: Stage, thought: dict[str, ThinkerReference]) -> None:

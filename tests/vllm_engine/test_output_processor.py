@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from collections.abc import AsyncGenerator
 
 import pytest
 import torch
@@ -153,3 +155,57 @@ def test_a_partial_prefills_statistics_are_not_kept_longer_than_their_request(
     processor.close_sink("long")
     gc.collect()
     assert kept() is None
+
+
+class Outputs:
+    """Outputs of a request that the test gives, and whether they were closed."""
+
+    def __init__(self) -> None:
+        self.given: asyncio.Queue[str | None] = asyncio.Queue()
+        self.closed = False
+
+    async def read(self) -> AsyncGenerator[str, None]:
+        try:
+            while (output := await self.given.get()) is not None:
+                yield output
+        finally:
+            self.closed = True
+
+
+async def test_rows_of_parts_are_told_before_the_first_output_and_never_after_it() -> None:
+    sink, outputs = RowsSink(), Outputs()
+    told = sink.before_first(outputs.read())
+    for start in (0, 2):
+        sink.put(chunk(start, start + 2))
+        sink.tell()
+        assert await anext(told) is None
+        assert taken(sink) == [start, start + 1]
+    sink.put(chunk(4, 6))  # with the output, which alone says so
+    for output in ("first", "second", None):
+        outputs.given.put_nowait(output)
+    assert [output async for output in told] == ["first", "second"]
+    assert taken(sink) == [4, 5] and outputs.closed
+
+
+async def test_a_part_that_cannot_be_read_is_told_too() -> None:
+    sink, outputs = RowsSink(), Outputs()
+    told = sink.before_first(outputs.read())
+    sink.fail(PayloadError("not rows"))
+    sink.tell()
+    assert await anext(told) is None
+    with pytest.raises(PayloadError, match="not rows"):
+        sink.take()
+    await told.aclose()
+    assert outputs.closed
+
+
+async def test_leaving_before_the_first_output_closes_the_outputs() -> None:
+    sink, outputs = RowsSink(), Outputs()
+    told = sink.before_first(outputs.read())
+    waiting = asyncio.ensure_future(anext(told))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await told.aclose()
+    assert outputs.closed

@@ -1,5 +1,6 @@
 """The talker's input, made of the thinker's conditioning rows as `generate` of transformers' Qwen2.5-Omni does.
 
+The rows of a prompt that takes the thinker several steps come in parts; the talker begins with the first.
 Prompt of P thinker positions: rows 0..P-1 of the thinker on codec mask ids, then the voice's start embedding on codec
 pad, then the row of the reply's first token on codec bos. While decoding, one more row of the reply a code; after the
 reply's last row the text eos embedding once, then the text pad embedding for ever.
@@ -39,11 +40,8 @@ class TextEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """What the talker needs of the thinker before its own prefill: all prompt rows and at least one reply row.
-
-    `rows` `[P + k, H]`, k >= 1; `positions` int64 `[3, P]`; `ended`: the reply has no further rows.
-    """
+class Beginning:
+    """The thinker's first rows `[n, H]`, n < P or n > P for P prompt positions; `ended`: no further rows come."""
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -52,6 +50,10 @@ class Prefix:
     @property
     def prompt_length(self) -> int:
         return self.positions.shape[1]
+
+    @property
+    def is_part(self) -> bool:
+        return self.rows.shape[0] < self.prompt_length
 
 
 class TalkerSession:
@@ -72,66 +74,81 @@ class TalkerSession:
         self._embeddings = embeddings
         self._voice = voice
         self._stream_interval = stream_interval
+        self._prompt_length = 0
         self._next_row = 0
 
     async def prompt(self) -> EngineInput | None:
-        """None for a reply of fewer than two tokens: no row of it comes, and there is nothing to speak."""
-        prefix = await self._collect_prefix()
-        if prefix is None:
+        """The prompt with the rows that came first.
+
+        None for a reply of fewer than two tokens, if that is known so early: no row of it comes to be spoken.
+        """
+        beginning = await self._beginning()
+        if beginning is None:
             return None
-        self._next_row = prefix.rows.shape[0]
+        self._prompt_length = beginning.prompt_length
         return EngineInput(
-            prompt=dict(self._tokens_prompt(prefix)),
+            prompt=dict(self._tokens_prompt(beginning)),
             sampling={
                 "stop_token_ids": list(self._ids.codec_stops),
                 "ignore_eos": True,
                 "detokenize": False,
             },
-            rows_complete=prefix.ended,
+            rows_complete=beginning.ended,
+            is_part=beginning.is_part,
             stream_interval=self._stream_interval,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:
+        """See `ARSession.later_rows`: ends without complete rows after a reply of fewer than two tokens."""
         async for chunk in self._upstream:
             new = chunk.rows.after(self._next_row) if chunk.rows is not None else None
             if new is not None:
-                self._next_row = new.end
-                yield LaterRows(new.rows, complete=False)
-        yield LaterRows(self._embeddings.eos[None], complete=True)
+                yield LaterRows(self._talker_rows(new.rows), complete=False)
+        if self._next_row > self._prompt_length:
+            yield LaterRows(self._embeddings.eos[None], complete=True)
 
-    async def _collect_prefix(self) -> Prefix | None:
-        rows, positions, end, ended = [], None, 0, True
+    async def _beginning(self) -> Beginning | None:
+        """A part of the prompt as soon as it has come; a whole prompt with what first comes of the reply."""
+        rows, positions, end = [], None, 0
         async for chunk in self._upstream:
             new = chunk.rows.after(end) if chunk.rows is not None else None
             if new is not None:
                 positions = positions if new.positions is None else self._of_prompt(new.positions, chunk)
                 rows.append(new.rows)
                 end = new.end
-            if positions is not None and end > positions.shape[1]:
-                ended = chunk.finish_reason is not None
-                break
-        if positions is None or end <= positions.shape[1]:
-            return None
-        return Prefix(torch.cat(rows), positions, ended)
+            if positions is not None and self._may_begin(end, positions.shape[1], chunk):
+                return Beginning(torch.cat(rows), positions, chunk.finish_reason is not None)
+        return None
+
+    @staticmethod
+    def _may_begin(end: int, prompt_length: int, chunk: StageChunk) -> bool:
+        return end > prompt_length or (end < prompt_length and chunk.finish_reason is None)
 
     def _of_prompt(self, positions: torch.Tensor, chunk: StageChunk) -> torch.Tensor:
         """The positions without those of a given reply, which the thinker had in its prompt."""
         return positions if self._request.reply is None else positions[:, : -len(chunk.token_ids)]
 
-    def _tokens_prompt(self, prefix: Prefix) -> OmniTokensPrompt:
+    def _tokens_prompt(self, beginning: Beginning) -> OmniTokensPrompt:
+        length = beginning.prompt_length
+        rows = self._talker_rows(beginning.rows)
+        if beginning.ended:
+            rows = torch.cat([rows, self._embeddings.eos[None].to(rows.dtype)])
         return OmniTokensPrompt(
-            prompt_token_ids=[self._ids.codec_mask] * prefix.prompt_length + [self._ids.codec_pad, self._ids.codec_bos],
-            prompt_embeds=PromptEmbedsPayload.from_tensor(self._rows(prefix)),
+            prompt_token_ids=[self._ids.codec_mask] * length + [self._ids.codec_pad, self._ids.codec_bos],
+            prompt_embeds=PromptEmbedsPayload.from_tensor(rows),
             additional_information=AdditionalInformationPayload.from_mapping(
-                {"positions": talker_positions(prefix.positions), "pad_row": self._embeddings.pad}
+                {"positions": talker_positions(beginning.positions), "pad_row": self._embeddings.pad}
             ),
         )
 
-    def _rows(self, prefix: Prefix) -> torch.Tensor:
-        p, dtype = prefix.prompt_length, prefix.rows.dtype
-        start = self._embeddings.voices[self._voice][None].to(dtype)
-        end = [self._embeddings.eos[None].to(dtype)] if prefix.ended else []
-        return torch.cat([prefix.rows[:p], start, prefix.rows[p:], *end])
+    def _talker_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The thinker's next rows as the talker takes them: the voice's start comes between prompt and reply."""
+        of_prompt = self._prompt_length - self._next_row
+        self._next_row += rows.shape[0]
+        if of_prompt < 0 or rows.shape[0] <= of_prompt:
+            return rows
+        start = self._embeddings.voices[self._voice][None].to(rows.dtype)
+        return torch.cat([rows[:of_prompt], start, rows[of_prompt:]])
 
 
 def talker_positions(positions: torch.Tensor) -> torch.Tensor:

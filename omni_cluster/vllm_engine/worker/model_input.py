@@ -37,20 +37,28 @@ class OmniModelInputForGPU:
 class RequestRows:
     """The rows of one request, growing while it decodes; positions past the last row take the pad row."""
 
-    def __init__(self, rows: torch.Tensor, pad_row: torch.Tensor, positions: torch.Tensor | None) -> None:
-        self._rows = rows
+    def __init__(
+        self, rows: torch.Tensor, pad_row: torch.Tensor, positions: torch.Tensor | None, expected: int = 0
+    ) -> None:
+        """`expected`: how many rows will come at least, for which there is room from the start."""
         self._length = rows.shape[0]
+        self._rows = rows
+        self._reserve(expected)
         self._pad_row = pad_row[None]
         self.positions = positions
 
     def append(self, rows: torch.Tensor) -> None:
         end = self._length + rows.shape[0]
         if end > self._rows.shape[0]:
-            grown = self._rows.new_empty(max(end, 2 * self._rows.shape[0]), self._rows.shape[1])
-            grown[: self._length] = self._rows[: self._length]
-            self._rows = grown
+            self._reserve(max(end, 2 * self._rows.shape[0]))
         self._rows[self._length : end] = rows
         self._length = end
+
+    def _reserve(self, number: int) -> None:
+        if number > self._rows.shape[0]:
+            grown = self._rows.new_empty(number, self._rows.shape[1])
+            grown[: self._length] = self._rows[: self._length]
+            self._rows = grown
 
     def only_pads(self, span: TokenSpan) -> bool:
         return span.start >= self._length
@@ -79,8 +87,8 @@ class OmniModelInputBuilder:
         self._padded: list[tuple[str, int]] = []
         self._staged = 0
 
-    def admit(self, request_id: str, extra: StageExtra) -> None:
-        """Takes a new request's first rows; a request that comes again after a preemption keeps those it has."""
+    def admit(self, request_id: str, extra: StageExtra, expected: int = 0) -> None:
+        """Takes a new request's first rows of `expected` ones, or more; one that comes again keeps those it has."""
         if extra.prompt_embeds is None or request_id in self._requests:
             return
         rows = extra.prompt_embeds.to_tensor(max_elements=self._max_elements).to(self._staging.dtype)
@@ -91,6 +99,7 @@ class OmniModelInputBuilder:
             rows,
             rows.new_zeros(rows.shape[1]) if pad_row is None else pad_row.to(rows.dtype),
             positions,
+            expected,
         )
 
     def push(self, request_id: str, rows: torch.Tensor) -> None:

@@ -94,7 +94,7 @@ class OmniGPUModelRunner(_Runner):
             params = new.sampling_params
             extra = StageExtra.of(params.extra_args if params else None)
             if extra is not None:
-                self._admit(new.req_id, extra)
+                self._admit(new.req_id, extra, len(new.prompt_token_ids or ()))
             self._penalties.admit(new.req_id, params, new.prompt_token_ids or (), ())
             if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
                 self._states[new.req_id] = state_of(params.seed)
@@ -112,12 +112,12 @@ class OmniGPUModelRunner(_Runner):
         self.input_batch.generators.clear()
         return updated
 
-    def _admit(self, request_id: str, extra: StageExtra) -> None:
+    def _admit(self, request_id: str, extra: StageExtra, prompt_length: int) -> None:
         if extra.emit_rows:
             self._emitting.add(request_id)
             self._beginning.add(request_id)
         if self._inputs is not None:
-            self._inputs.admit(request_id, extra)
+            self._inputs.admit(request_id, extra, prompt_length)
 
     def _forget(self, request_id: str) -> None:
         self._emitting.discard(request_id)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -60,21 +61,21 @@ async def later(talker: TalkerSession) -> list[tuple[list[float], bool]]:
 
 
 async def test_prompt_is_the_thinkers_rows_then_the_voice_then_the_replys_first_row() -> None:
-    made = await prompt_of(session(chunk(0, 4), chunk(4, 5), chunk(5, 6)))
+    made = await prompt_of(session(chunk(0, 6), chunk(6, 7)))
     assert made.prompt["prompt_token_ids"] == [96, 96, 96, 96, 92, 93]
-    assert prompt_rows(made) == [0, 1, 2, 3, -3, 4]
+    assert prompt_rows(made) == [0, 1, 2, 3, -3, 4, 5]
     assert not made.rows_complete
 
 
 @pytest.mark.parametrize(("voice", "row"), [("Chelsie", -3), ("Ethan", -4)])
 async def test_voice_row_is_the_requests_voice(voice: str, row: float) -> None:
-    made = await prompt_of(session(chunk(0, 4), chunk(4, 5), voice=voice))
+    made = await prompt_of(session(chunk(0, 5), voice=voice))
     assert prompt_rows(made)[PROMPT] == row
 
 
 async def test_replys_rows_follow_one_by_one_and_eos_ends_them_once() -> None:
     talker = session(chunk(0, 4), chunk(4, 5), chunk(5, 6), chunk(6, 8), StageChunk(finish_reason="stop"))
-    await talker.prompt()
+    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4]
     assert await later(talker) == [([5], False), ([6, 7], False), ([-1], True)]
 
 
@@ -97,16 +98,24 @@ async def test_pad_row_is_the_text_pads_embedding() -> None:
     assert torch.equal(facts["positions"], torch.arange(PROMPT + 2).expand(3, -1))
 
 
-async def test_prompt_that_comes_in_pieces_is_put_together() -> None:
-    talker = session(chunk(0, 2), chunk(2, 4), chunk(4, 5), chunk(5, 6))
-    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4]
-    assert await later(talker) == [([5], False), ([-1], True)]
+ENDS = range(1, PROMPT + 3)
+
+
+@pytest.mark.parametrize("ends", [ends for n in range(4) for ends in combinations(ENDS, n)])
+async def test_however_a_prompt_and_its_reply_are_cut_into_chunks_the_rows_are_the_same(ends: tuple[int, ...]) -> None:
+    pieces = [chunk(start, end) for start, end in pairwise([0, *ends, PROMPT + 3])]
+    talker = session(*pieces, StageChunk(finish_reason="stop"))
+    made = await prompt_of(talker)
+    assert made.prompt["prompt_token_ids"] == [96, 96, 96, 96, 92, 93]
+    later_rows = await later(talker)
+    assert prompt_rows(made) + [row for rows, _ in later_rows for row in rows] == [0, 1, 2, 3, -3, 4, 5, 6, -1]
+    assert [complete for _, complete in later_rows] == [False] * (len(later_rows) - 1) + [True]
 
 
 async def test_rows_that_come_twice_are_dropped() -> None:
     talker = session(chunk(0, 3), chunk(0, 5), chunk(3, 5), chunk(4, 7), chunk(5, 6))
-    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2, 3, -3, 4]
-    assert await later(talker) == [([5, 6], False), ([-1], True)]
+    assert prompt_rows(await prompt_of(talker)) == [0, 1, 2]
+    assert await later(talker) == [([3, -3, 4], False), ([5, 6], False), ([-1], True)]
 
 
 async def test_chunks_without_rows_change_nothing() -> None:
@@ -115,12 +124,15 @@ async def test_chunks_without_rows_change_nothing() -> None:
     assert await later(talker) == [([-1], True)]
 
 
-@pytest.mark.parametrize(
-    "chunks",
-    [[], [StageChunk(finish_reason="stop")], [chunk(0, 4, finish_reason="stop")], [chunk(0, 2), chunk(2, 4)]],
-)
+@pytest.mark.parametrize("chunks", [[], [StageChunk(finish_reason="stop")], [chunk(0, 4, finish_reason="stop")]])
 async def test_reply_without_a_row_of_its_own_is_not_spoken(chunks: Sequence[StageChunk]) -> None:
     assert await session(*chunks).prompt() is None
+
+
+async def test_a_prompt_whose_reply_turns_out_to_have_no_row_never_completes() -> None:
+    talker = session(chunk(0, 2), chunk(2, 4, finish_reason="stop"))
+    assert prompt_rows(await prompt_of(talker)) == [0, 1]
+    assert await later(talker) == [([2, 3], False)]
 
 
 async def test_stops_are_codes_and_not_text() -> None:
