@@ -43,8 +43,7 @@ ALLOWED: Mapping[str, str] = {
     "engine/cards.py sets variables": "how a stage's processes share a card, and only while they are started",
     "engine/cards.py sets name": "which cards a stage's processes see, and only while they are started",
     "engine/caches.py sets name": "torch, Triton and vLLM have no other way to be told a folder",
-    "vllm_engine/engine_processes.py sets the environment": "a fork has that of the process it came from",
-    "vllm_engine/engine_processes.py sets self._environment": "and gets that of the process that asked for it",
+    "vllm_engine/engine_processes.py sets name": "a fork gets the variables of the process that asked for it",
     "vllm_engine/engine_args.py sets VLLM_USE_V2_MODEL_RUNNER": "vLLM has no other switch for the runner",
     "vllm_engine/engine_args.py sets VLLM_WORKER_MULTIPROC_METHOD": "a forked engine could not use CUDA",
 }

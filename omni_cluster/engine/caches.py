@@ -28,10 +28,15 @@ def use_cache_dir(cache_dir: str | None) -> Path:
     """
     folder = compiled_folder(cache_dir)
     for name, part in PARTS.items():
-        if cache_dir is not None or not os.environ.get(name):
+        if cache_dir is not None or not _is_chosen(os.environ.get(name)):
             os.environ[name] = str(folder / part)
     _refuse_unwritable(folder, cache_dir)
     return folder
+
+
+def _is_chosen(value: str | None) -> bool:
+    """Whether somebody set a variable: torch, once imported, sets its own to a folder of the host's temporary one."""
+    return bool(value) and not str(value).startswith(os.path.join(tempfile.gettempdir(), "torchinductor_"))
 
 
 def _refuse_unwritable(folder: Path, cache_dir: str | None) -> None:

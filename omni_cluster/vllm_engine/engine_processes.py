@@ -11,9 +11,10 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 from omni_cluster.vllm_engine.install import replaced
@@ -32,9 +33,9 @@ class ForkedProcess(ForkServerProcess):
         super().start()
 
     def run(self) -> None:
-        _die_with_parent()
-        os.environ.clear()
-        os.environ.update(self._environment)
+        _die_with_server()
+        _die_with_replica()
+        _change_environment(self._environment)
         super().run()
 
 
@@ -77,6 +78,27 @@ ENGINE_PROCESSES = EngineProcesses()
 """Of this process, which has one fork server at most."""
 
 
-def _die_with_parent() -> None:
+def _change_environment(wanted: Mapping[str, str]) -> None:
+    """Only what differs: the name of a process is written over variables that are where they were at its beginning."""
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _die_with_server() -> None:
     """The kernel ends this process when the fork server ends, whoever ended that."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _die_with_replica() -> None:
+    """This process ends when the one that asked for it does, which is not its parent. Then the fork server ends too."""
+    replica = multiprocessing.parent_process()
+    if replica is not None:
+        threading.Thread(target=_kill_this_after, args=(replica.sentinel,), daemon=True).start()
+
+
+def _kill_this_after(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

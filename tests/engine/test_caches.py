@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from omni_cluster.engine.caches import PARTS, use_cache_dir
 from omni_cluster.errors import ConfigError
@@ -43,6 +44,12 @@ def test_without_a_folder_it_is_the_users_cache_folder(tmp_path: Path) -> None:
     folder = use_cache_dir(None)
     assert folder == tmp_path / "caches" / "omni_cluster" / "compiled"
     assert {os.environ[name] for name in PARTS} == {str(folder / part) for part in PARTS.values()}
+
+
+def test_what_torch_set_by_itself_is_nobody_s_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    folder = use_cache_dir(None)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder / "inductor")
 
 
 def test_a_variable_that_is_set_holds_where_no_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
