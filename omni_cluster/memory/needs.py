@@ -22,7 +22,9 @@ MIB = 1 << 20
 CUDA_CONTEXT_BYTES = 1 * GIB
 """Context, loaded kernels, cuBLAS and attention workspaces of one process."""
 CUDA_GRAPHS_BYTES = 1 * GIB
-"""Captured graphs of one engine: their pool and the driver's own records."""
+"""Captured graphs of a diffusion engine: their pool and the driver's own records."""
+AR_CUDA_GRAPHS_BYTES = 2 * GIB
+"""The same of an autoregressive engine, which has a hundred: 1.23 GiB were seen for a talker with some more of them."""
 NCCL_BYTES = 1 * GIB
 """Communication buffers of one rank of a tensor-parallel group."""
 
@@ -185,7 +187,7 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     return FixedParts(
         weights=weight_bytes(folder, sizes.weights, dtype_bytes(stage), parallel),
         activations=activations,
-        cuda_graphs=0 if given_args(stage).get("enforce_eager") else CUDA_GRAPHS_BYTES,
+        cuda_graphs=0 if given_args(stage).get("enforce_eager") else AR_CUDA_GRAPHS_BYTES,
         cuda_context=CUDA_CONTEXT_BYTES + (NCCL_BYTES if parallel > 1 else 0),
         margin=_margin(activations),
     )

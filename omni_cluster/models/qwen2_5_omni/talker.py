@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from omni_cluster.inputs import OmniRequest, OmniTokensPrompt
@@ -20,9 +21,12 @@ from omni_cluster.models.family import EngineInput, LaterRows, StreamInterval
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload, RowsChunk
 
 TOKEN_TABLE = "thinker.model.embed_tokens.weight"
+PART_ROWS = 2048
+"""Rows that are handed to the engine at once: what it takes in a step by default. Those of earlier turns come all at
+once, and each part is copied on its way while the one before it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class TalkerSession:
         stream_interval: StreamInterval,
     ) -> None:
         self._request = request
-        self._upstream = upstream
+        self._upstream = in_parts(upstream)
         self._ids = ids
         self._embeddings = embeddings
         self._voice = voice
@@ -149,6 +153,21 @@ class TalkerSession:
             return rows
         start = self._embeddings.voices[self._voice][None].to(rows.dtype)
         return torch.cat([rows[:of_prompt], start, rows[of_prompt:]])
+
+
+async def in_parts(upstream: AsyncIterator[StageChunk]) -> AsyncIterator[StageChunk]:
+    """The chunks, cut where one has more than `PART_ROWS` rows; its end comes with the last part."""
+    async for chunk in upstream:
+        rows = chunk.rows
+        if rows is None or rows.rows.shape[0] <= PART_ROWS:
+            yield chunk
+            continue
+        first = RowsChunk(rows.start, rows.rows[:PART_ROWS], rows.positions)
+        yield msgspec.structs.replace(chunk, rows=first, finish_reason=None)
+        for start in range(rows.start + PART_ROWS, rows.end, PART_ROWS):
+            offset = start - rows.start
+            part = RowsChunk(start, rows.rows[offset : offset + PART_ROWS])
+            yield StageChunk(rows=part, finish_reason=chunk.finish_reason if part.end == rows.end else None)
 
 
 def talker_positions(positions: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import EngineInput, StreamInterval
+from omni_cluster.models.qwen2_5_omni import talker as talker_module
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -110,6 +111,31 @@ async def test_however_a_prompt_and_its_reply_are_cut_into_chunks_the_rows_are_t
     later_rows = await later(talker)
     assert prompt_rows(made) + [row for rows, _ in later_rows for row in rows] == [0, 1, 2, 3, -3, 4, 5, 6, -1]
     assert [complete for _, complete in later_rows] == [False] * (len(later_rows) - 1) + [True]
+
+
+@pytest.mark.parametrize("part_rows", range(1, PROMPT + 4))
+@pytest.mark.parametrize("ended", [False, True])
+async def test_rows_that_come_at_once_are_handed_on_in_parts(
+    monkeypatch: pytest.MonkeyPatch, part_rows: int, ended: bool
+) -> None:
+    monkeypatch.setattr(talker_module, "PART_ROWS", part_rows)
+    talker = session(chunk(0, PROMPT + 3, finish_reason="stop" if ended else None))
+    made = await prompt_of(talker)
+    parts = [prompt_rows(made)] + ([] if made.rows_complete else [rows for rows, _ in await later(talker)])
+    assert [row for part in parts for row in part] == [0, 1, 2, 3, -3, 4, 5, 6, -1]
+    # A part that ends where the prompt does waits for the reply's first row.
+    assert all(len(part) <= (2 if part_rows == PROMPT else 1) * part_rows + 2 for part in parts)
+    assert made.is_part == (part_rows < PROMPT)
+
+
+async def test_a_given_reply_is_told_from_its_prompt_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talker_module, "PART_ROWS", 2)
+    given = StageChunk(token_ids=(7, 8), rows=rows(0, 5), finish_reason="stop")
+    request = OmniRequest("r", "", reply="said")
+    talker = TalkerSession(request, at_once([given]), IDS, EMBEDDINGS, "Chelsie", STREAM_INTERVAL)
+    made = await prompt_of(talker)
+    assert made.prompt["prompt_token_ids"] == [96, 96, 92, 93]
+    assert prompt_rows(made) + [row for part, _ in await later(talker) for row in part] == [0, 1, -3, 2, 3, 4, -1]
 
 
 async def test_rows_that_come_twice_are_dropped() -> None:
