@@ -33,6 +33,8 @@ else:
 NEWCOMER_STEPS = 3
 """Tokens of a request in one step of the engine, at most, while some request's first ones are waited for: it gets only
 as many as rows of it came before the step began."""
+MOST_BESIDE_NEWCOMERS = 8
+"""Where more requests run, short steps cost more than they give: a step's work on the host grows with its requests."""
 NEVER = 1 << 62
 """A step that is not reached: vLLM's loop passes over a running request until `next_decode_eligible_step`."""
 
@@ -191,8 +193,8 @@ class OmniSchedulerMixin(_Scheduler):
         return {r: room for r, room in rooms.items() if room > 0}
 
     def _is_waited_for(self) -> bool:
-        """Whether somebody's first tokens are still to come, beside other requests."""
-        return len(self.running) > 1 and any(
+        """Whether somebody's first tokens are still to come, beside few other requests."""
+        return 1 < len(self.running) <= MOST_BESIDE_NEWCOMERS and any(
             request.num_output_tokens < self._first_tokens.get(request.request_id, 0) for request in self.running
         )
 
