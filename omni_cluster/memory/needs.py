@@ -17,7 +17,7 @@ from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, 
 
 MIB = 1 << 20
 
-# Not measured yet: orders of magnitude of a vLLM process on a data-centre card. What a card's free memory falls by
+# Orders of magnitude of a vLLM process on a data-centre card. What a card's free memory falls by
 # between two starts, less the other parts, corrects them.
 CUDA_CONTEXT_BYTES = 1 * GIB
 """Context, loaded kernels, cuBLAS and attention workspaces of one process."""
