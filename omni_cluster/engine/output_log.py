@@ -10,6 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from omni_cluster.errors import OmniError, StageDied
 from omni_cluster.outputs import StageChunk
 
+LARGE_BYTES = 1 << 20
+"""A chunk of so many bytes is an item of its own: to join it would be a copy of milliseconds."""
+
 
 class OutputLogFull(OmniError):
     """A request made more than its log may hold."""
@@ -95,7 +98,7 @@ class OutputLog:
     def waiting(self, first: int, max_item_bytes: int | None = None) -> tuple[StageChunk, int] | None:
         """Joins the chunks from number `first` on. Returns the joined chunk and the next number; None if there is none.
 
-        Joins chunks up to `max_item_bytes`; a single chunk is never cut.
+        Joins chunks up to `max_item_bytes`, but no large ones; a single chunk is never cut.
         """
         if first >= len(self._chunks):
             return None
@@ -124,9 +127,10 @@ class OutputLog:
             return len(self._chunks)
         last, num_bytes = first + 1, chunk_bytes(self._chunks[first])
         while last < len(self._chunks):
-            num_bytes += chunk_bytes(self._chunks[last])
-            if num_bytes > max_item_bytes:
+            following = chunk_bytes(self._chunks[last])
+            if num_bytes + following > max_item_bytes or max(num_bytes, following) >= LARGE_BYTES:
                 break
+            num_bytes += following
             last += 1
         return last
 

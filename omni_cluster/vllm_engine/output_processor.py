@@ -16,6 +16,9 @@ from omni_cluster.payloads import RowsChunk
 
 T = TypeVar("T")
 
+LARGE_BYTES = 1 << 20
+"""Rows of so many bytes are not joined with those behind them: it would be a copy of milliseconds."""
+
 
 class RowsSink:
     """The rows of one request that its reader has not taken yet, without gap and without repetition.
@@ -74,14 +77,21 @@ class RowsSink:
             filled.cancel()
         return first.done()
 
+    def take_large(self) -> RowsChunk | None:
+        """The first chunk, if it is a large one and others wait behind it; else None. PayloadError as `take`."""
+        if self._error is not None or len(self._chunks) < 2 or self._chunks[0].rows.nbytes < LARGE_BYTES:
+            return None
+        return self._joined(1)
+
     def take(self) -> RowsChunk | None:
         """All rows since the last call; PayloadError when the engine left rows out, or sent some that are none."""
         self._filled.clear()
         if self._error is not None:
             raise self._error
-        if not self._chunks:
-            return None
-        chunks, self._chunks = self._chunks, []
+        return self._joined(len(self._chunks)) if self._chunks else None
+
+    def _joined(self, count: int) -> RowsChunk:
+        chunks, self._chunks = self._chunks[:count], self._chunks[count:]
         if chunks[0].start != self._taken:
             raise PayloadError(f"gap between rows that end at {self._taken} and rows that start at {chunks[0].start}.")
         joined = RowsChunk.joined(chunks)

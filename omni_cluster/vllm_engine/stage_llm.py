@@ -110,6 +110,8 @@ class StageLLM:
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)
+                while (rows := chunks.large_rows()) is not None:
+                    yield rows
                 chunk = chunks.make(output)
                 if feeder is not None and chunk.finish_reason == "abort" and not await feeder:
                     chunk = StageChunk(finish_reason="stop")
@@ -301,6 +303,11 @@ class ChunkMaker:
         self._sink = sink
         self._given_reply = given_reply
         self._position = 0
+
+    def large_rows(self) -> StageChunk | None:
+        """Rows that go ahead of the next chunk: a chunk of their own spares the copy that joins them with its rows."""
+        rows = None if self._given_reply is not None else self._sink.take_large()
+        return None if rows is None else StageChunk(rows=rows)
 
     def make(self, output: RequestOutput | None) -> StageChunk:
         """Makes a chunk of what the engine put out; None: of rows that came before its first output."""

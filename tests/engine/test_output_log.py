@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.engine.output_log import OutputLog, OutputLogFull, OutputLogs, OutputLogUnknown, chunk_bytes
+from omni_cluster.engine.output_log import (
+    LARGE_BYTES,
+    OutputLog,
+    OutputLogFull,
+    OutputLogs,
+    OutputLogUnknown,
+    chunk_bytes,
+)
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -149,6 +156,19 @@ async def test_what_waits_is_cut_between_chunks_and_says_what_follows_it(log: Ou
     assert cut(8) == [(1, 16), (2, 16), (3, 16), (4, 0)]
     assert cut(None) == [(4, 48)]
     assert log.chunk(1).rows is not None
+
+
+async def test_a_large_chunk_is_an_item_of_its_own() -> None:
+    log = OutputLog("r", 4 * LARGE_BYTES)
+    rows = RowsChunk(0, torch.zeros(LARGE_BYTES // 8, 2))
+    for chunk in (tokens(0, 1), tokens(1, 2), StageChunk(rows=rows), tokens(2, 3), tokens(3, 4)):
+        log.put(chunk)
+    ends, following = [], 0
+    while waiting := log.waiting(following, 4 * LARGE_BYTES):
+        item, following = waiting
+        ends.append(following)
+        assert item.rows is None or item.rows is rows
+    assert ends == [2, 3, 5]
 
 
 async def test_a_listener_hears_of_every_chunk_and_of_the_end_until_it_leaves(log: OutputLog) -> None:

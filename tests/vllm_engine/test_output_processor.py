@@ -16,7 +16,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
 from omni_cluster.payloads import RowsChunk
-from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
+from omni_cluster.vllm_engine.output_processor import LARGE_BYTES, OmniOutputProcessor, RowsSink
 
 
 def chunk(start: int, end: int, positions: torch.Tensor | None = None) -> RowsChunk:
@@ -40,6 +40,46 @@ def test_take_gives_all_rows_since_the_last_time_as_one() -> None:
     assert sink.take() is None
     sink.put(chunk(3, 5))
     assert taken(sink) == [3, 4]
+
+
+def large(start: int) -> RowsChunk:
+    """One row of `LARGE_BYTES`."""
+    return RowsChunk(start, torch.full((1, LARGE_BYTES // 4), float(start)))
+
+
+def test_a_large_chunk_with_others_behind_it_is_taken_alone() -> None:
+    sink = RowsSink()
+    sink.put(large(0))
+    assert sink.take_large() is None
+    for start in (1, 2):
+        sink.put(large(start))
+    assert [rows.start for _ in range(2) if (rows := sink.take_large()) is not None] == [0, 1]
+    assert sink.take_large() is None
+    rest = sink.take()
+    assert rest is not None and (rest.start, rest.end) == (2, 3)
+    assert sink.take() is None
+
+
+def test_small_chunks_are_not_taken_alone_and_a_large_one_only_in_its_turn() -> None:
+    sink = RowsSink()
+    sink.put(chunk(0, 2))
+    sink.put(chunk(2, 3))
+    assert sink.take_large() is None
+    sink = RowsSink()
+    sink.put(large(1))
+    sink.put(large(2))
+    with pytest.raises(PayloadError, match="gap"):
+        sink.take_large()
+
+
+def test_a_fault_is_told_before_any_rows() -> None:
+    sink = RowsSink()
+    sink.put(large(0))
+    sink.put(large(1))
+    sink.fail(PayloadError("broken"))
+    assert sink.take_large() is None
+    with pytest.raises(PayloadError, match="broken"):
+        sink.take()
 
 
 def test_rows_that_come_again_are_dropped() -> None:
