@@ -26,6 +26,9 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
 )
 """The dtypes that are carried, by torch's names for them."""
 
+LARGE_BYTES = 1 << 20
+"""What has so many bytes is not joined with what follows it: that would be a copy of milliseconds."""
+
 # Rows carry their dtype as a number: the place in this tuple is part of the wire format, so only append.
 _DTYPE_CODES = tuple(ITEM_BYTES)
 _CODE_BYTES = tuple(ITEM_BYTES.values())

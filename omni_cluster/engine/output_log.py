@@ -9,9 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from omni_cluster.errors import OmniError, StageDied
 from omni_cluster.outputs import StageChunk
-
-LARGE_BYTES = 1 << 20
-"""A chunk of so many bytes is an item of its own: to join it would be a copy of milliseconds."""
+from omni_cluster.payloads import LARGE_BYTES
 
 
 class OutputLogFull(OmniError):

@@ -18,7 +18,8 @@ FINISH_FRAMES = 1_280
 MIN_EFFICIENCY = 0.5
 """The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
 NEWCOMER_STEPS = 4
-"""A job that comes now waits for so many steps: the rest of the one that runs, and its own."""
+"""So many steps of a job that comes now count against larger ones. It waits for ten, the rest of the one that runs and
+its own; fewer count, for larger steps do more a second."""
 
 
 class Job(Protocol):

@@ -12,12 +12,9 @@ from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutp
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import LARGE_BYTES, RowsChunk
 
 T = TypeVar("T")
-
-LARGE_BYTES = 1 << 20
-"""Rows of so many bytes are not joined with those behind them: it would be a copy of milliseconds."""
 
 
 class RowsSink:

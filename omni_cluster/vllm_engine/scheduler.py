@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     _Scheduler = object
 
-NEWCOMER_STEPS = 3
+NEWCOMER_TOKENS = 3
 """Tokens of a request in one step of the engine, at most, while some request's first ones are waited for: it gets only
 as many as rows of it came before the step began."""
 MOST_BESIDE_NEWCOMERS = 8
@@ -41,11 +41,15 @@ NEVER = 1 << 62
 
 @dataclass(slots=True)
 class RowCount:
-    """How many rows of a request have come, of which width, and whether these are all."""
+    """How many rows of a request have come, of which width, and whether these are all.
+
+    `first_tokens`: see `StageExtra`.
+    """
 
     rows: int
     width: int
     complete: bool
+    first_tokens: int = 0
 
     def lacks(self, end: int) -> bool:
         """Whether rows of positions before `end` have not come."""
@@ -74,7 +78,6 @@ class OmniSchedulerMixin(_Scheduler):
         self._request_ids: dict[str, str] = {}
         self._keys: dict[str, str] = {}
         self._counts: dict[str, RowCount] = {}
-        self._first_tokens: dict[str, int] = {}
         self._max_chunk = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
         self._unsent: dict[str, list[torch.Tensor]] = {}
         self._at_workers: set[str] = set()
@@ -91,8 +94,7 @@ class OmniSchedulerMixin(_Scheduler):
             self._request_ids[extra.key] = request.request_id
             self._keys[request.request_id] = extra.key
             rows, width = extra.prompt_embeds.shape
-            self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete)
-            self._first_tokens[request.request_id] = extra.first_tokens
+            self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete, extra.first_tokens)
         if extra is not None and extra.emit_rows:
             self._emit(request)
         super().add_request(request)
@@ -188,15 +190,17 @@ class OmniSchedulerMixin(_Scheduler):
         requests = [self.requests[r] for r in output.num_scheduled_tokens]
         most = self.num_lookahead_tokens
         if self._is_waited_for():
-            most = min(most, NEWCOMER_STEPS - 1)
+            most = min(most, NEWCOMER_TOKENS - 1)
         rooms = {request.request_id: self._room(request, most) for request in requests}
         return {r: room for r, room in rooms.items() if room > 0}
 
     def _is_waited_for(self) -> bool:
         """Whether somebody's first tokens are still to come, beside few other requests."""
-        return 1 < len(self.running) <= MOST_BESIDE_NEWCOMERS and any(
-            request.num_output_tokens < self._first_tokens.get(request.request_id, 0) for request in self.running
-        )
+        return 1 < len(self.running) <= MOST_BESIDE_NEWCOMERS and any(map(self._begins, self.running))
+
+    def _begins(self, request: Request) -> bool:
+        count = self._counts.get(request.request_id)
+        return count is not None and request.num_output_tokens < count.first_tokens
 
     def _room(self, request: Request, most: int) -> int:
         """How many tokens may follow the step's first one on the device: their rows are known, limits allow them."""
@@ -252,7 +256,6 @@ class OmniSchedulerMixin(_Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._counts.pop(request.request_id, None)
-        self._first_tokens.pop(request.request_id, None)
         self._unsent.pop(request.request_id, None)
         self._at_workers.discard(request.request_id)
         key = self._keys.pop(request.request_id, None)

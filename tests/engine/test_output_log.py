@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from omni_cluster.engine.output_log import (
-    LARGE_BYTES,
     OutputLog,
     OutputLogFull,
     OutputLogs,
@@ -16,7 +15,7 @@ from omni_cluster.engine.output_log import (
     chunk_bytes,
 )
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import LARGE_BYTES, RowsChunk
 
 
 def tokens(start: int, *ids: int) -> StageChunk:

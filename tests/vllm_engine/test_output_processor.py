@@ -15,8 +15,8 @@ from vllm.v1.metrics.stats import PrefillStats
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.payloads import RowsChunk
-from omni_cluster.vllm_engine.output_processor import LARGE_BYTES, OmniOutputProcessor, RowsSink
+from omni_cluster.payloads import LARGE_BYTES, RowsChunk
+from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 
 
 def chunk(start: int, end: int, positions: torch.Tensor | None = None) -> RowsChunk:
