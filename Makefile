@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 
-.PHONY: demo test coverage fuzz lint setup format clean
+.PHONY: demo test coverage fuzz chaos lint setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
@@ -30,6 +30,10 @@ coverage: $(READY)
 # A million mutated bodies, media files and payloads; FUZZ="--seed 1 --count 5000" for others or fewer.
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --count 1000000 $(FUZZ)
+
+# Ten minutes of clients while replicas are killed and stopped; CHAOS="--seconds 60 --seed 3" for others.
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos --out chaos.json $(CHAOS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,5 +1,15 @@
-"""What `serve run deployments:app` starts."""
+"""`deployments:app` for `serve run`, with a configuration or without; `deployments:default` for `serve build`."""
 
+from __future__ import annotations
+
+from omni_cluster.cluster.app import build_app
 from omni_cluster.cluster.terminal import served_app as app
 
-__all__ = ["app"]
+__all__ = ["app", "default"]
+
+
+def __getattr__(name: str) -> object:
+    """`default`: the application of the embedded configuration, made when it is asked for."""
+    if name != "default":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return build_app()

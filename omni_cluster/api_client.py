@@ -22,7 +22,11 @@ class BadAnswer(OmniError):
 
 
 class Refused(BadAnswer):
-    """The server's own sentence."""
+    """The server's own sentence, and its `code` if it gave one."""
+
+    def __init__(self, sentence: str, code: str | None = None) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def body_of(text: str | bytes) -> Event:
     if not isinstance(body, dict):
         raise BadAnswer(f"the server sent {text[:60]!r}, which is no JSON object.")
     if "error" in body:
-        raise Refused(_sentence(body["error"]))
+        raise Refused(_sentence(body["error"]), _code(body["error"]))
     return body
 
 
@@ -113,3 +117,8 @@ def refusal(status: int, content: bytes) -> BadAnswer:
 
 def _sentence(error: object) -> str:
     return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)
+
+
+def _code(error: object) -> str | None:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else None

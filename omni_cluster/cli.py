@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from omni_cluster.cli_values import count, port, positive, precision, share, whole
 from omni_cluster.errors import OmniError
 
 if TYPE_CHECKING:
     from omni_cluster.bench.capacity import Search
     from omni_cluster.bench.load import Load
     from omni_cluster.config.schema import PipelineConfig
+    from omni_cluster.planning.measured import Measured
+    from omni_cluster.planning.plan import ClusterPlan, Target
 
 PROGRAM = "omni-cluster"
 BAD_INPUT = 2
@@ -59,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_warm(commands)
     _add_make_checkpoint(commands)
     _add_bench(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -66,7 +69,7 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("demo", help="start a cluster here, ask it by text, sound and image, and stop it")
     command.add_argument("--out", type=Path, default=Path("demo_out"), help="folder of the sound (default: demo_out)")
     _add_config(command, "--config")
-    command.add_argument("--port", type=_port, default=8000, help="HTTP port of the server (default: 8000)")
+    command.add_argument("--port", type=port, default=8000, help="HTTP port of the server (default: 8000)")
     command.set_defaults(run=_demo)
 
 
@@ -75,7 +78,7 @@ def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
     _add_config(command, "config")
     command.add_argument("--local", action="store_true", help="all stages in this process, for development; required")
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    command.add_argument("--port", type=_port, default=8000, help="port to listen on (default: 8000)")
+    command.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
     command.set_defaults(run=_serve)
 
 
@@ -83,10 +86,41 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("check", help="check a configuration and print what it comes to; starts nothing")
     _add_config(command, "config")
     command.add_argument(
-        "--card-gib", type=_positive, metavar="N", help="print what each engine takes of a card of N GiB, by parts"
+        "--card-gib", type=positive, metavar="N", help="print what each engine takes of a card of N GiB, by parts"
     )
     command.add_argument("--model", metavar="DIR", help="with --card-gib: a checkpoint in place of the configuration's")
     command.set_defaults(run=_check)
+
+
+def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = commands.add_parser("plan", help="say how many cards a number of voices takes, by what was measured")
+    command.add_argument("config", type=Path, metavar="CONFIG", help="stage configuration of the model, a YAML file")
+    command.add_argument("--voices", type=positive, metavar="V", help="that are heard at once (default: what fits)")
+    command.add_argument("--cards", type=count, metavar="N", help="there are (default: as many as it takes)")
+    command.add_argument("--cards-per-host", type=count, default=8, metavar="N", help="(default: 8)")
+    command.add_argument(
+        "--without-gap", type=share, default=0.99, metavar="P", help="of the streams at least (default: 0.99)"
+    )
+    command.add_argument(
+        "--first-audio", type=positive, default=1.0, metavar="S", help="within which 95 of 100 hear it (default: 1)"
+    )
+    command.add_argument(
+        "--mix-sound", type=positive, nargs=2, default=(2.0, 20.0), metavar=("LOW", "HIGH"),
+        help="seconds of an answer (default: 2 20)",
+    )  # fmt: skip
+    command.add_argument(
+        "--mix-prompt", type=count, nargs=2, default=(20, 2000), metavar=("LOW", "HIGH"),
+        help="tokens of a prompt (default: 20 2000)",
+    )  # fmt: skip
+    command.add_argument("--card-gib", type=positive, metavar="N", help="print what each engine takes of such a card")
+    command.add_argument("--model", metavar="DIR", help="with --card-gib: a checkpoint in place of the configuration's")
+    command.add_argument("--day", type=whole, metavar="BURSTS", help="simulate a day with so many bursts, autoscaled")
+    command.add_argument("--seed", type=whole, default=0, metavar="N", help="of the day (default: 0)")
+    command.add_argument("--write", type=Path, metavar="OUT", help="new stage configuration of the plan")
+    command.add_argument(
+        "--follow-load", action="store_true", help="with --write: replicas up to the plan's, by each stage's signals"
+    )
+    command.set_defaults(run=_plan)
 
 
 def _add_warm(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -122,7 +156,7 @@ def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_bench_target(command: argparse.ArgumentParser) -> None:
     target = command.add_argument_group("what is measured")
     target.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: http://127.0.0.1:8000)")
-    target.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of one request (default: 600)")
+    target.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (default: 600)")
     target.add_argument("--offline", action="store_true", help="the engines alone, in this process: no Ray, no HTTP")
     _add_config(target, "--config")
     target.add_argument("--model", metavar="DIR", help="with --offline: a checkpoint in place of the configuration's")
@@ -132,7 +166,7 @@ def _add_bench_arrivals(command: argparse.ArgumentParser) -> None:
     arrivals = command.add_argument_group("when requests come")
     arrivals.add_argument(
         "--concurrency",
-        type=_count,
+        type=count,
         nargs="+",
         metavar="C",
         help="clients that ask one after another (default: 1 4 16 32 64, none with --rate or --find-capacity)",
@@ -140,26 +174,26 @@ def _add_bench_arrivals(command: argparse.ArgumentParser) -> None:
     arrivals.add_argument("--burst", action="store_true", help="C requests at once, the next C when all have ended")
     arrivals.add_argument(
         "--rate",
-        type=_positive,
+        type=positive,
         nargs="+",
         default=[],
         metavar="R",
         help="requests a second, whether or not earlier ones have ended; gaps are exponential (Poisson)",
     )
     arrivals.add_argument(
-        "--seconds", type=_positive, metavar="S", help="how long requests come at each rate (default: 60)"
+        "--seconds", type=positive, metavar="S", help="how long requests come at each rate (default: 60)"
     )
     arrivals.add_argument(
         "--requests",
-        type=_count,
+        type=count,
         metavar="N",
         help="requests of each cell (default: 4 C, or those that come in --seconds; at least 8)",
     )
     arrivals.add_argument(
-        "--warmup", type=_whole, metavar="N", help="requests before each cell that are not counted (default: C, or 1)"
+        "--warmup", type=whole, metavar="N", help="requests before each cell that are not counted (default: C, or 1)"
     )
     arrivals.add_argument(
-        "--seed", type=_whole, default=0, metavar="N", help="of messages, lengths and arrival times (default: 0)"
+        "--seed", type=whole, default=0, metavar="N", help="of messages, lengths and arrival times (default: 0)"
     )
 
 
@@ -167,29 +201,29 @@ def _add_bench_capacity(command: argparse.ArgumentParser) -> None:
     capacity = command.add_argument_group("the highest rate at which streams have no gap")
     capacity.add_argument("--find-capacity", action="store_true", help="search it, by cells of an open loop")
     capacity.add_argument(
-        "--capacity-between", type=_positive, nargs=2, metavar=("LOW", "HIGH"), help="rates (default: 0.25 64)"
+        "--capacity-between", type=positive, nargs=2, metavar=("LOW", "HIGH"), help="rates (default: 0.25 64)"
     )
     capacity.add_argument(
-        "--capacity-share", type=_share, metavar="P", help="of the streams that have no gap (default: 0.99)"
+        "--capacity-share", type=share, metavar="P", help="of the streams that have no gap (default: 0.99)"
     )
     capacity.add_argument(
-        "--capacity-precision", type=_precision, metavar="P", help="of the rate, as a part of it (default: 0.1)"
+        "--capacity-precision", type=precision, metavar="P", help="of the rate, as a part of it (default: 0.1)"
     )
 
 
 def _add_bench_load(command: argparse.ArgumentParser) -> None:
     load = command.add_argument_group("what a request is")
-    load.add_argument("--prompt-tokens", type=_count, metavar="N", help="words of a message (default: 100)")
-    load.add_argument("--text-tokens", type=_count, metavar="N", help="of an answer (default: 64)")
-    load.add_argument("--codec-tokens", type=_count, metavar="N", help="of an answer (default: 512)")
+    load.add_argument("--prompt-tokens", type=count, metavar="N", help="words of a message (default: 100)")
+    load.add_argument("--text-tokens", type=count, metavar="N", help="of an answer (default: 64)")
+    load.add_argument("--codec-tokens", type=count, metavar="N", help="of an answer (default: 512)")
     load.add_argument("--mix", action="store_true", help="requests of mixed lengths, drawn by the seed, some spoken")
     load.add_argument(
-        "--mix-sound", type=_positive, nargs=2, metavar=("LOW", "HIGH"), help="seconds of an answer (default: 2 20)"
+        "--mix-sound", type=positive, nargs=2, metavar=("LOW", "HIGH"), help="seconds of an answer (default: 2 20)"
     )
     load.add_argument(
-        "--mix-prompt", type=_count, nargs=2, metavar=("LOW", "HIGH"), help="tokens of a prompt (default: 20 2000)"
+        "--mix-prompt", type=count, nargs=2, metavar=("LOW", "HIGH"), help="tokens of a prompt (default: 20 2000)"
     )
-    load.add_argument("--mix-spoken", type=_share, metavar="P", help="of the prompts are spoken (default: 0.5)")
+    load.add_argument("--mix-spoken", type=share, metavar="P", help="of the prompts are spoken (default: 0.5)")
     load.add_argument("--voice", help="(default: the model's)")
     load.add_argument(
         "--stream", action=argparse.BooleanOptionalAction, default=True, help="answers in pieces (default), or whole"
@@ -205,54 +239,6 @@ def _add_config(command: argparse._ActionsContainer, name: str) -> None:
         help="stage configuration, a YAML file (default: the tiny one that runs on a CPU)",
         **optional,  # type: ignore[arg-type]
     )
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port, use a number from 1 to 65535, for example 8000")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    number = _whole(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is too few, use a whole number from 1, for example 16")
-    return number
-
-
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, use one such as 16")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, use one such as 2.5")
-    return number
-
-
-def _share(text: str) -> float:
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, use a number from 0 to 1, for example 0.5")
-    return number
-
-
-def _precision(text: str) -> float:
-    number = _number(text)
-    if not 0.01 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no precision, use a number from 0.01 to 1, for example 0.1")
-    return number
-
-
-def _number(text: str) -> float:
-    """NaN, which is in no range, for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -282,6 +268,61 @@ def _check(options: argparse.Namespace) -> None:
     plan = render_plan(resolve_plan(config))
     memory = _card_memory(config, options) if options.card_gib else ""
     print(plan + memory, end="")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from omni_cluster.config.loader import load_config
+    from omni_cluster.engine.build import check_stages
+    from omni_cluster.models.registry import known_families
+    from omni_cluster.planning.measured import measured_of
+    from omni_cluster.planning.plan import plan_cluster
+    from omni_cluster.planning.report import render
+    from omni_cluster.planning.written import planned_config, write_config
+
+    target = _plan_target(options)
+    config = load_config(options.config, known_families=known_families())
+    measured = measured_of(config.family)
+    plan = plan_cluster(measured, target)
+    planned = planned_config(config, plan, options.follow_load)
+    check_stages(planned)
+    memory = _card_memory(planned, options) if options.card_gib else ""
+    day = _simulated_day(plan, measured, options) if options.day is not None else ""
+    if options.write:
+        write_config(options.write, planned, options.command_line)
+    print(render(plan, measured) + day + memory, end="")
+
+
+def _plan_target(options: argparse.Namespace) -> Target:
+    """Raises UsageError for options that say too little, or two things."""
+    from omni_cluster.planning.plan import Range, Target
+
+    if options.voices is None and options.cards is None:
+        raise UsageError("plan needs --voices or --cards; add one, for example --voices 100.")
+    if options.model and not options.card_gib:
+        raise UsageError("--model is for the memory of a card; add --card-gib, for example --card-gib 80.")
+    if options.follow_load and not options.write:
+        raise UsageError("--follow-load is for --write; add --write OUT, or leave it out.")
+    _check_ranges(options, ("--mix-sound", "--mix-prompt"))
+    return Target(
+        sound_s=Range(*options.mix_sound),
+        prompt_tokens=Range(*options.mix_prompt),
+        voices=options.voices,
+        cards=options.cards,
+        cards_per_host=options.cards_per_host,
+        without_gap=options.without_gap,
+        first_audio_s=options.first_audio,
+    )
+
+
+def _simulated_day(plan: ClusterPlan, measured: Measured, options: argparse.Namespace) -> str:
+    from omni_cluster.planning.report import render_day
+    from omni_cluster.planning.simulation import day_rates, simulate
+
+    if plan.layout != "apart":
+        raise UsageError("--day is for plans of two cards or more; one card has nothing to give back.")
+    rules = plan.pipeline.rules({part.name: part.replicas for part in plan.stages})
+    rates = day_rates(plan.rate_per_s, options.day, options.seed)
+    return render_day(simulate(plan.pipeline, rules, rates, measured.start_s.value, options.seed))
 
 
 def _card_memory(config: PipelineConfig, options: argparse.Namespace) -> str:
@@ -405,7 +446,11 @@ def _check_bench(options: argparse.Namespace) -> None:
                 raise UsageError(f"{option} does not go with {other}; leave one of them out.")
     if options.burst and options.rate and not options.concurrency:
         raise UsageError("--burst is for --concurrency, and --rate has none; leave one of them out.")
-    for option in _RANGES:
+    _check_ranges(options, _RANGES)
+
+
+def _check_ranges(options: argparse.Namespace, ranges: Sequence[str]) -> None:
+    for option in ranges:
         low, high = _value(options, option) or (0, 0)
         if low > high:
             raise UsageError(f"{option} is {low:g} {high:g}; name the lower one first.")

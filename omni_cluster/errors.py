@@ -22,11 +22,24 @@ class PromptTooLong(RequestError):
 
 
 class StageDied(OmniError):
-    """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again."""
+    """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again.
+
+    `replica_id`: of the replica that was lost, "" if nobody knows; pickling and `cluster/message.py` keep it.
+    """
+
+    replica_id: str = ""
+
+
+class RequestGone(StageDied):
+    """A replica has ended a request, or never had it, for a reason that it does not know: it may live."""
 
 
 DIED = "a stage's replica died; send the request again."
 """What a client is told of StageDied."""
+
+
+class ServerClosing(OmniError):
+    """The server ends, and what still runs with it: the same request may be sent again, to another or a later one."""
 
 
 class StoreFull(OmniError):

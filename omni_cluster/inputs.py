@@ -33,6 +33,31 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownOutput:
+    """What a stage made of a request before it, or another stage, was lost: never made again, and gone on from.
+
+    `token_ids`: all that were handed on, an end token among them. `finish_reason`: how the stage ended, None if it had
+    not. `num_samples`: how many samples of the answer's sound, from its first on.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    num_samples: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The tokens that the stage fed itself, or is about to: the last one of an output that has ended never was."""
+        return self.token_ids[:-1] if self.has_ended else self.token_ids
+
+
+NOTHING_KNOWN = KnownOutput()
+
+
+@dataclass(frozen=True, slots=True)
 class OmniRequest:
     """One request to the whole pipeline.
 
@@ -43,6 +68,7 @@ class OmniRequest:
     `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
     `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.
     `conversation`: the same for all turns of one, which are brought to one replica; empty: of none.
+    `known`: by stage name, of a request that is begun again.
     """
 
     request_id: str
@@ -55,6 +81,10 @@ class OmniRequest:
     streams_audio: bool = False
     reply: str | None = None
     conversation: bytes = b""
+    known: Mapping[str, KnownOutput] = field(default_factory=dict)
+
+    def known_of(self, stage: str) -> KnownOutput:
+        return self.known.get(stage, NOTHING_KNOWN)
 
     def without_media(self) -> OmniRequest:
         """For stages that another one feeds: they never look at media, and a video's frames are a hundred megabytes."""
@@ -78,13 +108,14 @@ class StageExtra(msgspec.Struct, frozen=True):
     """What travels with a request to scheduler and runner, beside vLLM's own fields.
 
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
-    `first_tokens`: so many are waited for by whoever hears the answer.
+    `first_tokens`: so many are waited for by whoever hears the answer. `known`: output tokens that another engine made.
     """
 
     key: str
     emit_rows: bool = False
     rows_complete: bool = False
     first_tokens: int = 0
+    known: tuple[int, ...] = ()
     prompt_embeds: PromptEmbedsPayload | None = None
     additional_information: AdditionalInformationPayload | None = None
 

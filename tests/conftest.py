@@ -31,6 +31,10 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--apart", action="store_true", help="`served` has each stage on a node of its own")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 

@@ -37,6 +37,7 @@ def config_with(tmp_path: Path, old: str, new: str) -> str:
         ["bench", "--help"],
         ["serve", "--help"],
         ["warm", "--help"],
+        ["plan", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:

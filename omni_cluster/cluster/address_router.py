@@ -7,7 +7,7 @@ from typing import Any
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-from omni_cluster.cluster.running import tell_running
+from omni_cluster.cluster.running import Place, tell_running
 from omni_cluster.cluster.serve_private import ReplicaID
 
 ADDRESS_PREFIX = "@"
@@ -39,7 +39,11 @@ class AddressRouter(LocalityMixin, RequestRouter):
 
     def _tell_running(self) -> None:
         deployment = self._deployment_id
-        tell_running(deployment.app_name, deployment.name, [str(r.unique_id) for r in self.curr_replicas])
+        places = {
+            replica_id.unique_id: Place(replica.node_id or "", replica.availability_zone or "")
+            for replica_id, replica in self.curr_replicas.items()
+        }
+        tell_running(deployment.app_name, deployment.name, places)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -11,12 +11,19 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
-from omni_cluster.cluster.autoscaling import POLICY
+from omni_cluster.cluster.autoscaling import POLICY, SIGNALS_POLICY, rule_of
 from omni_cluster.cluster.ingress import Ingress
-from omni_cluster.cluster.serve_private import check_ray
+from omni_cluster.cluster.serve_private import (
+    RAY_SERVE_ENABLE_HA_PROXY,
+    check_ray,
+    validate_label_key,
+    validate_label_selector_value,
+)
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.cluster.transport import ROUTER
-from omni_cluster.config.loader import load_config
+from omni_cluster.config.limits import Limits
+from omni_cluster.config.loader import check_config, load_config
+from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.plan import in_data_order, resolve_plan
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import check_stages
@@ -38,17 +45,34 @@ INGRESS_ROUTER = "omni_cluster.cluster.ingress_router.IngressRouter"
 MAX_INGRESS_CALLS = 65_536
 """What Serve lets into one ingress, probes and bodies that still come included; the ingress has its own limits."""
 SHUTDOWN_MARGIN_S = 30.0
+FRESH = {"metrics_interval_s": 2.0, "look_back_period_s": 5.0}
+"""How often replicas report, and over what time their reports are averaged, for a policy that waits by itself. Serve's
+own 10 and 30 s would come on top of its delays; and who has waited for a stage that slept would still be counted when
+it has gone to sleep again.
+"""
 HEALTH_CHECK_PERIOD_S = 2.0
 """A replica that hangs ends itself, or its watchdog does: how soon Serve learns that and starts another."""
 
 
 def build_app(args: Mapping[str, Any] | None = None) -> Application:
-    """The application that `config=PATH` describes; without it, the embedded default. Raises ConfigError."""
+    """The application that `config` describes: the path of a file, or what would be in it; without it, the default's.
+
+    Raises ConfigError.
+    """
+    return bind_app(config_of(args))
+
+
+def config_of(args: Mapping[str, Any] | None) -> PipelineConfig:
+    """See `build_app`."""
     unknown = sorted(set(args or {}) - {"config"})
     if unknown:
         raise ConfigError(f"argument {unknown[0]!r} is unknown; use config=PATH.")
-    path = (args or {}).get("config")
-    return bind_app(load_config(Path(path) if path else None, known_families=known_families()))
+    given = (args or {}).get("config")
+    if isinstance(given, Mapping):
+        return check_config(given, "args.config", known_families=known_families())
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"args.config is {given!r}; it should be a file's path, or a mapping as such a file has.")
+    return load_config(Path(given) if given else None, known_families=known_families())
 
 
 def bind_app(config: PipelineConfig) -> Application:
@@ -73,9 +97,11 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
         # Admission is the ingress's; what it lets in must never wait at a stage's door.
         max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + CALLS_PER_CONNECTION * MAX_CONNECTIONS,
         ray_actor_options=actor_options(stage),
+        **bundles(stage),
         request_router_config=ROUTER,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
+        **at_most_per_node(stage.placement),
         **scaling(stage),
     )
 
@@ -89,39 +115,95 @@ def ingress_deployment(config: PipelineConfig) -> Any:
         max_ongoing_requests=MAX_INGRESS_CALLS,
         max_queued_requests=MAX_INGRESS_CALLS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
-        request_router_config=RequestRouterConfig(
-            request_router_class=INGRESS_ROUTER,
-            request_router_kwargs={
-                "max_unread_bytes": limits.max_unread_bytes,
-                "max_unread_total_bytes": limits.max_unread_total_bytes,
-            },
-        ),
-        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}},
+        **ingress_router(limits),
+        ray_actor_options={
+            "num_cpus": 0.1,
+            "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
+            **node_options(config.ingress_placement, "ingress_placement"),
+        },
+        **at_most_per_node(config.ingress_placement),
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
     )
 
 
+def ingress_router(limits: Limits) -> dict[str, Any]:
+    """What chooses an ingress in Serve's own proxies, and bounds what clients leave unread there. HAProxy has neither:
+    Serve refuses a router beside it.
+    """
+    if RAY_SERVE_ENABLE_HA_PROXY:
+        return {}
+    bounds = {
+        "max_unread_bytes": limits.max_unread_bytes,
+        "max_unread_total_bytes": limits.max_unread_total_bytes,
+    }
+    router = RequestRouterConfig(request_router_class=INGRESS_ROUTER, request_router_kwargs=bounds)
+    return {"request_router_config": router}
+
+
 def actor_options(stage: StageConfig) -> dict[str, Any]:
-    """Ray's resources of one replica; a stage without GPUs sees none."""
-    return {
+    """Ray's resources of one replica; a stage without GPUs sees none. Raises ConfigError."""
+    nodes = node_options(stage.placement, f"stage {stage.stage_id}: placement")
+    resources = {
         "num_cpus": stage.num_cpus,
         "num_gpus": stage.scheduled_gpus,  # of exact cards Ray counts none, or it would choose others
-        "runtime_env": {"env_vars": stage_environment(stage)},
+        **nodes,
     }
+    if stage.hosts_per_replica > 1:
+        resources = {"num_cpus": 0}  # its bundles have them
+    return {**resources, "runtime_env": {"env_vars": stage_environment(stage)}}
+
+
+def bundles(stage: StageConfig) -> dict[str, Any]:
+    """The placement group of a replica on several hosts: a bundle for each part of its model, the replica beside the
+    first."""
+    if stage.hosts_per_replica == 1:
+        return {}
+    placement, parts = stage.placement, stage.num_parts
+    resources = {"CPU": stage.num_cpus / parts, **placement.resources}
+    if stage.num_gpus:
+        resources["GPU"] = 1.0
+    if placement.accelerator_type is not None:
+        resources[f"accelerator_type:{placement.accelerator_type}"] = 0.001
+    return {
+        "placement_group_bundles": [resources] * parts,
+        "placement_group_strategy": "STRICT_SPREAD" if parts == stage.hosts_per_replica else "PACK",
+        **({"placement_group_bundle_label_selector": [placement.label_selector]} if placement.label_selector else {}),
+    }
+
+
+def node_options(placement: PlacementConfig, where: str) -> dict[str, Any]:
+    """What Ray is told of the nodes. Raises ConfigError, saying `where`."""
+    for name, value in placement.label_selector.items():
+        if validate_label_key(name) is not None:
+            fix = "a label's name is 63 letters, digits, - _ or . at most"
+            raise ConfigError(f"{where}.label_selector has {name!r}; {fix}.")
+        if validate_label_selector_value(value) is not None:
+            raise ConfigError(f"{where}.label_selector.{name} is {value!r}; use a, !a, in(a, b) or !in(a, b).")
+    return placement.model_dump(include={"label_selector", "accelerator_type", "resources"}, exclude_defaults=True)
+
+
+def at_most_per_node(placement: PlacementConfig) -> dict[str, int]:
+    """The deployment's bound, if there is one: a null would not be Serve's default."""
+    return placement.model_dump(include={"max_replicas_per_node"}, exclude_none=True)
 
 
 def scaling(stage: StageConfig) -> dict[str, Any]:
     if stage.autoscaling is None:
         return {"num_replicas": stage.num_replicas}
     scale = stage.autoscaling
+    policy = AutoscalingPolicy(policy_function=POLICY)
+    if scale.signals is not None:
+        policy = AutoscalingPolicy(policy_function=SIGNALS_POLICY, policy_kwargs=rule_of(stage, scale))
     return {
         "autoscaling_config": ServeAutoscalingConfig(
             min_replicas=scale.min_replicas,
             max_replicas=scale.max_replicas,
             initial_replicas=scale.initial_replicas,
-            upscale_delay_s=scale.upscale_delay_s,
-            downscale_delay_s=scale.downscale_delay_s,
+            # The policy of signals waits by itself: for the most that was wanted, not for what is wanted last.
+            upscale_delay_s=0.0 if scale.signals else scale.upscale_delay_s,
+            downscale_delay_s=0.0 if scale.signals else scale.downscale_delay_s,
             target_ongoing_requests=scale.target,
-            policy=AutoscalingPolicy(policy_function=POLICY),
+            policy=policy,
+            **(FRESH if scale.signals else {}),
         )
     }

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import grpc
 from ray import exceptions as ray_exceptions
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import RayServeException, RequestCancelledError
 
-from omni_cluster.errors import DIED, OmniError, StageDied, StoreFull
+from omni_cluster.errors import DIED, OmniError, RequestGone, StageDied, StoreFull
 
 
 class StageFailed(Exception):
@@ -24,7 +24,6 @@ _GONE = (
     ray_exceptions.NodeDiedError,
     ray_exceptions.OutOfMemoryError,  # Ray ended the replica
     ray_exceptions.ObjectLostError,  # its owner or its host died
-    ray_exceptions.TaskCancelledError,  # by a replica that ends
     ray_exceptions.AsyncioActorExit,
     ray_exceptions.ActorUnschedulableError,
     ray_exceptions.ActorPlacementGroupRemoved,
@@ -36,11 +35,14 @@ _GONE = (
 )
 _GONE_CODES = (
     grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,  # by the other end: one's own is asyncio's
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.INTERNAL,  # the stream was reset
     grpc.StatusCode.UNKNOWN,  # the stream was removed
     grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+_ENDED = (
+    ray_exceptions.TaskCancelledError,  # by a replica that ends, or by Serve as the client left
+    RequestCancelledError,
 )
 _FULL = (ray_exceptions.ObjectStoreFullError, ray_exceptions.OutOfDiskError)
 
@@ -50,6 +52,8 @@ def named(error: Exception) -> Exception:
     cause = _without_report(error)
     if isinstance(cause, OmniError):
         return cause
+    if _says_ended(cause) or _says_ended(error):
+        return RequestGone(f"{DIED} ({type(cause).__name__}: {_first_line(cause)})")
     if _says_gone(cause) or _says_gone(error):
         return StageDied(f"{DIED} ({type(cause).__name__}: {_first_line(cause)})")
     if isinstance(cause, _FULL):
@@ -63,18 +67,28 @@ def portable(error: BaseException) -> Exception:
     return ours if isinstance(ours, OmniError) else StageFailed(f"{type(error).__name__}: {error}")
 
 
+def lost_with(error: Exception, replica_id: str) -> Exception:
+    """The error, which says which replica was lost, unless it said so already or speaks of none."""
+    if isinstance(error, StageDied) and not isinstance(error, RequestGone) and not error.replica_id:
+        error.replica_id = replica_id
+    return error
+
+
 @contextlib.contextmanager
-def named_failures() -> Iterator[None]:
-    """Raises what `named` makes of what is raised inside. A call that the other end has cancelled is StageDied too."""
+def named_failures(replica_id: str = "") -> Iterator[None]:
+    """Raises what `named` makes of what is raised inside, where `replica_id` is called if it is not empty.
+
+    A call that the other end has cancelled is StageDied too.
+    """
     try:
         yield
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise StageDied(f"{DIED} (it ended the call)") from None
+        raise RequestGone(f"{DIED} (it ended the call)") from None
     except Exception as error:
-        ours = named(error)
+        ours = lost_with(named(error), replica_id)
         if ours is error:
             raise
         raise ours from error
@@ -87,6 +101,12 @@ def _without_report(error: Exception) -> Exception:
             break
         error = error.cause
     return error
+
+
+def _says_ended(error: Exception) -> bool:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() is grpc.StatusCode.CANCELLED  # by the other end: one's own is asyncio's
+    return isinstance(error, _ENDED)
 
 
 def _says_gone(error: Exception) -> bool:

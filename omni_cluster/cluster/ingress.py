@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -10,12 +11,14 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.serve_pipeline import ServePipeline
 from omni_cluster.cluster.transport import own_replica_id
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.exposition import ReplicaMetrics
+from omni_cluster.engine.metric_definitions import INGRESS
 from omni_cluster.engine.pipeline import whole_answer
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
@@ -32,6 +35,10 @@ class Ingress:
         self._pipeline = ServePipeline(bind(config), handles)
         # Serve's proxy adds the request's id to every answer.
         self._server = HttpServer(self._pipeline, ingresses=config.ingress_replicas, answers_id=False)
+        registry = self._server.metrics.registry
+        self._pushing = (
+            asyncio.create_task(pushed_in_turn(RayMetrics(registry, INGRESS, {}))) if config.ray_metrics else None
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for it once this object is made: the keys are read here, and never travel through Ray."""
@@ -48,7 +55,13 @@ class Ingress:
         async with deadline.kept(), self._server.door.places.one():
             return await whole_answer(self._pipeline, request, deadline)
 
+    async def let_all_end(self) -> None:
+        """See `HttpServer.let_all_end`; whoever is about to end Serve calls it."""
+        await self._server.let_all_end()
+
     async def __del__(self) -> None:
+        if self._pushing is not None:
+            self._pushing.cancel()
         await self._server.close()
         self._pipeline.close()
 

@@ -13,6 +13,12 @@ LAG_S = 0.1
 """The time from a choice here until the replica's reports count it."""
 STALE_S = 3.0
 """A replica reports every second, busy or idle; older reports are ignored."""
+LOST_S = 30.0
+"""So long Serve may go on listing a replica that is gone."""
+SILENT_S = 3.0
+"""So long a replica rests that did not answer in time: it may only have too much to do. One that hangs is ended."""
+BROKEN_S = 5.0
+"""So long a replica rests whose connection broke: if it is gone, Serve no longer lists it by then."""
 HOME_LEAD = 2
 """So many requests more than another replica a conversation's own may have: it need not compute the earlier turns."""
 
@@ -41,6 +47,7 @@ class Loads:
         self._clock = clock
         self._chance = chance or random.Random()
         self._by_replica: dict[str, Load] = {}
+        self._lost_until_s: dict[str, float] = {}
 
     def told(self, replica_id: str, load: int) -> None:
         """The replica reported its load."""
@@ -53,13 +60,35 @@ class Loads:
         self._of(replica_id).told = None
         self._drop_unused(replica_id)
 
-    def choose(self, replica_ids: Sequence[str], conversation: bytes = b"") -> str:
+    def lost(self, replica_id: str, rest_s: float = LOST_S) -> None:
+        """The replica, or the connection to it, was lost: no request goes there for so long, at least."""
+        now_s = self._clock()
+        rest_until_s = max(now_s + rest_s, self._lost_until_s.get(replica_id, 0.0))
+        self._lost_until_s = {each: until_s for each, until_s in self._lost_until_s.items() if until_s > now_s}
+        self._lost_until_s[replica_id] = rest_until_s
+
+    def living(self, replica_ids: Sequence[str], *, idle: bool = False) -> list[str]:
+        """Those that were not lost; `idle`: and that have nothing to do, as far as is known here."""
+        now_s = self._clock()
+        living = [each for each in replica_ids if self._lost_until_s.get(each, 0.0) <= now_s]
+        return [each for each in living if self._is_idle(each)] if idle else living
+
+    def _is_idle(self, replica_id: str) -> bool:
+        return self._of(replica_id).own <= 0 and not self._estimate(replica_id)
+
+    def choose(
+        self, replica_ids: Sequence[str], conversation: bytes = b"", nearby: Sequence[Sequence[str]] = ()
+    ) -> str:
         """One of them, for a new request; `ended` tells when it is over.
 
         The turns of a conversation, 64 bytes of a name at most, go to one replica unless that is busier than another.
+        `nearby`: those of them that are nearest to where the request's input is, then those that are rather near; one
+        of the two is of the first of these that are any. A third to choose from would be worse: what is known is old,
+        and the more each process chooses from, the more of them choose the same.
         """
-        some = self._chance.sample(replica_ids, min(2, len(replica_ids)))
-        chosen = self._less_busy(some[0], some[-1])
+        near = next(filter(None, nearby), replica_ids)
+        one = self._chance.choice(near)
+        chosen = self._less_busy(one, self._chance.choice([each for each in replica_ids if each != one] or [one]))
         if conversation:
             chosen = self._less_busy(home_of(conversation, replica_ids), chosen, lead=HOME_LEAD)
         of = self._by_replica.setdefault(chosen, Load())

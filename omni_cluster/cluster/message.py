@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from omni_cluster.cluster.failures import StageFailed
+from omni_cluster.cluster.failures import StageFailed, lost_with
 from omni_cluster.cluster.transport import MessageItem
 from omni_cluster.errors import OmniError, PayloadError
 
@@ -22,7 +22,7 @@ def packed(message: list[MessageItem]) -> list[Any]:
             arrays.append(value.data.cast("B") if value.size else memoryview(b""))
             return len(arrays), value.dtype.str
         if isinstance(value, Exception):
-            return kinds_of(value), str(value)
+            return kinds_of(value), str(value), getattr(value, "replica_id", "")
         raise NotImplementedError(f"a message cannot hold a {type(value).__name__}")
 
     head = msgspec.msgpack.encode(message, enc_hook=reference)
@@ -49,10 +49,11 @@ def kinds_of(error: Exception) -> list[str]:
     return [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, OmniError)]
 
 
-def error_named(names: Sequence[str], message: str) -> Exception:
+def error_named(names: Sequence[str], message: str, replica_id: str = "") -> Exception:
     """Our error of the first name that is known here, with its message; StageFailed if none is."""
     known = {kind.__name__: kind for kind in _kinds(OmniError)}
-    return next((known[name] for name in names if name in known), StageFailed)(message)
+    error = next((known[name] for name in names if name in known), StageFailed)(message)
+    return lost_with(error, replica_id)
 
 
 def _kinds(base: type[OmniError]) -> Iterator[type[OmniError]]:

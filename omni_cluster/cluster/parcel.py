@@ -1,14 +1,14 @@
-"""A request's media on their way to the entry stage: one Ray object, freed as soon as that stage has them.
+"""A request's media on their way to the entry stage: one Ray object, kept until the request ends.
 
-Serve's own calls take 4 MiB at most. A reference outside of Ray's calls would never be freed: this one is the argument
-of a call, whose end says that the stage has what it needs.
+Serve's own calls take 4 MiB at most. A reference that travelled outside of Ray's calls would never be freed: this one
+is the argument of a call, again in each run of the request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,30 +47,37 @@ def _as_image(image: np.ndarray | Image.Image) -> Image.Image:
 
 
 class Posted:
-    """A request whose media, if it has any, lie in the object store until the entry stage has taken them."""
+    """A request whose media, if it has any, lie in the object store."""
 
     def __init__(self, request: OmniRequest, media: ray.ObjectRef | None) -> None:
         self.request = request
         self._media = media
-        self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
 
     @property
     def has_media(self) -> bool:
         return self._media is not None
 
-    def taken(self, ticket: Ticket) -> None:
-        """The entry stage has taken the request, and waits for the media."""
-        self._taken.set_result(ticket)
+    async def bring_media(self, calls: RemoteStage, ticket: Ticket) -> None:
+        """To the replica of the entry stage that has given the ticket, and waits for them."""
+        await calls.call("bring", ticket.request_id, self._media, replica_id=ticket.replica_id, wait_s=None)
 
-    async def bring_media(self, calls: RemoteStage) -> None:
-        """Once the entry stage has taken the request; the object is freed when this returns."""
-        ticket = await self._taken
-        media, self._media = self._media, None
-        await calls.call("bring", ticket.request_id, media, replica_id=ticket.replica_id, wait_s=None)
+    def drop_media(self) -> None:
+        """The request has ended. Whoever holds this longer, as an error's frames do, holds no media."""
+        self._media = None
 
 
-async def posted(request: OmniRequest) -> Posted:
-    """Raises StoreFull when there is no room for the media."""
+@asynccontextmanager
+async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
+    """The request, its media in the object store as long as the context is open. Raises StoreFull."""
+    sent = await _posted(request)
+    del request  # its media lie in the store now
+    try:
+        yield sent
+    finally:
+        sent.drop_media()
+
+
+async def _posted(request: OmniRequest) -> Posted:
     if request.media == Media():
         return Posted(request, None)
     with named_failures():

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from omni_cluster.cluster.failures import named
+from omni_cluster.cluster.failures import lost_with, named
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket, WireChunk
+from omni_cluster.engine.output_log import chunk_bytes
+from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
@@ -35,37 +38,67 @@ class ConnectionEnded(StageDied):
     """A connection ended while it was read; `ReplicaConnections` opens another one for later readers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Arrival:
     """What came for one reader. `rows`: the future of its rows, if they are Ray objects."""
 
     item: MessageItem
     rows: Rows | None = None
+    num_bytes: int = 0
+    is_unread: bool = True
 
 
 class Inbox:
     """What came for one reader and was not read yet; bounded by what the request makes, as its log is."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._items: deque[Arrival] = deque()
         self._came = asyncio.Event()
 
     def put(self, arrival: Arrival) -> None:
         self._items.append(arrival)
+        if (body := arrival.item.body) is not None:
+            rows_bytes = 0 if body.packed_rows is None else body.packed_rows.nbytes
+            self._hold(arrival, chunk_bytes(body.chunk) + rows_bytes)
+            if arrival.rows is not None and body.rows_at is not None:
+                arrival.rows.add_done_callback(functools.partial(self._hold_rows, arrival, body.rows_at[1]))
         self._came.set()
+
+    def _hold_rows(self, arrival: Arrival, place: int, rows: Rows) -> None:
+        if not rows.cancelled() and rows.exception() is None:
+            self._hold(arrival, rows.result()[place].nbytes)
+
+    def _hold(self, arrival: Arrival, num_bytes: int) -> None:
+        if arrival.is_unread:
+            arrival.num_bytes += num_bytes
+            self._room.hold(num_bytes)
 
     async def take(self) -> Arrival:
         while not self._items:
             self._came.clear()
             await self._came.wait()
-        return self._items.popleft()
+        return self._popped()
+
+    def _popped(self) -> Arrival:
+        arrival = self._items.popleft()
+        arrival.is_unread = False
+        self._room.release(arrival.num_bytes)
+        return arrival
+
+    def close(self) -> None:
+        while self._items:
+            self._popped()
 
 
 class ReplicaConnection:
     """A stream of messages from one replica, open as long as somebody reads."""
 
-    def __init__(self, client: MessageClient, replica_id: str, first: Subscription, rows: RowsReader) -> None:
+    def __init__(
+        self, client: MessageClient, replica_id: str, first: Subscription, rows: RowsReader, room: Room
+    ) -> None:
         self._client = client
+        self._room = room
         self.rows = rows
         self._replica_id = replica_id
         self._inboxes: dict[int, Inbox] = {}
@@ -80,11 +113,12 @@ class ReplicaConnection:
         return self._receiver.done() or self.rows.is_broken
 
     def open_inbox(self, reader: int) -> Inbox:
-        inbox = self._inboxes[reader] = Inbox()
+        inbox = self._inboxes[reader] = Inbox(self._room)
         return inbox
 
     def close_inbox(self, reader: int) -> None:
-        self._inboxes.pop(reader, None)
+        if (inbox := self._inboxes.pop(reader, None)) is not None:
+            inbox.close()
 
     async def subscribe(self, subscription: Subscription) -> bool:
         """False when the connection is over. Raises what the producer raised."""
@@ -104,6 +138,7 @@ class ReplicaConnection:
         finally:
             if self.rows.broke.done():
                 error = self.rows.broke.result()
+            error = lost_with(error, self._replica_id)
             self._settle(is_open=False)
             self.rows.close(error)
             for reader, inbox in self._inboxes.items():
@@ -132,10 +167,17 @@ class ReplicaConnections:
     """All connections of this replica, or of an ingress, to the replicas of one stage."""
 
     def __init__(
-        self, source: RemoteStage, max_elements: int, make_client: MakeClient = SocketClient, *, inline: bool = False
+        self,
+        source: RemoteStage,
+        max_elements: int,
+        make_client: MakeClient = SocketClient,
+        *,
+        inline: bool = False,
+        room: Room | None = None,
     ) -> None:
-        """`inline`: how rows come, see `MessagePublisher`."""
+        """`inline`: how rows come, see `MessagePublisher`; `room`: where the inboxes are counted."""
         self._source = source
+        self._room = room or Room()
         self._inline = inline
         self._make_client = make_client
         self._max_elements = max_elements
@@ -182,7 +224,7 @@ class ReplicaConnections:
         rows = RowsReader(self._source, ticket.replica_id)
         first = self._subscription(rows, reader, ticket, with_rows=with_rows)
         connection = ReplicaConnection(
-            self._make_client(self._source, ticket.replica_id), ticket.replica_id, first, rows
+            self._make_client(self._source, ticket.replica_id), ticket.replica_id, first, rows, self._room
         )
         self._by_replica[ticket.replica_id] = connection
         return connection

@@ -17,6 +17,8 @@ from typing import Final
 
 import numpy as np
 
+from omni_cluster.engine.room import Room
+
 IDLE_S: Final = 2.0
 """How long a call that nobody reads stays open: a replica that is to end waits for its calls."""
 PATIENCE_S: Final = 10.0
@@ -31,8 +33,9 @@ Batch = tuple[int, list[np.ndarray]]
 class RowsPublisher:
     """The rows of one connection's messages. `is_read`: whether a request whose rows go here is being read."""
 
-    def __init__(self, is_read: Callable[[], bool]) -> None:
+    def __init__(self, is_read: Callable[[], bool], room: Room) -> None:
         self._is_read = is_read
+        self._room = room
         self._waiting: deque[Batch] = deque()
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -43,6 +46,7 @@ class RowsPublisher:
         number = self._next
         self._next += 1
         self._waiting.append((number, rows))
+        self._room.hold(num_bytes(self._waiting[-1]))
         self._changed.set()
         return number
 
@@ -56,6 +60,7 @@ class RowsPublisher:
         left = ITEM_BYTES - num_bytes(item[0])
         while self._waiting and (left := left - num_bytes(self._waiting[0])) >= 0:
             item.append(self._waiting.popleft())
+        self._room.release(sum(map(num_bytes, item)))
         return item
 
     async def _is_filled(self) -> bool:
@@ -70,6 +75,7 @@ class RowsPublisher:
 
     def close(self) -> None:
         self._is_closed = True
+        self._room.release(sum(map(num_bytes, self._waiting)))
         self._waiting.clear()
         self._changed.set()
 
@@ -81,13 +87,14 @@ def num_bytes(batch: Batch) -> int:
 class RowsPublishers:
     """The publishers of one replica, by the name that the consumer gave each."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._open: dict[str, RowsPublisher] = {}
         self._opened = asyncio.Event()
         self.calls = 0
 
     def open(self, name: str, is_read: Callable[[], bool]) -> RowsPublisher:
-        publisher = self._open[name] = RowsPublisher(is_read)
+        publisher = self._open[name] = RowsPublisher(is_read, self._room)
         self._opened.set()
         self._opened = asyncio.Event()
         return publisher

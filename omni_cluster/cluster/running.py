@@ -6,16 +6,26 @@ is here is not copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-_running: dict[tuple[str, str], list[str]] = {}
-
-
-def tell_running(app_name: str, deployment_name: str, replica_ids: Iterable[str]) -> None:
-    """What a router of the deployment has just learnt."""
-    _running[app_name, deployment_name] = sorted(replica_ids)
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
-def known_replicas(app_name: str, deployment_name: str) -> list[str]:
-    """The ids of the replicas that run; none as long as this process has called none of them."""
-    return _running.get((app_name, deployment_name), [])
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica runs, by Ray's id of the node; the zone is "" where the cluster has none."""
+
+    node: str
+    zone: str = ""
+
+
+_running: dict[tuple[str, str], dict[str, Place]] = {}
+
+
+def tell_running(app_name: str, deployment_name: str, places: Mapping[str, Place]) -> None:
+    """What a router of the deployment has just learnt: its replicas' places, by their ids."""
+    _running[app_name, deployment_name] = dict(sorted(places.items()))
+
+
+def known_replicas(app_name: str, deployment_name: str) -> Mapping[str, Place] | None:
+    """The replicas that run, by their ids; None as long as this process has called none of them."""
+    return _running.get((app_name, deployment_name))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client.registry import Collector
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
+from omni_cluster.cluster.orchestrator import Orchestrator
 from omni_cluster.cluster.parcel import posted
+from omni_cluster.cluster.run import stage_access
 from omni_cluster.cluster.scrape import Scrape
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.engine.build import BoundPipeline
@@ -25,7 +26,8 @@ from omni_cluster.server.shared import Shared
 
 READY_FRESH_S = 1.0
 READY_STALE_S = 5.0
-CONTROLLER_WAIT_S = 2.0
+CONTROLLER_WAIT_S = 1.5
+"""Probes wait for 2 s."""
 
 
 class ServePipeline:
@@ -34,10 +36,10 @@ class ServePipeline:
     def __init__(self, bound: BoundPipeline, handles: Mapping[str, DeploymentHandle]) -> None:
         self.bound = bound
         config = bound.config
-        self._orchestrator = Orchestrator(
-            bound, {name: stage_access(handle, config) for name, handle in handles.items()}
-        )
-        self._scrape = Scrape(handles, config.ingress_replicas)
+        self._stages = {name: stage_access(handle, config) for name, handle in handles.items()}
+        self.sleepers = frozenset(stage.model_stage for stage in config.stages if stage.may_sleep)
+        self._orchestrator = Orchestrator(bound, self._stages)
+        self._scrape = Scrape(handles, config.ingress_replicas, self.sleepers)
         # A thread of its own: those of the requests may all be busy, and Serve's controller may hang.
         self._controller = ThreadPoolExecutor(1, "controller")
         self._running = Shared(
@@ -50,20 +52,29 @@ class ServePipeline:
 
     async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """See `Pipeline.stream`."""
-        sent = await posted(request)
-        del request  # its media lie in the object store now
-        async with contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
+        sending = posted(request)
+        del request  # its media lie in the object store once it is posted
+        async with sending as sent, contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
             async for event in events:
                 yield event
 
     async def replicas(self) -> dict[str, int]:
-        """See `Pipeline.replicas`: those that Serve holds to be healthy."""
+        """See `Pipeline.replicas`: those that Serve holds to be healthy, and this ingress does not know to be gone.
+
+        Serve tells the routers of this process; its controller is asked while it has told them nothing yet. So neither
+        the controller's end nor a deployment that is built anew, of which it knows no replicas, makes a host unready.
+        """
+        names = [stage.model_stage for stage in self.bound.config.stages]
+        living = {name: count for name in names if (count := self._stages[name].calls.count_living()) is not None}
+        return living if len(living) == len(names) else {**await self._running_replicas(names), **living}
+
+    async def _running_replicas(self, names: Sequence[str]) -> dict[str, int]:
         try:
             running = await self._running.get()
         except (TimeoutError, RayError):
             reason = f"Ray Serve's controller has not answered for {READY_STALE_S:g} s."
             raise StatusUnknown(reason) from None
-        return {stage.model_stage: running.get(stage.model_stage, 0) for stage in self.bound.config.stages}
+        return {name: running.get(name, 0) for name in names}
 
     async def _ask_controller(self) -> dict[str, int]:
         return await asyncio.get_running_loop().run_in_executor(self._controller, running_replicas)

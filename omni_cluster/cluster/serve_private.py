@@ -22,13 +22,14 @@ def version_error(name: str) -> VersionError:
 
 try:
     from ray._private import worker
+    from ray._private.label_utils import validate_label_key, validate_label_selector_value
     from ray.experimental.internal_kv import _internal_kv_del as kv_delete
     from ray.experimental.internal_kv import _internal_kv_get as kv_get
     from ray.experimental.internal_kv import _internal_kv_list as kv_list
     from ray.experimental.internal_kv import _internal_kv_put as kv_put
     from ray.serve._private.client import ServeControllerClient
     from ray.serve._private.common import ReplicaID, ReplicaQueueLengthInfo
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+    from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
     from ray.serve._private.replica_result import ReplicaResult
     from ray.serve.context import _get_global_client as get_global_client
     from ray.serve.context import _set_global_client as set_global_client
@@ -39,6 +40,7 @@ except ImportError as error:
 
 __all__ = [
     "CHECKED_RAY",
+    "RAY_SERVE_ENABLE_HA_PROXY",
     "SERVE_CONTROLLER_NAME",
     "SERVE_NAMESPACE",
     "ReplicaID",
@@ -53,6 +55,8 @@ __all__ = [
     "kv_put",
     "once_ray_is_up",
     "set_global_client",
+    "validate_label_key",
+    "validate_label_selector_value",
 ]
 
 PRIVATE: Mapping[Any, Sequence[str]] = {

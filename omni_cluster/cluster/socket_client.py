@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_cluster.cluster.frame import read_frame, write_frame
 from omni_cluster.cluster.handshake import GREETING_S, prove_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
+from omni_cluster.cluster.loads import BROKEN_S
 from omni_cluster.cluster.message import unpacked
+from omni_cluster.cluster.peer_clock import PeerClock, boot_id
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
 
@@ -29,15 +33,18 @@ MAX_FRAME_BYTES = 64 << 20
 class SocketClient:
     """The consuming end of one connection."""
 
-    def __init__(self, source: RemoteStage, replica_id: str) -> None:
+    def __init__(self, source: RemoteStage, replica_id: str, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix time of this process, which chunks' times are told in."""
         self._source = source
         self._replica_id = replica_id
+        self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
 
     async def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]:
         """Opens the connection with its first reader; the first message is empty.
 
-        Raises ReplicaLost when it breaks, or nothing comes on it any more.
+        Raises ReplicaLost when it breaks, or nothing comes on it any more: whether or not somebody reads, this is the
+        first that is known of a replica that is gone.
         """
         address: Address = await self._source.call("address", replica_id=self._replica_id)
         heartbeat = keeper = None
@@ -46,12 +53,15 @@ class SocketClient:
             heartbeat = Heartbeat(self._writer)
             keeper = asyncio.create_task(heartbeat.keep(self._beat))
             self._ask_for(self._writer, first)
+            clock = PeerClock(is_own=address.boot_id == boot_id() != "", clock=self._clock)
             while True:
                 frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
+                clock.heard(frame.sent_at_s)
                 self._source.loads.told(self._replica_id, frame.load)
                 if frame.parts:
-                    yield unpacked(frame.parts)
+                    yield [_in_own_time(item, clock) for item in unpacked(frame.parts)]
         except (OSError, asyncio.IncompleteReadError) as error:
+            self._source.loads.lost(self._replica_id, BROKEN_S)
             why = "nothing comes from it" if heartbeat is not None and heartbeat.is_lost else error
             raise ReplicaLost(f"the connection to replica {self._replica_id} broke: {why}") from error
         finally:
@@ -95,3 +105,10 @@ class SocketClient:
     def _beat(self) -> None:
         if self._writer is not None and not self._writer.is_closing():
             write_frame(self._writer, [])
+
+
+def _in_own_time(item: MessageItem, clock: PeerClock) -> MessageItem:
+    if item.body is None or (made_at_s := clock.own_s(item.body.chunk.made_at_s)) == item.body.chunk.made_at_s:
+        return item
+    chunk = replace(item.body.chunk, made_at_s=made_at_s)
+    return replace(item, body=replace(item.body, chunk=chunk))

@@ -15,6 +15,7 @@ from omni_cluster.cluster.handshake import peer_knows_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.message import packed
 from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
+from omni_cluster.cluster.peer_clock import boot_id
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import Subscription
 from omni_cluster.engine.output_log import OutputLogs
@@ -32,11 +33,12 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica listens. `secret`: what both ends of a connection prove to know."""
+    """Where a replica listens. `secret`: what both ends of a connection prove to know; `boot_id`: its host's."""
 
     host: str
     port: int
     secret: bytes = field(repr=False)
+    boot_id: str = ""
 
 
 class Connection:
@@ -96,7 +98,7 @@ class SocketServer:
     """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see there."""
 
     def __init__(self, logs: OutputLogs, host: str, *, inline: bool = False) -> None:
-        self.rows_publishers = RowsPublishers()
+        self.rows_publishers = RowsPublishers(logs.room)
         self.rows_sent = RowsSent()
         self._inline = inline
         self._logs = logs
@@ -115,7 +117,7 @@ class SocketServer:
             if self._server is None:
                 self._server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_REQUEST_BYTES)
                 self._teller = asyncio.create_task(self._tell_load())
-        return Address(self._host, self._server.sockets[0].getsockname()[1], self._secret)
+        return Address(self._host, self._server.sockets[0].getsockname()[1], self._secret, boot_id())
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         accepted = cast("asyncio.Task[None]", asyncio.current_task())

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from typing import Any
@@ -16,8 +16,10 @@ import ray
 import ray.util
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.autoscaling import LOAD, engine_load
+from omni_cluster.cluster.autoscaling import recorded
+from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.parcel import Parcel, Parcels
+from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
@@ -25,11 +27,13 @@ from omni_cluster.cluster.starting import Starting, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.build import bind, make_stage, stage_class
+from omni_cluster.engine.build import bind, make_stage, samples_tokens, stage_class
 from omni_cluster.engine.caches import use_cache_dir
+from omni_cluster.engine.cards import environment
 from omni_cluster.engine.driver import driven
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fitting import fit_replica, measure_replica
+from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.errors import OmniError
@@ -61,7 +65,7 @@ class StageReplica:
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
         use_cache_dir(config.cache_dir)
-        if stage.gpus_per_replica:
+        if stage.gpus_per_replica or samples_tokens(stage, config):  # else the engine has no process of its own
             ENGINE_PROCESSES.import_beside()
         starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"), without_collector():
@@ -73,8 +77,8 @@ class StageReplica:
             self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage, measured))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         with starting.step("imports the model"), without_collector():
-            self._engine = make_stage(self._stage, self._bound)
-        self._logs = OutputLogs(config.limits.outbox_max_bytes)
+            self._engine = make_stage(self._stage, self._bound, _stat_loggers(self._stage, config))
+        self._logs = OutputLogs(config.limits.outbox_max_bytes, config.limits.replica_outbox_max_bytes)
         self._parcels = Parcels()
         self._requests = 0
         self._metrics = StageMetrics()
@@ -82,15 +86,23 @@ class StageReplica:
             self._logs, ray.util.get_node_ip_address(), inline=config.handover.rows == "inline"
         )
         self._source = self._connections_to(source) if source is not None else None
-        with starting.step("starts the engine"):
+        with starting.step("starts the engine"), environment(_where_ray_is(stage)):
             await self._engine.start()
         self._beating = asyncio.create_task(beat_while_healthy(self._watchdog, self._engine.check_health))
+        self._pushing = asyncio.create_task(self._push_metrics()) if config.ray_metrics else None
         starting.ended()
+
+    async def _push_metrics(self) -> None:
+        labels = {"stage": self._stage.model_stage}
+        await pushed_in_turn(RayMetrics(self._metrics.registry, STAGE, labels), self._hold)
 
     def _connections_to(self, source: DeploymentHandle) -> ReplicaConnections:
         config = self._bound.config
         return ReplicaConnections(
-            RemoteStage(source), config.limits.max_payload_elements, inline=config.handover.rows == "inline"
+            RemoteStage(source),
+            config.limits.max_payload_elements,
+            inline=config.handover.rows == "inline",
+            room=self._logs.room,
         )
 
     async def generate(
@@ -98,7 +110,7 @@ class StageReplica:
     ) -> AsyncGenerator[Ticket, None]:
         """See the class. `ticket`: where the stage's source keeps this request; `has_media`: `bring` is called next."""
         self._requests += 1
-        meter = self._metrics.begin()
+        meter = self._metrics.begin(request.known_of(self._stage.model_stage))
         log = self._logs.open(request.request_id)
         try:
             with self._parcels.expecting(request.request_id):
@@ -141,7 +153,10 @@ class StageReplica:
         try:
             if has_media:
                 request = await self._with_media(request)
-            async with contextlib.aclosing(driven(self._engine, request, self._upstream(ticket), meter)) as chunks:
+            async with (
+                self._logs.room.taken(log),
+                contextlib.aclosing(driven(self._engine, request, self._upstream(ticket), meter)) as chunks,
+            ):
                 async for made in chunks:
                     for part in made.cut(MAX_SAMPLES):
                         log.put(part)
@@ -153,7 +168,7 @@ class StageReplica:
                 logger.exception("request %s failed in stage %s", request.request_id, self._stage.model_stage)
             # The source drops a request only when its client leaves, and may hear of that earlier than this stage.
             self._end(request, meter, "cancelled" if isinstance(error, OutputLogUnknown) else "failed")
-            log.fail(_without_frames(error))
+            log.fail(_without_frames(lost_with(error, own_replica_id())))
 
     async def _with_media(self, request: OmniRequest) -> OmniRequest:
         parcel = await self._parcels.take(request.request_id)
@@ -192,13 +207,19 @@ class StageReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks this of every replica, for the autoscaling policy."""
-        return {LOAD: engine_load(await self._engine.counts())}
+        return recorded(await self._engine.counts(), self._metrics.backlog_tokens, len(self._logs))
+
+    async def awake(self) -> None:
+        """Says nothing: a call that waits for a replica is what wakes a stage that sleeps."""
 
     async def metrics(self) -> ReplicaMetrics:
         """What this replica counted so far and holds now, under its stage's name and its own."""
-        counts = await self._engine.counts()
-        self._metrics.hold(counts["running"], counts["waiting"], len(self._logs))
+        await self._hold()
         return ReplicaMetrics.of(self._metrics.registry, own_replica_id(), stage=self._stage.model_stage)
+
+    async def _hold(self) -> None:
+        counts = await self._engine.counts()
+        self._metrics.hold(counts, len(self._logs), self._logs.room.held_bytes)
 
     async def status(self) -> dict[str, Any]:
         """For tests and operators: where it runs, requests so far, open logs and connections, what the engine holds."""
@@ -208,6 +229,7 @@ class StageReplica:
             "replica_id": own_replica_id(),
             "requests": self._requests,
             "open_outboxes": len(self._logs),
+            "held_bytes": self._logs.room.held_bytes,
             "open_links": len(self._sockets),
             "open_rows_calls": self._sockets.rows_publishers.calls,
             "rows_sent_bytes": asdict(self._sockets.rows_sent),
@@ -216,6 +238,9 @@ class StageReplica:
 
     async def __del__(self) -> None:
         self._beating.cancel()
+        if self._pushing is not None:
+            self._pushing.cancel()
+            await asyncio.gather(self._pushing, return_exceptions=True)  # it broke with its engine, if that died
         if self._source is not None:
             await self._source.close()
         await self._sockets.close()
@@ -227,6 +252,19 @@ def _without_frames(error: Exception) -> Exception:
     """The error alone: the frames that it came through hold the request's media for as long as somebody keeps it."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def _stat_loggers(stage: StageConfig, config: PipelineConfig) -> Sequence[type]:
+    if not (config.ray_metrics and samples_tokens(stage, config)):
+        return ()
+    from omni_cluster.cluster.engine_metrics import StageStatLogger
+
+    return (StageStatLogger,)
+
+
+def _where_ray_is(stage: StageConfig) -> dict[str, str]:
+    """What an engine's process must know to start parts of its model on other hosts."""
+    return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} if stage.hosts_per_replica > 1 else {}
 
 
 def _import_engine(stage: StageConfig, config: PipelineConfig) -> None:

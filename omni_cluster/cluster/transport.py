@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,9 +18,9 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX
-from omni_cluster.cluster.failures import named_failures
+from omni_cluster.cluster.failures import lost_with, named_failures
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.running import known_replicas
+from omni_cluster.cluster.running import Place, known_replicas
 from omni_cluster.errors import PayloadError, StageDied
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
@@ -39,6 +39,15 @@ MAX_VALUE_BYTES = 1 << 20
 
 class ReplicaLost(StageDied):
     """The connection to a replica broke, or it does not answer: most likely it died."""
+
+
+class ReplicaSilent(ReplicaLost):
+    """A replica does not answer in time: it hangs, or has too much to do."""
+
+
+def no_answer(replica_id: str, what: str) -> Exception:
+    """The error for a replica that should have answered."""
+    return lost_with(ReplicaSilent(f"replica {replica_id} {what}."), replica_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +161,41 @@ class RemoteStage:
         self._by_reference = handle.options(stream=True, _by_reference=True)
         self._by_value = handle.options(stream=True, _by_reference=False)
 
-    def choose_replica(self, conversation: bytes = b"") -> str | None:
-        """A replica for a new request; None as long as none of them is known here. See `Loads.choose`."""
+    def can_choose(self, *, idle: bool = False) -> bool:
+        """Whether there is a replica for a request; `idle`: only one that has nothing to do."""
         known = known_replicas(*self._name)
-        return self.loads.choose(known, conversation) if known else None
+        return not known or bool(self.loads.living(list(known), idle=idle))
+
+    def choose_replica(self, conversation: bytes = b"", near: Place | None = None, *, idle: bool = False) -> str | None:
+        """A replica for a request, if `can_choose`; None as long as none of them is known here. See `Loads.choose`.
+
+        `near`: where the request's input comes from.
+        """
+        known = known_replicas(*self._name)
+        if not known:
+            return None
+        living = self.loads.living(list(known), idle=idle)
+        nearby = [] if near is None else _nearby(near, {each: known[each] for each in living})
+        return self.loads.choose(living, conversation, nearby)
+
+    def place_of(self, replica_id: str) -> Place | None:
+        """None for a replica that is not known here."""
+        return (known_replicas(*self._name) or {}).get(replica_id)
+
+    def count_living(self) -> int | None:
+        """Replicas that this process does not know to be gone; None as long as it knows of none."""
+        known = known_replicas(*self._name)
+        return None if known is None else len(self.loads.living(list(known)))
+
+    async def wake(self) -> None:
+        """Returns once the stage has a replica. If it sleeps, Serve starts one for the call that waits."""
+        asked = self._unary.awake.remote()
+        try:
+            with named_failures():
+                await asked
+        except asyncio.CancelledError:
+            asked.cancel()  # or it would wait on
+            raise
 
     async def stream(
         self, method: str, *args: Any, replica_id: str = "", by_reference: bool = False
@@ -166,7 +206,7 @@ class RemoteStage:
         addressed = handle.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else handle
         items = getattr(addressed, method).remote(*args)
         try:
-            with named_failures():
+            with named_failures(replica_id):
                 async for item in items:
                     yield item
         finally:
@@ -179,7 +219,7 @@ class RemoteStage:
         """
         asked = getattr(self._unary.options(session_id=ADDRESS_PREFIX + replica_id), method).remote(*args)
         try:
-            with named_failures():
+            with named_failures(replica_id):
                 async with asyncio.timeout(wait_s):
                     return await asked
         except asyncio.CancelledError:
@@ -187,7 +227,15 @@ class RemoteStage:
             raise
         except TimeoutError:
             asked.cancel()
-            raise ReplicaLost(f"replica {replica_id} did not answer within {wait_s} s.") from None
+            raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
+
+
+def _nearby(near: Place, places: Mapping[str, Place]) -> list[list[str]]:
+    """Those on the same node, and those in the same zone."""
+    return [
+        [each for each, place in places.items() if place.node == near.node],
+        [each for each, place in places.items() if near.zone and place.zone == near.zone],
+    ]
 
 
 def _bytes_of(args: tuple[Any, ...]) -> int:

@@ -67,6 +67,19 @@ class Limits(Strict):
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
     )
+    closing_grace_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds in which running requests may end when the server is told to.",
+        examples=[30.0],
+    )
+    max_restarts: int = Field(
+        default=3,
+        ge=0,
+        le=10,
+        description="How often a request is begun again when a replica that works on it is lost; 0: never.",
+        examples=[3],
+    )
     upload_timeout_s: float = Field(
         default=60.0, gt=0, description="Seconds in which each MiB of a body has to come.", examples=[60.0]
     )
@@ -94,6 +107,12 @@ class Limits(Strict):
         description="Rows and codes of a request that a replica keeps.",
         examples=[2**31],
     )
+    replica_outbox_max_bytes: int = Field(
+        default=8_589_934_592,
+        ge=1,
+        description="The same of all its requests, with what waits to be read there, above which new ones wait: 8 GiB.",
+        examples=[2**33],
+    )
 
     def most_tokens(self, final_output_type: str | None, sampling: Mapping[str, Any]) -> int:
         """Tokens that a stage of that output may make of one request, which samples by `sampling`."""
@@ -109,5 +128,8 @@ class Limits(Strict):
         if self.max_unread_total_bytes < self.max_unread_bytes:
             fix = f"it must be at least max_unread_bytes, for example {self.max_unread_bytes}"
             problems.append(Problem("max_unread_total_bytes", self.max_unread_total_bytes, fix))
+        if self.replica_outbox_max_bytes < self.outbox_max_bytes:
+            fix = f"it must be at least outbox_max_bytes, for example {self.outbox_max_bytes}"
+            problems.append(Problem("replica_outbox_max_bytes", self.replica_outbox_max_bytes, fix))
         refuse(problems)
         return self

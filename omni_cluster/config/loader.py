@@ -53,7 +53,11 @@ def load_config(path: Path | str | None = None, *, known_families: Collection[st
             names the file, the key, its value and a value that would do.
     """
     source = DEFAULT_CONFIG if path is None else Path(path)
-    given = _read_mapping(source)
+    return check_config(_read_mapping(source), str(source), known_families=known_families)
+
+
+def check_config(given: Mapping[Any, Any], source: str, *, known_families: Collection[str]) -> PipelineConfig:
+    """The configuration that `given` is, which came from `source`. Raises ConfigError, as `load_config`."""
     try:
         return PipelineConfig.model_validate(given, context={"known_families": known_families})
     except ValidationError as error:
@@ -138,7 +142,7 @@ def _place(mark: yaml.Mark | None) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
 
 
-def _sentence(source: Path, errors: list[ErrorDetails]) -> str:
+def _sentence(source: str, errors: list[ErrorDetails]) -> str:
     # A misspelt key is also a missing one: the misspelling is what helps.
     first = min(errors, key=lambda error: error["type"] not in _UNKNOWN_KEY)
     further = len(errors) - 1 + sum(_context(error).get("further", 0) for error in errors)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.caches import HostFolder
+from omni_cluster.config.devices import device_problems
+from omni_cluster.config.graph import graph_problems
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
-from omni_cluster.config.problems import MISSING, Problem, Strict, refuse
+from omni_cluster.config.placement import PlacementConfig
+from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.sampling import sampling_faults
 
 PRESET_PREFIX = "preset:"
@@ -25,27 +27,9 @@ RESERVED_ENGINE_ARGS = {
     "additional_config": "remove it, it carries the stage's own settings",
     "enable_prompt_embeds": "remove it, rows enter a stage by its own hand-over only",
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
-    "distributed_executor_backend": "remove it, tensor_parallel_size chooses between uni and mp",
+    "pipeline_parallel_size": "set pipeline_parallel_size next to engine_args instead",
+    "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",
 }
-
-
-class ApiConfig(Strict):
-    """Who may use the HTTP API."""
-
-    keys_file: str | None = Field(
-        default=None, description="A file of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
-    )
-    keys_variable: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="An environment variable with API keys, separated by commas.",
-        examples=["OMNI_API_KEYS"],
-    )
-    cors_origins: list[str] = Field(
-        default_factory=list,
-        description="Web pages that may call the API; '*': all.",
-        examples=[["https://app.example"]],
-    )
 
 
 class FetchConfig(Strict):
@@ -82,11 +66,38 @@ class DecodersConfig(Strict):
     )
 
 
+class SignalsConfig(Strict):
+    """What one replica should carry, by what it says of itself: the signal that wants the most replicas decides."""
+
+    max_requests: float | None = Field(
+        default=None, gt=0, description="Requests that run in it, or wait for it.", examples=[24]
+    )
+    max_kv_use: float | None = Field(
+        default=None, gt=0, le=1, description="The part of its KV cache in use.", examples=[0.7]
+    )
+    max_backlog_tokens: float | None = Field(
+        default=None, gt=0, description="Tokens that its requests are expected to say still.", examples=[8_000]
+    )
+    max_slack_use: float | None = Field(
+        default=None,
+        gt=0,
+        description="Players about to fall silent, as a part of those that it could serve in time.",
+        examples=[0.7],
+    )
+
+    @model_validator(mode="after")
+    def _at_least_one(self) -> SignalsConfig:
+        if not self.model_dump(exclude_none=True):
+            refuse([Problem("max_requests", None, "name at least one signal, for example max_requests: 24")])
+        return self
+
+
 class AutoscalingConfig(Strict):
     """Replicas between two bounds, following the stage's own load signal."""
 
-    # At least one: a stage without replicas has no statistics to scale up on.
-    min_replicas: int = Field(default=1, ge=1, description="Replicas kept when idle.", examples=[1])
+    min_replicas: int = Field(
+        default=1, ge=0, description="Replicas kept when idle; 0: it sleeps until a request needs it.", examples=[1]
+    )
     max_replicas: int = Field(ge=1, description="Replicas at most.", examples=[4])
     initial_replicas: int | None = Field(
         default=None, ge=1, description="Replicas at start; null: min_replicas.", examples=[1]
@@ -98,6 +109,9 @@ class AutoscalingConfig(Strict):
     target: float = Field(
         default=1.0, gt=0, description="Load to keep per replica, in the unit of the stage's signal.", examples=[1.0]
     )
+    signals: SignalsConfig | None = Field(
+        default=None, description="In place of target: the stage's own signals.", examples=[{"max_requests": 24}]
+    )
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> AutoscalingConfig:
@@ -108,6 +122,11 @@ class AutoscalingConfig(Strict):
         elif start is not None and not low <= start <= high:
             fix = f"it must lie between min_replicas and max_replicas, for example {low}"
             problems.append(Problem("initial_replicas", start, fix))
+        if self.signals is not None and "target" in self.model_fields_set:
+            problems.append(Problem("target", self.target, "signals is set too, keep one of the two"))
+        if low == 0 and self.signals is None:  # `target` counts nothing that waits for the stage before
+            fix = "a stage that may sleep needs signals too, for example signals: {max_requests: 24}"
+            problems.append(Problem("min_replicas", low, fix))
         refuse(problems)
         return self
 
@@ -179,8 +198,19 @@ class StageConfig(Strict):
         examples=[1],
     )
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs of one replica as a Ray resource.", examples=[1])
+    placement: PlacementConfig = Field(
+        default=PlacementConfig(),
+        description="Nodes of its replicas.",
+        examples=[{"label_selector": {"role": "speech"}}],
+    )
     tensor_parallel_size: int = Field(
-        default=1, ge=1, description="GPUs that one engine splits the model over.", examples=[1]
+        default=1, ge=1, description="Parts of every layer, each on a GPU of its own.", examples=[1]
+    )
+    pipeline_parallel_size: int = Field(
+        default=1, ge=1, description="Groups of layers, each on GPUs of its own.", examples=[1]
+    )
+    hosts_per_replica: int = Field(
+        default=1, ge=1, description="Hosts that the parts of one replica's model are on.", examples=[1]
     )
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's engine arguments.", examples=[{"max_model_len": 32_768}]
@@ -251,6 +281,11 @@ class StageConfig(Strict):
         return float(self.num_gpus or 0)
 
     @property
+    def num_parts(self) -> int:
+        """Of the model; each has a process, and a card where there are cards."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def diffusion_settings(self) -> DiffusionConfig:
         """Of a diffusion stage, whether the configuration says them or not."""
         return self.diffusion or DiffusionConfig()
@@ -258,6 +293,11 @@ class StageConfig(Strict):
     @property
     def min_replicas(self) -> int:
         return self.autoscaling.min_replicas if self.autoscaling else self.num_replicas or 1
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether it may have no replica while no request needs it."""
+        return self.min_replicas == 0
 
     @property
     def max_replicas(self) -> int:
@@ -272,7 +312,7 @@ class StageConfig(Strict):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> StageConfig:
-        refuse([*_device_problems(self), *_replica_problems(self), *_engine_arg_problems(self), *_part_problems(self)])
+        refuse([*device_problems(self), *_replica_problems(self), *_engine_arg_problems(self), *_part_problems(self)])
         refuse(_sampling_problems(self.default_sampling_params))
         return self
 
@@ -312,6 +352,14 @@ class PipelineConfig(Strict):
         description="Processes that speak HTTP and share limits.max_ongoing_requests.",
         examples=[4],
     )
+    ingress_placement: PlacementConfig = Field(
+        default=PlacementConfig(), description="Nodes of these.", examples=[{"label_selector": {"role": "front"}}]
+    )
+    ray_metrics: bool = Field(
+        default=True,
+        description="Metrics of replicas and engines on the metrics port of each Ray node too, beside /metrics.",
+        examples=[False],
+    )
     stages: list[StageConfig] = Field(
         min_length=1,
         description="The stages, in any order.",
@@ -335,36 +383,8 @@ class PipelineConfig(Strict):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> PipelineConfig:
-        refuse([*_voice_problems(self), *_graph_problems(self.stages)])
+        refuse([*_voice_problems(self), *graph_problems(self.stages)])
         return self
-
-
-def _device_problems(stage: StageConfig) -> list[Problem]:
-    if stage.gpus is not None:
-        return _pinned_problems(stage.gpus, stage)
-    if stage.num_gpus is None:
-        return [Problem("num_gpus", MISSING, "say how many GPUs one replica takes, for example 1, or 0 for CPU")]
-    if stage.num_gpus > 1 and not stage.num_gpus.is_integer():
-        fix = f"a replica takes a part of one card or whole cards, for example {round(stage.num_gpus)}"
-        return [Problem("num_gpus", stage.num_gpus, fix)]
-    return _parallel_problems(stage, cards=max(1, int(stage.num_gpus)), source=f"num_gpus is {stage.num_gpus:g}")
-
-
-def _pinned_problems(gpus: list[int], stage: StageConfig) -> list[Problem]:
-    if stage.num_gpus is not None:
-        fix = f"num_gpus is {stage.num_gpus:g} too, keep one of the two, for example num_gpus: 1"
-        return [Problem("gpus", gpus, fix)]
-    if len(set(gpus)) < len(gpus):
-        return [Problem("gpus", gpus, f"a device stands there twice, use {sorted(set(gpus))}")]
-    if min(gpus) < 0:
-        return [Problem("gpus", gpus, "device numbers start at 0, for example [0]")]
-    return _parallel_problems(stage, cards=len(gpus), source=f"gpus names {len(gpus)}")
-
-
-def _parallel_problems(stage: StageConfig, cards: int, source: str) -> list[Problem]:
-    if stage.tensor_parallel_size == cards:
-        return []
-    return [Problem("tensor_parallel_size", stage.tensor_parallel_size, f"{source}, so it must be {cards}")]
 
 
 def _replica_problems(stage: StageConfig) -> list[Problem]:
@@ -424,72 +444,3 @@ def _voice_problems(config: PipelineConfig) -> list[Problem]:
         return []
     fix = f"it is not among voices, use one of {config.voices}"
     return [Problem("default_voice", config.default_voice, fix)]
-
-
-def _graph_problems(stages: list[StageConfig]) -> list[Problem]:
-    # One kind at a time: an id given twice would show up again as a source that is missing.
-    return _id_problems(stages) or _source_problems(stages) or _cycle_problems(stages) or _output_problems(stages)
-
-
-def _id_problems(stages: list[StageConfig]) -> list[Problem]:
-    free = max(stage.stage_id for stage in stages) + 1
-    first_at: dict[int, int] = {}
-    problems = []
-    for index, stage in enumerate(stages):
-        first = first_at.setdefault(stage.stage_id, index)
-        if first != index:
-            fix = f"stages[{first}] has that id already, use another, for example {free}"
-            problems.append(Problem(f"stages[{index}].stage_id", stage.stage_id, fix))
-    return problems
-
-
-def _source_problems(stages: list[StageConfig]) -> list[Problem]:
-    ids = sorted({stage.stage_id for stage in stages})
-    return [
-        Problem(f"stages[{index}].engine_input_source", stage.engine_input_source, fix)
-        for index, stage in enumerate(stages)
-        if (fix := _source_fix(stage, ids)) is not None
-    ]
-
-
-def _source_fix(stage: StageConfig, ids: list[int]) -> str | None:
-    others = [stage_id for stage_id in ids if stage_id != stage.stage_id]
-    use = f"use ids among {', '.join(map(str, others))}" if others else "use [] for a single stage"
-    for source, count in Counter(stage.engine_input_source).items():
-        if source == stage.stage_id:
-            return f"stage {source} cannot feed itself, {use}"
-        if source not in ids:
-            return f"no stage has id {source}, {use}"
-        if count > 1:
-            return f"stage {source} stands there {count} times, use {sorted(set(stage.engine_input_source))}"
-    return None
-
-
-def _cycle_problems(stages: list[StageConfig]) -> list[Problem]:
-    try:
-        TopologicalSorter({stage.stage_id: stage.engine_input_source for stage in stages}).prepare()
-    except CycleError as error:
-        circle: list[int] = error.args[1]
-        index = next(index for index, stage in enumerate(stages) if stage.stage_id == circle[0])
-        path = " -> ".join(map(str, circle))
-        fix = f"stages {path} feed each other in a circle, use [] for the stage that comes first"
-        return [Problem(f"stages[{index}].engine_input_source", stages[index].engine_input_source, fix)]
-    return []
-
-
-def _output_problems(stages: list[StageConfig]) -> list[Problem]:
-    last = len(stages) - 1
-    if all(stage.final_output_type is None for stage in stages):
-        fix = "no stage gives the client anything, set it to text or audio on at least one stage"
-        return [Problem(f"stages[{last}].final_output_type", None, fix)]
-    consumed = {source for stage in stages for source in stage.engine_input_source}
-    return [
-        Problem(
-            f"stages[{index}].final_output_type",
-            None,
-            f"nothing consumes stage {stage.stage_id} ({stage.model_stage}), set it to text or audio "
-            f"or add {stage.stage_id} to another stage's engine_input_source",
-        )
-        for index, stage in enumerate(stages)
-        if stage.final_output_type is None and stage.stage_id not in consumed
-    ]

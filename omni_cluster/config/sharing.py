@@ -22,7 +22,7 @@ def on_cards_of_one_process(stages: Sequence[StageConfig], first: int) -> dict[i
         (number, stage.stage_id, 1)
         for stage in stages
         if stage.gpus_per_replica > 0
-        for number in stage.gpus or range(first, first + stage.tensor_parallel_size)
+        for number in stage.gpus or range(first, first + stage.num_parts)
     )
 
 

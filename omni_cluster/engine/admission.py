@@ -55,6 +55,10 @@ class Admission:
         urgent = self.urgent()
         return not urgent or expected_stall_s(self._cost, urgent + 1) <= max_stall_s
 
+    def slack_use(self) -> float:
+        """Urgent players, as a part of those of whom each could get a piece before its cushion is used up."""
+        return self.urgent() / self._cost.streams_within(CUSHION_S)
+
     def urgent(self) -> int:
         """Players that have less than `URGENT_S` of sound, those whose first sound is still made among them."""
         now_s = self._clock()

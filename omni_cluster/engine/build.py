@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,9 @@ class BoundPipeline:
     family: Family
 
     def check(self, request: OmniRequest) -> None:
-        """Raises RequestError for a voice or a stage name that does not exist."""
+        """Raises RequestError for a voice or a stage that does not exist, and for sound where no stage makes it."""
+        if request.wants_audio and all(stage.final_output_type != "audio" for stage in self.config.stages):
+            raise RequestError('modalities has "audio", but no stage here makes sound; use ["text"].')
         self.family.check_voice(request.voice)
         unknown = sorted(set(request.sampling) - set(self.family.stages))
         if unknown:
@@ -100,9 +102,13 @@ def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Famil
         )
 
 
-def make_stage(stage: StageConfig, bound: BoundPipeline) -> Stage:
-    """A stage that is not started yet. vLLM is imported here, if it was not before."""
-    return stage_class(stage, bound.config)(stage, bound.config, bound.family, str(bound.folder))
+def make_stage(stage: StageConfig, bound: BoundPipeline, stat_loggers: Sequence[type] = ()) -> Stage:
+    """A stage that is not started yet. vLLM is imported here, if it was not before.
+
+    `stat_loggers`: for a stage that samples tokens, what counts of its engine's steps (vLLM's `StatLoggerFactory`).
+    """
+    counting = {"stat_loggers": stat_loggers} if stat_loggers else {}
+    return stage_class(stage, bound.config)(stage, bound.config, bound.family, str(bound.folder), **counting)
 
 
 def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Stage]:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 _DEVICE_BROKE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|Triton Error \[CUDA\]|Executor failed")
 """Messages of errors after which nothing more is computed: CUDA's, and vLLM's when a worker's process is gone."""
 
+SLACK_PERCENT = "slack_percent"
+"""Of `counts`: see `Admission.slack_use`."""
+
 
 class DiffusionEngine:
     """A diffusion `Stage`: a `StageWorker` of vLLM's, and our own loop over the steps of its jobs."""
@@ -75,15 +78,25 @@ class DiffusionEngine:
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        """See `Stage.generate`: one chunk of sound a job, and a last chunk without sound."""
+        """See `Stage.generate`: one chunk of sound a job, and a last chunk without sound.
+
+        Of a request that is begun again, only the sound behind what its client has.
+        """
         if upstream is None:
             raise ConfigError(f"stage {self._stage.model_stage} has no source; set its engine_input_source, e.g. [1].")
+        known = request.known_of(self._stage.model_stage)
+        if known.has_ended:
+            yield StageChunk(finish_reason=known.finish_reason)
+            return
         loop, position = self._running_loop(), 0
         with self._player(request) as player:
             async with contextlib.aclosing(loop.waveforms(self._session(request, upstream), player)) as waveforms:
                 async for samples in waveforms:
-                    yield StageChunk(audio=AudioChunk(position, samples, self._sample_rate_hz))
-                    position += len(samples)
+                    audio = AudioChunk(position, samples, self._sample_rate_hz)
+                    position = audio.end
+                    if position > known.num_samples:
+                        first_new = max(0, known.num_samples - audio.start)
+                        yield StageChunk(audio=audio.part(first_new, len(samples)))
         yield StageChunk(finish_reason="stop")
 
     def _player(self, request: OmniRequest) -> contextlib.AbstractContextManager[Playback]:
@@ -142,7 +155,9 @@ class DiffusionEngine:
 
     async def counts(self) -> dict[str, int]:
         """See `Stage.counts`."""
-        return self._loop.counts() if self._loop is not None else dict.fromkeys(COUNTED, 0)
+        if self._loop is None or self._admission is None:
+            return dict.fromkeys((*COUNTED, SLACK_PERCENT), 0)
+        return {**self._loop.counts(), SLACK_PERCENT: round(100 * self._admission.slack_use())}
 
     async def shutdown(self) -> None:
         task, self._loop_task = self._loop_task, None

@@ -16,9 +16,12 @@ async def driven(
     stage: Stage, request: OmniRequest, upstream: AsyncGenerator[StageChunk, None] | None, meter: RequestMeter
 ) -> AsyncGenerator[StageChunk, None]:
     """The stage's chunks, counted; the last one says how the hand-over to the stage went. Closing this ends both."""
-    handover = Handover(meter.handed_over)
-    source = handover.watched(upstream) if upstream is not None else None
-    async with contextlib.aclosing(stage.generate(request, source)) as chunks:
+    handover, source = Handover(meter.handed_over), None
+    async with contextlib.AsyncExitStack() as cleanup:
+        if upstream is not None:
+            # Not left to the garbage collector: what came and was not read is held until then.
+            source = await cleanup.enter_async_context(contextlib.aclosing(handover.watched(upstream)))
+        chunks = await cleanup.enter_async_context(contextlib.aclosing(stage.generate(request, source)))
         async for made in chunks:
             meter.made(made)
             yield handover.signed(made)

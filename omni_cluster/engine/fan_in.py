@@ -18,11 +18,20 @@ MAX_WAITING_EVENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Recovery:
+    """A request that went on although a replica of `stage` was lost, `stall_s` after that was noticed."""
+
+    stage: str
+    stall_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageEvent:
-    """A chunk, and the stage that made it."""
+    """A chunk, and the stage that made it. `recovery`: of the first chunk since the request was begun again."""
 
     stage: str
     chunk: StageChunk
+    recovery: Recovery | None = None
 
 
 Emit = Callable[[StageEvent], Awaitable[None]]
@@ -41,6 +50,7 @@ class FanIn:
         self._deadline = deadline
         self._is_late = False
         self._alarm = asyncio.get_running_loop().call_later(deadline.left_s, self._expire)
+        deadline.listen(self._expire)
         self._events: asyncio.Queue[StageEvent | _Ended] = asyncio.Queue(MAX_WAITING_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -90,6 +100,7 @@ class FanIn:
 
     async def _stop(self) -> None:
         self._alarm.cancel()
+        self._deadline.unlisten(self._expire)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -37,8 +37,13 @@ def fit_cards(bound: BoundPipeline, measured: Mapping[int, CardMemory]) -> Bound
 
 
 def measure_replica(stage: StageConfig) -> tuple[CardMemory, ...]:
-    """The cards of a replica of one stage, in a process that sees its own cards only. Takes seconds."""
-    return measure_cards()[: stage.tensor_parallel_size] if stage.gpus_per_replica else ()
+    """The cards of a replica of one stage, in a process that sees its own cards only. Takes seconds.
+
+    None of a replica on several hosts: its memory is what its engine_args say.
+    """
+    if not stage.gpus_per_replica or stage.hosts_per_replica > 1:
+        return ()
+    return measure_cards()[: stage.num_parts]
 
 
 def fit_replica(bound: BoundPipeline, stage: StageConfig, measured: Sequence[CardMemory]) -> BoundPipeline:

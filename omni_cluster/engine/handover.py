@@ -6,29 +6,55 @@ import contextlib
 import statistics
 import time
 from collections.abc import AsyncGenerator, Callable
+from typing import Final
 
 from msgspec.structs import replace
+from opentelemetry import trace
+from opentelemetry.context import get_current
 
 from omni_cluster.outputs import HandoverTimes, StageChunk
+
+TRACER: Final = trace.get_tracer("omni_cluster")
+"""Does nothing where the process has no provider of traces: Ray Serve's, or vLLM's."""
+SPAN: Final = "handover"
 
 
 class Handover:
     """The hand-over to one stage for one request.
 
-    Two processes, perhaps two hosts, take part: times are wall-clock times, as exact as the hosts' clocks agree.
+    Two processes take part: the time at which a chunk was made comes on this process' clock, whoever made it.
     `observe` is called with the seconds of every chunk.
     """
 
     def __init__(self, observe: Callable[[float], object] | None = None) -> None:
         self._delays_s: list[float] = []
         self._observe = observe
+        self._first_made_s = 0.0
+        self._request = get_current()
 
     async def watched(self, upstream: AsyncGenerator[StageChunk, None]) -> AsyncGenerator[StageChunk, None]:
         """The chunks as they come; closing this closes `upstream`."""
-        async with contextlib.aclosing(upstream) as chunks:
-            async for chunk in chunks:
-                self._note(time.time() - chunk.made_at_s)
-                yield chunk
+        try:
+            async with contextlib.aclosing(upstream) as chunks:
+                async for chunk in chunks:
+                    self._first_made_s = self._first_made_s or chunk.made_at_s
+                    self._note(time.time() - chunk.made_at_s)
+                    yield chunk
+        finally:
+            self._trace()
+
+    def _trace(self) -> None:
+        """One span in the request's trace, if it has one: the first chunk's way, with the times of all."""
+        if not self._delays_s:
+            return
+        times = {"median_s": statistics.median(self._delays_s), "max_s": max(self._delays_s)}
+        span = TRACER.start_span(
+            SPAN,
+            self._request,
+            start_time=_ns(self._first_made_s),
+            attributes={"chunks": len(self._delays_s), **times},
+        )
+        span.end(_ns(self._first_made_s + max(0.0, self._delays_s[0])))
 
     def _note(self, delay_s: float) -> None:
         self._delays_s.append(delay_s)
@@ -40,3 +66,7 @@ class Handover:
         if chunk.finish_reason is None or not self._delays_s:
             return chunk
         return replace(chunk, handover=HandoverTimes(statistics.median(self._delays_s), max(self._delays_s)))
+
+
+def _ns(time_s: float) -> int:
+    return int(time_s * 1e9)

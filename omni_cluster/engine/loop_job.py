@@ -43,7 +43,7 @@ class LoopJob:
         """Those that are heard of the jobs before it that are still made."""
         if self.before is None or not self.follows:
             return 0.0
-        return heard_frames(self.before.job) + self.before.frames_before
+        return heard_frames(self.before.job) * self.before.job.is_heard + self.before.frames_before
 
     @property
     def is_left(self) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
+from omni_cluster.engine import metric_definitions as define
+from omni_cluster.inputs import NOTHING_KNOWN, KnownOutput
 from omni_cluster.outputs import StageChunk
 
 Outcome = Literal["finished", "failed", "cancelled"]
 
-SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
-HANDOVER_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+NEWEST: Final = 0.05
+"""The weight of the request that finished last in what a request usually makes."""
 
 
 class StageMetrics:
@@ -20,67 +23,56 @@ class StageMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        ended = Counter(
-            "omni_cluster_stage_requests_total", "Requests by how they ended here.", ["outcome"], registry=registry
-        )
+        ended = define.REQUESTS.counter(registry)
         self._ended = {outcome: ended.labels(outcome) for outcome in get_args(Outcome)}  # all there from the start
-        self._running = Gauge(
-            "omni_cluster_stage_requests_running", "Requests that the engine works on.", registry=registry
-        )
-        self._waiting = Gauge(
-            "omni_cluster_stage_requests_waiting", "Requests that wait for the engine.", registry=registry
-        )
-        self._open_logs = Gauge(
-            "omni_cluster_stage_open_outboxes", "Requests whose output is kept for their readers.", registry=registry
-        )
-        self.first_output = Histogram(
-            "omni_cluster_stage_first_output_seconds",
-            "From a request's coming to its first output here.",
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.request = Histogram(
-            "omni_cluster_stage_request_seconds",
-            "From a request's coming to its end here, however it ended.",
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.handover = Histogram(
-            "omni_cluster_stage_handover_seconds",
-            "From a chunk's making at the stage before to its arrival here, by the clocks of both.",
-            registry=registry,
-            buckets=HANDOVER_SECONDS,
-        )
-        self.tokens = Counter(
-            "omni_cluster_stage_tokens_total", "Tokens made, stop tokens included.", registry=registry
-        )
-        self.cached_tokens = Counter(
-            "omni_cluster_stage_cached_tokens_total", "Prompt tokens read from the prefix cache.", registry=registry
-        )
-        self.samples = Counter("omni_cluster_stage_samples_total", "Samples of sound made.", registry=registry)
-        self.pieces = Counter(
-            "omni_cluster_stage_pieces_total", "Chunks with tokens, text or sound made.", registry=registry
-        )
+        self._running = define.RUNNING.gauge(registry)
+        self._waiting = define.WAITING.gauge(registry)
+        self._held = define.HELD.gauge(registry)
+        self._held_bytes = define.HELD_BYTES.gauge(registry)
+        self._open_logs = define.OPEN_LOGS.gauge(registry)
+        self.first_output = define.FIRST_OUTPUT.histogram(registry)
+        self.request = define.REQUEST.histogram(registry)
+        self.handover = define.HANDOVER.histogram(registry)
+        self.tokens = define.TOKENS.counter(registry)
+        self.cached_tokens = define.CACHED_TOKENS.counter(registry)
+        self.samples = define.SAMPLES.counter(registry)
+        self.pieces = define.PIECES.counter(registry)
+        self._open: set[RequestMeter] = set()
+        self._usual_tokens = 0.0
 
-    def begin(self) -> RequestMeter:
-        """For a request that comes now."""
-        return RequestMeter(self)
+    @property
+    def backlog_tokens(self) -> float:
+        """Tokens that open requests are expected to make still, if each makes as many as those that finished lately."""
+        return sum(max(0.0, self._usual_tokens - meter.tokens) for meter in self._open)
 
-    def ended(self, outcome: Outcome) -> None:
+    def begin(self, known: KnownOutput = NOTHING_KNOWN) -> RequestMeter:
+        """For a request that comes now; `known`: what it says again, which was counted where it was made."""
+        meter = RequestMeter(self, len(known.token_ids))
+        self._open.add(meter)
+        return meter
+
+    def ended(self, meter: RequestMeter, outcome: Outcome) -> None:
         self._ended[outcome].inc()
+        self._open.discard(meter)
+        if outcome == "finished":
+            weight = NEWEST if self._usual_tokens else 1.0
+            self._usual_tokens += weight * (meter.tokens - self._usual_tokens)
 
-    def hold(self, running: int, waiting: int, open_logs: int) -> None:
-        """What the replica holds now."""
-        self._running.set(running)
-        self._waiting.set(waiting)
+    def hold(self, counts: Mapping[str, int], open_logs: int, held_bytes: int = 0) -> None:
+        """What the replica holds now; `counts`: what its engine says. One without rows to wait for holds no request."""
+        self._running.set(counts["running"])
+        self._waiting.set(counts["waiting"])
+        self._held.set(counts.get("held", 0))
         self._open_logs.set(open_logs)
+        self._held_bytes.set(held_bytes)
 
 
 class RequestMeter:
     """One request in one stage: counts its output as it is made, and its end once."""
 
-    def __init__(self, metrics: StageMetrics) -> None:
+    def __init__(self, metrics: StageMetrics, known_tokens: int) -> None:
         self._metrics = metrics
+        self._known_tokens = known_tokens
         self._started_s = time.perf_counter()
         self._is_first = True
         self._has_ended = False
@@ -92,14 +84,15 @@ class RequestMeter:
     def made(self, chunk: StageChunk) -> None:
         """Counts what the stage made. A chunk that only marks the end is no output."""
         samples = 0 if chunk.audio is None else len(chunk.audio.samples)
-        if not (chunk.token_ids or chunk.text or samples):
+        tokens = max(0, chunk.token_end - max(chunk.token_start, self._known_tokens))
+        if not (tokens or chunk.text or samples):
             return
         if self._is_first:
             self._is_first = False
             self._metrics.first_output.observe(self._passed_s())
-        self.tokens += len(chunk.token_ids)
+        self.tokens += tokens
         self.samples += samples
-        self._metrics.tokens.inc(len(chunk.token_ids))
+        self._metrics.tokens.inc(tokens)
         self._metrics.cached_tokens.inc(chunk.cached_tokens)
         self._metrics.samples.inc(samples)
         self._metrics.pieces.inc()
@@ -115,7 +108,7 @@ class RequestMeter:
         self._has_ended = True
         self.seconds = self._passed_s()
         self._metrics.request.observe(self.seconds)
-        self._metrics.ended(outcome)
+        self._metrics.ended(self, outcome)
         return True
 
     def _passed_s(self) -> float:

@@ -55,6 +55,8 @@ class AsyncOmniLLM:
     Stages overlap per token: each consumes its source's chunks as they are made.
     """
 
+    sleepers: frozenset[str] = frozenset()
+
     def __init__(self, config: PipelineConfig | Path | str | None = None) -> None:
         """Reads and checks the configuration (None: the embedded default); starts nothing. Raises ConfigError."""
         if not isinstance(config, PipelineConfig):
@@ -133,7 +135,7 @@ class AsyncOmniLLM:
         """Runs one stage for a request: from its source's log to its own."""
         log = logs[stage.stage_id]
         source = self.bound.source(stage)
-        meter = self._metrics[stage.model_stage].begin()
+        meter = self._metrics[stage.model_stage].begin(request.known_of(stage.model_stage))
         upstream = logs[source.stage_id].read() if source else None
         try:
             async with contextlib.aclosing(driven(self._stages[stage.model_stage], request, upstream, meter)) as chunks:
@@ -168,7 +170,7 @@ class AsyncOmniLLM:
         given = ReplicaMetrics.of(own, REPLICA).metrics
         for name, counts in (await self.counts()).items():
             metrics = self._metrics[name]
-            metrics.hold(counts["running"], counts["waiting"], self._open_logs[name])
+            metrics.hold(counts, self._open_logs[name])
             given += ReplicaMetrics.of(metrics.registry, REPLICA, stage=name).metrics
         return text_of(merged(given))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from omni_cluster.errors import OmniError, StageDied
+from omni_cluster.engine.room import Room
+from omni_cluster.errors import OmniError, RequestGone
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import LARGE_BYTES
 
@@ -16,7 +18,7 @@ class OutputLogFull(OmniError):
     """A request made more than its log may hold."""
 
 
-class OutputLogUnknown(StageDied):
+class OutputLogUnknown(RequestGone):
     """No output log of that request is open here: it has ended, or was made by another replica."""
 
 
@@ -26,11 +28,12 @@ class OutputLog:
     Bounded by `max_bytes` of tensors and arrays; text and token ids are bounded by the request's own token limits.
     """
 
-    def __init__(self, request_id: str, max_bytes: int) -> None:
+    def __init__(self, request_id: str, max_bytes: int, room: Room | None = None) -> None:
         self._request_id = request_id
         self._max_bytes = max_bytes
+        self._room = room or Room()
         self._chunks: list[StageChunk] = []
-        self._bytes = 0
+        self.num_bytes = 0
         self._closed = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
@@ -50,12 +53,13 @@ class OutputLog:
     def put(self, chunk: StageChunk) -> None:
         """Appends a chunk. Raises OutputLogFull, and keeps what it had, if the chunk does not fit."""
         num_bytes = chunk_bytes(chunk)
-        if self._bytes + num_bytes > self._max_bytes:
+        if self.num_bytes + num_bytes > self._max_bytes:
             raise OutputLogFull(
-                f"request {self._request_id}: its hand-over would hold {self._bytes + num_bytes} bytes, more than "
+                f"request {self._request_id}: its hand-over would hold {self.num_bytes + num_bytes} bytes, more than "
                 f"limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
             )
-        self._bytes += num_bytes
+        self.num_bytes += num_bytes
+        self._room.hold(num_bytes)
         self._chunks.append(chunk)
         self._wake()
 
@@ -68,6 +72,11 @@ class OutputLog:
         """The stage broke: readers get what there is, then the error."""
         self._error = error
         self.close()
+
+    def let_go(self) -> None:
+        """The log is kept no longer, but by those who still read it."""
+        self._room.release(self.num_bytes)
+        self._room = Room()
 
     def abandon(self) -> None:
         """A reader disappeared without closing: nobody can finish the request."""
@@ -151,13 +160,14 @@ def chunk_bytes(chunk: StageChunk, *, with_rows: bool = True) -> int:
 class OutputLogs:
     """The open logs of one stage replica."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_total_bytes: float = math.inf) -> None:
         self._max_bytes = max_bytes
+        self.room = Room(max_total_bytes)
         self._open: dict[str, OutputLog] = {}
         self._opened = asyncio.Event()
 
     def open(self, request_id: str) -> OutputLog:
-        log = self._open[request_id] = OutputLog(request_id, self._max_bytes)
+        log = self._open[request_id] = OutputLog(request_id, self._max_bytes, self.room)
         self._opened.set()
         self._opened = asyncio.Event()
         return log
@@ -179,7 +189,10 @@ class OutputLogs:
     def remove(self, request_id: str) -> None:
         """Ends the request here. Readers that are left get OutputLogUnknown, unless the log was closed before."""
         log = self._open.pop(request_id, None)
-        if log is not None and not log.closed:
+        if log is None:
+            return
+        log.let_go()
+        if not log.closed:
             log.fail(OutputLogUnknown(f"request {request_id} ended before all of it was made."))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Protocol
 
 from prometheus_client.registry import Collector
@@ -38,6 +38,10 @@ class Pipeline(Protocol):
         TooManyVoices, StageDied, StoreFull, DeadlineExceeded, and what else broke in a stage.
         """
 
+    @property
+    def sleepers(self) -> Collection[str]:
+        """Stages that may have no replica: a request that needs one wakes it."""
+
     async def replicas(self) -> Mapping[str, int]:
         """How many replicas answer, by stage name. Raises StatusUnknown."""
 
@@ -52,8 +56,12 @@ def answer_to(request_id: str, bound: BoundPipeline) -> Answer:
 
 async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:
     """Waits for the whole answer to a request."""
-    answer = answer_to(request.request_id, pipeline.bound)
-    async with contextlib.aclosing(answer.following(pipeline.stream(request, deadline))) as chunks:
+    return await filled(answer_to(request.request_id, pipeline.bound), pipeline.stream(request, deadline))
+
+
+async def filled(answer: Answer, events: AsyncGenerator[StageEvent, None]) -> OmniRequestOutput:
+    """The answer once all events have come."""
+    async with contextlib.aclosing(answer.following(events)) as chunks:
         async for _ in chunks:
             pass
     return answer.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.models.family import StepTime
 
@@ -11,6 +13,7 @@ MEMORY = 0.95
 """The factor by which the weight of a piece's size falls with each later piece."""
 PIECE_FRAMES = 72.0
 """Of an urgent player's piece, until such pieces are seen."""
+MOST_STREAMS = 4_096
 STEP_S, STEP_FRAME_S = 1e-2, 1.05e-5
 PASS_S, PASS_FRAME_S = 4e-3, 2.5e-5
 """A step and a pass, and each of their frames, on a card that autoregressive stages share: until some are measured."""
@@ -39,6 +42,10 @@ class RoundCost:
     def finished(self, time: StepTime) -> None:
         """A pass was measured."""
         self._pass.observe(time)
+
+    def streams_within(self, seconds: float) -> int:
+        """The most streams whose round takes no longer, one at least."""
+        return max(1, bisect.bisect_right(range(1, MOST_STREAMS), seconds, key=self.seconds))
 
     def seconds(self, streams: int) -> float:
         """What a round of so many streams takes."""

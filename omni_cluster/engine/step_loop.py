@@ -68,7 +68,8 @@ class StepLoop:
         async with queue.filled_by(self._ask_all(session, playback, queue)):
             async for job, samples in queue.sounds():
                 self._frame_s = len(samples) / self._sample_rate_hz / heard_frames(job)
-                playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
+                if job.is_heard:
+                    playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
                 yield samples
 
     async def _ask_all(self, session: DiffusionSession, playback: Playback, queue: JobQueue) -> None:

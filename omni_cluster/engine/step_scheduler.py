@@ -43,7 +43,7 @@ class Scheduler(Protocol[AnyJob]):
         """Those that the next step advances, of jobs that have steps left; at least one where there is one."""
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
-        """Those to finish now, of jobs that have had all their steps; `others` have steps left."""
+        """Those to finish now, in this order, of jobs that have had all their steps; `others` have steps left."""
 
     def took(self, time: StepTime) -> None:
         """A step was measured."""
@@ -80,12 +80,12 @@ class StepScheduler(Generic[AnyJob]):
         return min(self._max_frames, max(efficient, balanced, needed))
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
-        """Returns all or none: a pass that runs anyway takes the others along."""
+        """Returns all or none, those that are due first in front: a pass that runs anyway takes the others along."""
         if not ended:
             return []
         is_due = min(job.due_s for job in ended) <= self._clock() + FINISH_S
         if is_due or not others or sum(job.frames for job in ended) >= FINISH_FRAMES:
-            return list(ended)
+            return sorted(ended, key=lambda job: job.due_s)
         return []
 
     def took(self, time: StepTime) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.inputs import KnownOutput, OmniRequest, Prompt
 from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.outputs import StageChunk
 
@@ -62,8 +62,8 @@ class EngineInput:
 
     `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
     insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_complete`: no later rows will come; `is_part`: later ones are the prompt's own, too. `stream_interval`: None
-    for a chunk for each token.
+    `rows_complete`: no later rows will come; `is_part`: later ones are needed before the first new token, too.
+    `stream_interval`: None for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
@@ -84,7 +84,12 @@ class LaterRows:
 
 
 class ARSession(Protocol):
-    """One request in one AR stage: turns what comes from upstream into the engine's input."""
+    """One request in one AR stage: turns what comes from upstream into the engine's input.
+
+    `known`: what of the stage's output follows the prompt, of a request that is begun again.
+    """
+
+    known: KnownOutput
 
     async def prompt(self) -> EngineInput | None:
         """Waits until the stage can start, with the first of its prompt's rows; None when there is nothing to do."""
@@ -103,7 +108,8 @@ class DiffusionJob:
     Whole mode: `stream` is None and the piece is all of the request. Streaming: the pieces of one `stream` come in
     order, each once the one before it is begun; `start` is the position of the first code in the request, and the last
     `look_ahead` codes only tell the piece what follows: their own sound is made by the next piece.
-    `frames` is the length that batching goes by (mel frames, those of the look-ahead among them).
+    `frames` is the length that batching goes by (mel frames, those of the look-ahead among them). `is_heard`: False for
+    a piece whose sound was delivered before its request was begun again: it is made for what it leaves to the next one.
     """
 
     codes: tuple[int, ...]
@@ -113,6 +119,7 @@ class DiffusionJob:
     stream: str | None = None
     start: int = 0
     look_ahead: int = 0
+    is_heard: bool = True
 
 
 class DiffusionSession(Protocol):
@@ -152,7 +159,10 @@ class DiffusionModel(Protocol):
         """Advances jobs by one step. May return before the device has made it; gives the time of one that it has."""
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead; the jobs are gone then."""
+        """Float32 mono waveforms in [-1, 1], one a job, without the sound of its look-ahead; the jobs are gone then.
+
+        Of a job that is not heard, any sound of its length.
+        """
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Frees jobs at whatever step; the stream of one goes no further and is to be forgotten."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from omni_cluster.errors import ConfigError
@@ -21,3 +22,8 @@ def family_class(name: str) -> type[Family]:
         raise ConfigError(f"family is {name!r}; use one of {', '.join(_FAMILIES)}.")
     module, attribute = _FAMILIES[name]
     return cast(type[Family], getattr(import_module(module), attribute))
+
+
+def measured_file(family: str) -> Path:
+    """What was measured of the family's stages on cards (`planning/measured.py`); it may not be there."""
+    return Path(__file__).parent / family / "measured.json"

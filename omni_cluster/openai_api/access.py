@@ -55,8 +55,12 @@ class ApiKeys:
         scheme, _, key = (header or "").partition(" ")
         return scheme.lower() == "bearer" and self._knows(key.lstrip(" "))
 
+    def digest(self, header: str | None) -> bytes:
+        """By what an accepted header's key is told from others; of no bytes without keys."""
+        return _digest((header or "").partition(" ")[2].lstrip(" ")) if self._digests else b""
+
     def _knows(self, key: str) -> bool:
-        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        digest = _digest(key)
         # A list, not a generator: the time must not tell which key was meant.
         return any([hmac.compare_digest(digest, known) for known in self._digests])
 
@@ -65,6 +69,10 @@ class ApiKeys:
 
     def __repr__(self) -> str:
         return f"ApiKeys({len(self)} keys)"
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def _keys_of_file(file: Path | None) -> Iterator[bytes]:
@@ -95,7 +103,10 @@ def _checked(key: bytes, place: str) -> Iterator[bytes]:
 
 
 class KeyGuard:
-    """Refuses every HTTP request and WebSocket without a key, whatever the app would answer; `open_paths` need none."""
+    """Refuses every HTTP request and WebSocket without a key, whatever the app would answer; `open_paths` need none.
+
+    The app finds as `scope["state"]["api_key"]` by what the key is told from others.
+    """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str] = OPEN_PATHS) -> None:
         self._app = app
@@ -103,7 +114,10 @@ class KeyGuard:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._lets_in(scope):
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif self._lets_in(scope):
+            scope["state"] = {**(scope.get("state") or {}), "api_key": self._keys.digest(_authorization(scope))}
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": _REFUSED})

@@ -21,15 +21,25 @@ class BadRequest(RequestError):
     """A refused request: one sentence, the field at fault, a machine-readable code, and the HTTP status.
 
     `param` is a path such as `messages[0].content[1].input_audio.data`; `status` is 400 unless the refusal has one of
-    its own (404 model not found, 413 too large, 415 media type, 429 too many, 503 not now).
+    its own (404 model not found, 413 too large, 415 media type, 429 too many, 503 not now). `retry_after_s`: when the
+    same request would pass, if that is known.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
         """The JSON body of the answer."""

@@ -12,7 +12,16 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.errors import DIED, OmniError, PromptTooLong, RequestError, StageDied, StoreFull, TooManyVoices
+from omni_cluster.errors import (
+    DIED,
+    OmniError,
+    PromptTooLong,
+    RequestError,
+    ServerClosing,
+    StageDied,
+    StoreFull,
+    TooManyVoices,
+)
 from omni_cluster.openai_api.access import ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
@@ -20,6 +29,7 @@ from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest, error_body
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput
+from omni_cluster.server.closing import CLOSING
 from omni_cluster.server.log import logger
 
 _LIST = "sampling_params_list"
@@ -165,6 +175,8 @@ def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[
         return 400, error_body(str(error))
     if isinstance(error, TooManyVoices):
         return 429, error_body(str(error), status=429, code="too_many_voices")
+    if isinstance(error, ServerClosing):
+        return 503, error_body(str(error), status=503, code=CLOSING)
     logger.exception("a request failed")
     if isinstance(error, DeadlineExceeded):
         return 504, error_body(str(error), status=504, code="deadline_exceeded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from omni_cluster.server.endpoints.models import ModelsEndpoint
 from omni_cluster.server.endpoints.operations import OperationsEndpoint
 from omni_cluster.server.endpoints.speech import SpeechEndpoint
 from omni_cluster.server.metrics import IngressMetrics, Metered
+from omni_cluster.server.quotas import Clock
 from omni_cluster.server.reader import Reader
 
 CODING_THREADS = 4
@@ -32,19 +34,21 @@ class HttpServer:
     what is in front of the application adds the request's id to every answer.
     """
 
-    def __init__(self, pipeline: Pipeline, *, ingresses: int = 1, answers_id: bool = True) -> None:
+    def __init__(
+        self, pipeline: Pipeline, *, ingresses: int = 1, answers_id: bool = True, clock: Clock = time.monotonic
+    ) -> None:
         """Raises ConfigError for API keys that cannot be read."""
         bound = pipeline.bound
         self._api_config = bound.config.api
         self._answers_id = answers_id
         self._keys = api_keys(bound.config)
-        self.door = Door(bound.config.limits, ingresses)
+        self.door = Door(bound.config.limits, ingresses, bound.config.api, clock)
         self.metrics = IngressMetrics()
         self.metrics.watch(self.door)
         self._reader = Reader(bound)
         self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
         self._endpoints = (
-            OperationsEndpoint(pipeline, self.metrics.registry),
+            OperationsEndpoint(pipeline, self.metrics.registry, self.door.closing),
             ModelsEndpoint(bound),
             ChatEndpoint(pipeline, self._reader, self._coding),
             SpeechEndpoint(pipeline, self._reader, self._coding),
@@ -63,6 +67,10 @@ class HttpServer:
             answers_id=self._answers_id,
         )
         return Metered(app, self.metrics, [route.path for route in api.routes if isinstance(route, Route)])
+
+    async def let_all_end(self) -> None:
+        """Turns new requests away, and returns when those that run have ended, by themselves or for want of time."""
+        await self.door.closing.close(self.door.limits.closing_grace_s)
 
     async def close(self) -> None:
         await self._reader.close()

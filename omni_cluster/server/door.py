@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
@@ -12,12 +13,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.body import read_body, too_slow
+from omni_cluster.server.closing import CLOSING, Closing
 from omni_cluster.server.places import Places
+from omni_cluster.server.quotas import Allowance, Clock, Quotas
 from omni_cluster.server.uploads import Uploads
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
@@ -32,12 +36,18 @@ MOST_AHEAD_S: Final = 2.0
 _HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
     408: {"Connection": "close"},  # or the rest of a body that comes slowly would keep it open
     429: {"Retry-After": str(RETRY_AFTER_S)},
+    503: {"Retry-After": str(RETRY_AFTER_S)},
 }
 
 
-def refusal(status: int, body: object) -> JSONResponse:
-    """An error's answer, with the headers that go with its status."""
-    return JSONResponse(body, status, _HEADERS.get(status))
+def refusal(status: int, body: object, error: Exception) -> JSONResponse:
+    """An error's answer, with the headers that go with its status, and when to come again where that is known."""
+    headers = dict(_HEADERS.get(status, {}))
+    if isinstance(error, BadRequest) and error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, BadRequest) and error.code == CLOSING:
+        headers["Connection"] = "close"  # the client's next request finds another server, if there is one
+    return JSONResponse(body, status, headers)
 
 
 def deadline_of(headers: Headers, most_s: float) -> Deadline:
@@ -81,14 +91,20 @@ def check_headers(headers: Headers) -> None:
 class Visit:
     """One request that may cost something: its deadline, its body, and the place that it takes."""
 
-    def __init__(self, door: Door, deadline: Deadline) -> None:
+    def __init__(self, door: Door, deadline: Deadline, allowance: Allowance) -> None:
         self._door = door
         self.deadline = deadline
+        self.allowance = allowance
         self._has_body = False
         self._has_place = False
 
     async def body(self, request: Request, max_bytes: int) -> bytearray:
-        """The body, once it is whole and the request may be worked on. Raises BadRequest."""
+        """The body, once it is whole and the request may be worked on. Raises BadRequest, as soon as it can tell."""
+        with self.allowance.request():
+            self._door.places.check_room()
+            return await self._body(request, max_bytes)
+
+    async def _body(self, request: Request, max_bytes: int) -> bytearray:
         limits, uploads = self._door.limits, self._door.uploads
         async with uploads.open() as upload:
             body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload)
@@ -118,15 +134,20 @@ class Door:
     """ASGI middleware: what comes in gets a `Visit`, which handlers find as `request.state.visit`; probes get none.
 
     A request takes no place until its body is whole, so a slow sender keeps no other request waiting. `ingresses`
-    share the places.
+    share the places, and what API keys may ask for.
     """
 
-    def __init__(self, limits: Limits, ingresses: int) -> None:
+    def __init__(
+        self, limits: Limits, ingresses: int, api: ApiConfig | None = None, clock: Clock = time.monotonic
+    ) -> None:
         self.limits = limits
         self.places = Places(
             -(-limits.max_ongoing_requests // ingresses),
             -(-limits.max_queued_requests // ingresses),
+            clock,
         )
+        self.closing = Closing()
+        self._quotas = Quotas(api or ApiConfig(), ingresses, clock)
         self.uploads = Uploads(limits.max_upload_bytes)
 
     def before(self, app: ASGIApp) -> ASGIApp:
@@ -142,12 +163,15 @@ class Door:
         headers = Headers(scope=scope)
         try:
             check_headers(headers)
-            visit = Visit(self, deadline_of(headers, self.limits.request_timeout_s))
+            deadline = deadline_of(headers, self.limits.request_timeout_s)
+            self.closing.enter(deadline)
         except BadRequest as error:
-            await refusal(error.status, error.body())(scope, receive, send)
+            await refusal(error.status, error.body(), error)(scope, receive, send)
             return
+        visit = Visit(self, deadline, self._quotas.of((scope.get("state") or {}).get("api_key", b"")))
         scope["state"] = {**(scope.get("state") or {}), "visit": visit}
         try:
             await app(scope, receive, send)
         finally:
             visit.leave()
+            self.closing.leave(deadline)

@@ -7,19 +7,25 @@ import time
 from collections.abc import AsyncGenerator, Collection
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import msgspec
+from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.metrics import SECONDS
+from omni_cluster.engine import metric_definitions as define
+from omni_cluster.engine.fan_in import Recovery, StageEvent
+from omni_cluster.engine.playback import Playback
+from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.door import PROBES, Door
 from omni_cluster.server.log import logger
+from omni_cluster.server.quotas import Allowance
 
 OTHER: Final = "other"
 """The endpoint of all paths that are none: a client must not be able to make new ones."""
 CLIENT_LEFT: Final = 499
 FAILED: Final = 500
 FIRST_REFUSAL: Final = 400
+NO_REASON: Final = "none"
+"""The reason of an error that says none."""
 
 
 class IngressMetrics:
@@ -27,50 +33,51 @@ class IngressMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "omni_cluster_ingress_requests_total",
-            "Requests that ended, by HTTP status; 499: the client left before it had the whole answer.",
-            ["endpoint", "status"],
-            registry=registry,
-        )
-        self.in_flight = Gauge(
-            "omni_cluster_ingress_requests_in_flight",
-            "Requests without their whole answer, the scrape among them.",
-            ["endpoint"],
-            registry=registry,
-        )
-        self.first_byte = self._seconds("first_byte", "Until the first byte of an answer's body.")
-        self.first_audio = self._seconds("first_audio", "Until a stream's first piece of sound came to the ingress.")
-        self.answer = self._seconds("answer", "Until the end of a whole answer.")
-        self.sent = Counter(
-            "omni_cluster_ingress_sent_bytes_total", "Bytes of answers' bodies.", ["endpoint"], registry=registry
-        )
+        self.requests = define.INGRESS_REQUESTS.counter(registry)
+        self.refusals = define.REFUSALS.counter(registry)
+        self.in_flight = define.IN_FLIGHT.gauge(registry)
+        self.first_byte = define.FIRST_BYTE.histogram(registry)
+        self.first_audio = define.FIRST_AUDIO.histogram(registry)
+        self.stall = define.STALL.histogram(registry)
+        self.answer = define.ANSWER.histogram(registry)
+        self.recovered = define.RECOVERED.counter(registry)
+        self.recovery_stall = define.RECOVERY_STALL.histogram(registry)
+        self.sent = define.SENT_BYTES.counter(registry)
 
     def watch(self, door: Door) -> None:
         """What is at the door, at each scrape."""
-        places = Gauge(
-            "omni_cluster_ingress_places",
-            "Requests that are worked on, state taken, and that wait for that.",
-            ["state"],
-            registry=self.registry,
-        )
+        places = define.PLACES.gauge(self.registry)
         places.labels("taken").set_function(lambda: door.places.taken)
         places.labels("waiting").set_function(lambda: door.places.waiting)
-        upload = Gauge(
-            "omni_cluster_ingress_upload_bytes",
-            "Bytes of bodies that are not worked on yet, 64 KiB for each included.",
-            registry=self.registry,
-        )
-        upload.set_function(lambda: door.uploads.size_bytes)
+        define.UPLOAD_BYTES.gauge(self.registry).set_function(lambda: door.uploads.size_bytes)
 
-    def _seconds(self, name: str, what: str) -> Histogram:
-        return Histogram(
-            f"omni_cluster_ingress_{name}_seconds",
-            f"{what} Requests that were not refused.",
-            ["endpoint"],
-            registry=self.registry,
-            buckets=SECONDS,
-        )
+
+class Player(Playback):
+    """How long one stood still who plays a stream's sound as it comes, from the first piece on."""
+
+    stall_s = 0.0
+    has_begun = False
+
+    def hears(self, audio: AudioChunk, now_s: float) -> None:
+        self.stall_s += max(0.0, now_s - self.due_s(now_s))
+        self.has_begun = True
+        self.deliver(len(audio.samples) / audio.sample_rate_hz, now_s)
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+def reason_of(body: bytes) -> str:
+    """The code of an error's answer, as its client reads it: the codes are our own, and few."""
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error.code or NO_REASON
+    except msgspec.DecodeError:
+        return NO_REASON
 
 
 class HttpMeter:
@@ -83,6 +90,9 @@ class HttpMeter:
         self._status = FAILED
         self._is_silent = True
         self._has_ended = False
+        self._recoveries: list[Recovery] = []
+        self._player = Player()
+        self._reason = NO_REASON
         self._sent = metrics.sent.labels(endpoint)
         metrics.in_flight.labels(endpoint).inc()
 
@@ -98,11 +108,26 @@ class HttpMeter:
             self._is_silent = False
             if self._status < FIRST_REFUSAL:
                 self._observe(self._metrics.first_byte)
+            else:
+                self._reason = reason_of(body)
         return None if message.get("more_body", False) else self._status
 
-    def hears(self) -> None:
-        """Counts the time to the first piece of sound."""
-        self._observe(self._metrics.first_audio)
+    def hears(self, audio: AudioChunk) -> None:
+        """Counts the time to the first piece of sound, and until when its player has some."""
+        if not self._player.has_begun:
+            self._observe(self._metrics.first_audio)
+        self._player.hears(audio, self.passed_s)
+
+    def goes_on(self, recovery: Recovery) -> None:
+        """Counts what the request survived."""
+        self._recoveries.append(recovery)
+        self._metrics.recovered.labels(self.endpoint, recovery.stage).inc()
+        self._metrics.recovery_stall.labels(self.endpoint).observe(recovery.stall_s)
+
+    @property
+    def recovered(self) -> str:
+        """What the request survived, for its line in the log."""
+        return "".join(f", recovered from {each.stage} in {each.stall_s * 1000:.0f} ms" for each in self._recoveries)
 
     def end(self, status: int) -> bool:
         """Counts the end. Returns False if the request had ended before."""
@@ -113,6 +138,10 @@ class HttpMeter:
         self._metrics.requests.labels(self.endpoint, str(status)).inc()
         if status < FIRST_REFUSAL:
             self._observe(self._metrics.answer)
+        elif status != CLIENT_LEFT:
+            self._metrics.refusals.labels(self.endpoint, self._reason).inc()
+        if self._player.has_begun:
+            self._metrics.stall.labels(self.endpoint).observe(self._player.stall_s)
         return True
 
     @property
@@ -165,16 +194,35 @@ def end(scope: Scope, meter: HttpMeter, status: int) -> bool:
     is_end = meter.end(status)
     if is_end and meter.endpoint not in PROBES:  # who watches a server asks every few seconds
         request_id = scope["state"].get("request_id", "-")
-        logger.info("request %s: %s answered %d after %.3f s", request_id, meter.endpoint, status, meter.passed_s)
+        logger.info(
+            "request %s: %s answered %d after %.3f s%s",
+            request_id,
+            meter.endpoint,
+            status,
+            meter.passed_s,
+            meter.recovered,
+        )
     return is_end
 
 
-async def heard(events: AsyncGenerator[StageEvent, None], meter: HttpMeter) -> AsyncGenerator[StageEvent, None]:
-    """The events as they come; the first with sound is timed."""
-    is_silent = True
+async def heard(
+    events: AsyncGenerator[StageEvent, None], meter: HttpMeter, allowance: Allowance
+) -> AsyncGenerator[StageEvent, None]:
+    """The events as they come; their sound is timed, and counted for its key."""
+    async with contextlib.aclosing(recoveries_counted(events, meter)) as counted:
+        async for event in counted:
+            if event.chunk.audio is not None:
+                meter.hears(event.chunk.audio)
+            allowance.hear(event.chunk.audio)
+            yield event
+
+
+async def recoveries_counted(
+    events: AsyncGenerator[StageEvent, None], meter: HttpMeter
+) -> AsyncGenerator[StageEvent, None]:
+    """The events as they come; what the request survived is counted."""
     async with contextlib.aclosing(events):
         async for event in events:
-            if is_silent and event.chunk.audio is not None:
-                is_silent = False
-                meter.hears()
+            if event.recovery is not None:
+                meter.goes_on(event.recovery)
             yield event

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from omni_cluster.openai_api.errors import BadRequest
+
+LATEST: Final = 8
+"""How long a place is waited for is told by the mean of as many that were given back."""
+MOST_RETRY_S: Final = 60.0
 
 
 class Places:
     """At most `most` are taken; `most_waiting` requests wait for one, in the order they came; others are refused."""
 
-    def __init__(self, most: int, most_waiting: int) -> None:
+    def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._most_waiting = most_waiting
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.taken = 0
+        self._clock = clock
+        self._freed_s: float | None = None
+        self._interval_s: float | None = None
 
     @property
     def waiting(self) -> int:
@@ -28,8 +37,7 @@ class Places:
         if self.taken < self._most:
             self.taken += 1
             return
-        if len(self._waiting) >= self._most_waiting:
-            raise self._full()
+        self.check_room()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -37,6 +45,11 @@ class Places:
         except asyncio.CancelledError:
             self._leave(turn)
             raise
+
+    def check_room(self) -> None:
+        """Raises BadRequest, 429, if one more could neither be worked on nor wait."""
+        if self.taken >= self._most and len(self._waiting) >= self._most_waiting:
+            raise self._full()
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
@@ -48,12 +61,25 @@ class Places:
 
     def give_back(self) -> None:
         """Passes the place to the first that waits."""
+        self._learn()
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
         self.taken -= 1
+
+    def _learn(self) -> None:
+        """How often a place is given back while all are taken."""
+        if self.taken < self._most:
+            self._freed_s = None
+            return
+        now_s = self._clock()
+        if self._freed_s is not None:
+            passed_s = now_s - self._freed_s
+            known_s = passed_s if self._interval_s is None else self._interval_s
+            self._interval_s = known_s + (passed_s - known_s) / LATEST
+        self._freed_s = now_s
 
     def _leave(self, turn: asyncio.Future[None]) -> None:
         if not turn.cancelled():
@@ -62,8 +88,11 @@ class Places:
             self._waiting.remove(turn)
 
     def _full(self) -> BadRequest:
+        """Come again when those that wait now will have begun, by how often a place was free of late."""
+        wait_s = None if self._interval_s is None else min(MOST_RETRY_S, self._interval_s * (1 + len(self._waiting)))
         return BadRequest(
             f"{self._most} requests run and {self._most_waiting} wait, which is as many as may; send it again later.",
             code="too_many_requests",
             status=429,
+            retry_after_s=wait_s,
         )

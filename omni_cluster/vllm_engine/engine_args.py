@@ -18,6 +18,7 @@ from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SP
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.executor.abstract import Executor
 
 ADDITIONAL_KEY = "omni"
 AR_WORKER = "omni_cluster.vllm_engine.worker.ar_worker.GPUARWorker"
@@ -80,6 +81,11 @@ class OmniEngineArgs(AsyncEngineArgs):
         cls, stage: StageConfig, pipeline: PipelineConfig, model: str, traits: EngineTraits
     ) -> OmniEngineArgs:
         """Raises ConfigError for an engine argument that vLLM does not know."""
+        if stage.pipeline_parallel_size > 1 and traits.takes_rows:
+            raise ConfigError(
+                f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
+                f"{stage.pipeline_parallel_size}, and rows go into one group of layers only; set it to 1."
+            )
         model_config = OmniModelConfig(
             stage.stage_id,
             stage.model_stage,
@@ -90,7 +96,8 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.max_decode_steps if traits.takes_rows else 1,
             pipeline.handover.kept_rows_bytes if traits.emits_rows else 0,
         )
-        settings = _ar_defaults(traits) | _checked(stage)
+        # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.
+        settings = {"served_model_name": stage.model_stage} | _ar_defaults(traits) | _checked(stage)
         if model_config.max_decode_steps > 1:
             settings["async_scheduling"] = _waits_for_tokens(stage)
         settings["scheduler_cls"] = ASYNC_SCHEDULER if _schedules_async(settings) else SCHEDULER
@@ -99,7 +106,8 @@ class OmniEngineArgs(AsyncEngineArgs):
             worker_cls=AR_WORKER,
             additional_config=model_config.to_additional_config(),
             tensor_parallel_size=stage.tensor_parallel_size,
-            distributed_executor_backend=_executor(own_process=stage.tensor_parallel_size > 1),
+            pipeline_parallel_size=stage.pipeline_parallel_size,
+            distributed_executor_backend=_executor_of(stage),
             hf_overrides=traits.hf_overrides or {},
             **settings,
         )
@@ -163,6 +171,14 @@ def _waits_for_tokens(stage: StageConfig) -> bool:
 
 def _schedules_async(settings: Mapping[str, Any]) -> bool:
     return not current_platform.is_cpu() and settings.get("async_scheduling") is not False
+
+
+def _executor_of(stage: StageConfig) -> str | type[Executor]:
+    if stage.hosts_per_replica == 1:
+        return _executor(own_process=stage.num_parts > 1)
+    from omni_cluster.vllm_engine.hosts_executor import hosts_executor  # imports what only such a stage needs
+
+    return hosts_executor()
 
 
 def _executor(*, own_process: bool) -> str:

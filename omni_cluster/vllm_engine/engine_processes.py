@@ -1,4 +1,4 @@
-"""Where the processes of engines come from: on a card from one that imports vLLM while the replica does, not after it.
+"""Where the processes of engines come from: from one that imports vLLM while the replica does, not after it.
 
 vLLM starts an engine's process when the replica has imported vLLM, and that process imports it again, which takes some
 twenty seconds. A fork of a process that has done so has nothing to import. That process is Python's own fork server: it

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
+from vllm.logprobs import Logprob
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
@@ -23,10 +24,12 @@ class RowsSink:
     A preempted request computes its positions again; what comes a second time is dropped.
     `admitted`: set once the request is on its way to the engine, behind which later rows may follow.
     `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
+    `known`: output tokens that another engine made, and that were told.
     """
 
-    def __init__(self, stream_interval: StreamInterval | None = None) -> None:
+    def __init__(self, stream_interval: StreamInterval | None = None, known: Sequence[int] = ()) -> None:
         self.stream_interval = stream_interval
+        self.known = known
         self.prefill_stats: Any = None
         self.admitted = asyncio.Event()
         self._filled = asyncio.Event()
@@ -108,8 +111,10 @@ class OmniOutputProcessor(OutputProcessor):
         self.max_row_elements = 0
         self._sinks: dict[str, RowsSink] = {}
 
-    def open_sink(self, external_id: str, stream_interval: StreamInterval | None = None) -> RowsSink:
-        sink = self._sinks[external_id] = RowsSink(stream_interval)
+    def open_sink(
+        self, external_id: str, stream_interval: StreamInterval | None = None, known: Sequence[int] = ()
+    ) -> RowsSink:
+        sink = self._sinks[external_id] = RowsSink(stream_interval, known)
         return sink
 
     def close_sink(self, external_id: str) -> None:
@@ -119,6 +124,7 @@ class OmniOutputProcessor(OutputProcessor):
         super().add_request(request, *args, **kwargs)
         sink = self._sinks.get(request.external_req_id or request.request_id)
         if sink is not None:
+            go_on_behind(sink.known, self.request_states[request.request_id])
             sink.admitted.set()  # vLLM sends it now, before any other task runs
 
     def process_outputs(
@@ -173,3 +179,16 @@ class OmniOutputProcessor(OutputProcessor):
         if sink is not None and output.prefill_stats is None:
             output.prefill_stats, sink.prefill_stats = sink.prefill_stats, None
         return True
+
+
+def go_on_behind(known: Sequence[int], state: RequestState) -> None:
+    """Brings a request that has just come to where one is that has said `known`: what follows is text behind theirs."""
+    detokenizer, logprobs = state.detokenizer, state.logprobs_processor
+    if not known or detokenizer is None:
+        return
+    detokenizer.update(list(known), stop_terminated=False)
+    detokenizer.get_next_output_text(finished=False, delta=True)
+    state.sent_tokens_offset = len(known)
+    if logprobs is not None and logprobs.logprobs is not None:
+        # Of a token that ends a character, vLLM reads here which ones began it.
+        logprobs.logprobs += [{token: Logprob(0.0)} for token in known]

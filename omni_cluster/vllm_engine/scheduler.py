@@ -97,6 +97,8 @@ class OmniSchedulerMixin(_Scheduler):
             self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete, extra.first_tokens)
         if extra is not None and extra.emit_rows:
             self._emit(request)
+        if extra is not None and extra.known:
+            resume(request, extra.known)
         super().add_request(request)
 
     def _emit(self, request: Request) -> None:
@@ -280,6 +282,7 @@ class OmniSchedulerMixin(_Scheduler):
             "preemptions": self._num_preemptions,
             "steps": self._num_steps,
             "kv_blocks_used": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,  # one block is vLLM's null block
+            "kv_blocks": pool.num_gpu_blocks - 1,
             "row_counts": len(self._counts),
             "computed": self._num_computed,
             "emitting": len(self._emitting),
@@ -293,6 +296,12 @@ class OmniScheduler(OmniSchedulerMixin, StockScheduler):
 
 class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
     """For engines that schedule a step while the one before it still runs."""
+
+
+def resume(request: Request, known: Sequence[int]) -> None:
+    """A request that is begun again is one that was preempted in another engine: its output so far is prefilled."""
+    request.append_output_token_ids(list(known))
+    request.num_preemptions = 1  # else vLLM asserts that the prefix cache answers no more than a prompt
 
 
 def omni_push_rows(core: EngineCore, pushes: Any) -> list[str | None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from opentelemetry import propagate
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.logprobs import Logprob
@@ -17,10 +18,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
-from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
+from omni_cluster.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, GivenReply
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import PromptEmbedsPayload
@@ -53,8 +55,17 @@ class OmniAsyncLLM(AsyncLLM):
 class StageLLM:
     """An autoregressive `Stage`."""
 
-    def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
+    def __init__(
+        self,
+        stage: StageConfig,
+        pipeline: PipelineConfig,
+        family: Family,
+        model: str,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+    ) -> None:
+        """`stat_loggers`: what counts of the engine's steps, in place of vLLM's own."""
         self._stage = stage
+        self._stat_loggers = list(stat_loggers)
         self._pipeline = pipeline
         self._family = family
         self._traits = family.traits(stage.model_stage)
@@ -66,7 +77,9 @@ class StageLLM:
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
 
     async def start(self) -> None:
-        llm = await asyncio.to_thread(OmniAsyncLLM.from_engine_args, self._args)
+        llm = await asyncio.to_thread(OmniAsyncLLM.from_engine_args, self._args, stat_loggers=self._stat_loggers)
+        # Here, and not by the first request: spans of others would be put into that one's trace.
+        llm._run_output_handler()
         llm.output_processor.max_row_elements = self._pipeline.limits.max_payload_elements
         self._llm = llm
         self._checkpoint_sampling = llm.model_config.get_diff_sampling_param()
@@ -93,20 +106,23 @@ class StageLLM:
     ) -> AsyncGenerator[StageChunk, None]:
         """See `Stage.generate`. Raises RequestError for what the engine cannot take, StageDied when it has died."""
         session = self._family.ar_session(self._stage.model_stage, request, upstream)
+        known = session.known
+        if known.token_ids:
+            yield StageChunk(token_ids=known.token_ids)
         engine_input = await session.prompt()
         if engine_input is None:
-            yield StageChunk(finish_reason="stop")
+            yield StageChunk(len(known.token_ids), finish_reason=known.finish_reason or "stop")
             return
-        sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval)
+        sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval, known.inputs)
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(self._death_named())
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
-            outputs = await self._start(request, engine_input, sink)
+            outputs = await self._start(request, engine_input, sink, known.inputs)
             cleanup.push_async_callback(outputs.aclose)
             feeder = None
             if engine_input.is_part:
                 feeder = self._fed(request.request_id, session, sink, cleanup)
-            chunks = ChunkMaker(sink, engine_input.given_reply)
+            chunks = ChunkMaker(sink, known, engine_input.given_reply)
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)
@@ -135,7 +151,7 @@ class StageLLM:
             raise RequestError(f"request to stage {self._stage.model_stage}: {error}") from error
 
     async def _start(
-        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink
+        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...]
     ) -> AsyncGenerator[RequestOutput | None, None]:
         """The engine's outputs. Of a prompt of several steps whose rows are read: None for rows before the first."""
         prompt, interval = dict(engine_input.prompt), engine_input.stream_interval
@@ -144,6 +160,7 @@ class StageLLM:
             emit_rows=engine_input.emit_rows,
             rows_complete=engine_input.rows_complete,
             first_tokens=interval.first if interval is not None and request.streams_audio else 0,
+            known=known,
             prompt_embeds=prompt.pop("prompt_embeds", None),
             additional_information=prompt.pop("additional_information", None),
         )
@@ -151,8 +168,11 @@ class StageLLM:
         params = self._sampling_params(request, engine_input.sampling)
         params.extra_args = extra.to_extra_args()
         rendered = await self._rendered(prompt)
-        outputs: AsyncGenerator[RequestOutput, None] = self.llm.generate(rendered, params, request.request_id)
-        has_parts = len(rendered["prompt_token_ids"]) > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
+        outputs: AsyncGenerator[RequestOutput, None] = self.llm.generate(
+            rendered, params, request.request_id, trace_headers=_trace_headers()
+        )
+        prefilled = len(rendered["prompt_token_ids"]) + len(known)
+        has_parts = prefilled > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
         if engine_input.emit_rows and engine_input.given_reply is None and has_parts:
             return sink.before_first(outputs)
         return outputs
@@ -282,6 +302,13 @@ class StageLLM:
         await asyncio.to_thread(llm.shutdown)
 
 
+def _trace_headers() -> dict[str, str] | None:
+    """By what vLLM's spans, if it makes any, belong to the request's trace; None without one."""
+    headers: dict[str, str] = {}
+    propagate.inject(headers)
+    return headers or None
+
+
 def _check_rows(extra: StageExtra, max_elements: int) -> None:
     """Raises PayloadError for what the engine's step could not read: there it would end all requests."""
     if extra.prompt_embeds is not None:
@@ -297,23 +324,27 @@ def fault_of(error: Exception) -> str:
 
 
 class ChunkMaker:
-    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions."""
+    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`."""
 
-    def __init__(self, sink: RowsSink, given_reply: GivenReply | None = None) -> None:
+    def __init__(self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None = None) -> None:
         self._sink = sink
+        self._known = known
         self._given_reply = given_reply
-        self._position = 0
+        self._position = len(known.token_ids)
+        self._is_first = True
 
     def large_rows(self) -> StageChunk | None:
         """Rows that go ahead of the next chunk: a chunk of their own spares the copy that joins them with its rows."""
         rows = None if self._given_reply is not None else self._sink.take_large()
-        return None if rows is None else StageChunk(rows=rows)
+        return None if rows is None else StageChunk(self._position, rows=rows)
 
     def make(self, output: RequestOutput | None) -> StageChunk:
         """Makes a chunk of what the engine put out; None: of rows that came before its first output."""
         if output is None:
-            return StageChunk(rows=self._sink.take())
-        return self._made(output) if self._given_reply is None else self._given(output, self._given_reply)
+            return StageChunk(self._position, rows=self._sink.take())
+        if self._given_reply is not None:
+            return self._given(output, self._given_reply)
+        return self._ending(output) if self._known.has_ended else self._made(output)
 
     def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
         """The given reply with its rows, as one chunk. The one token that vLLM samples after it is dropped."""
@@ -327,9 +358,18 @@ class ChunkMaker:
             cached_tokens=output.num_cached_tokens or 0,
         )
 
+    def _ending(self, output: RequestOutput) -> StageChunk:
+        """The rows of an output that is known to its end. The one token that vLLM samples after it is dropped."""
+        return StageChunk(
+            self._position,
+            rows=self._sink.take(),
+            prompt_token_ids=tuple(output.prompt_token_ids or ()),
+            finish_reason=self._known.finish_reason,
+        )
+
     def _made(self, output: RequestOutput) -> StageChunk:
         completion = output.outputs[0]
-        first = self._position == 0
+        first, self._is_first = self._is_first, False
         chunk = StageChunk(
             token_start=self._position,
             token_ids=tuple(completion.token_ids),

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run, serve_run_over_two_raylets
-
-THINKER_CPUS = 2
+from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run, serve_run_over_nodes
 
 
 class Shared:
@@ -34,35 +33,58 @@ class Shared:
 
 
 @contextmanager
+def _apart() -> Iterator[ServedApp]:
+    """The default with each stage on a node of its own."""
+    config = _default()
+    with TemporaryDirectory() as folder, _over_nodes(config, Path(folder) / "apart.yaml") as app:
+        yield app
+
+
+@contextmanager
+def _over_nodes(config: dict[str, Any], path: Path) -> Iterator[ServedApp]:
+    """Each stage on a node of its own, and the ingresses on that of the last stage, the head."""
+    roles = [stage["model_stage"] for stage in config["stages"]]
+    for stage, role in zip(config["stages"], roles, strict=True):
+        stage["placement"] = {"label_selector": {"role": role}}
+    path.write_text(yaml.safe_dump(config | {"ingress_placement": {"label_selector": {"role": roles[-1]}}}))
+    with serve_run_over_nodes(f"config={path}", roles=roles[::-1]) as app:
+        yield app
+
+
+def _default() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
+    return config
+
+
+@contextmanager
 def _watched() -> Iterator[ServedApp]:
-    config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
+    config = _default()
     config["model"] = str(long_checkpoint())
     config["limits"] |= {"max_prompt_tokens": 28_000}
     for stage in config["stages"][:2]:
         stage["engine_args"]["max_model_len"] = 32_768
     config["ingress_replicas"] = 2
-    config["stages"][0]["num_cpus"] = THINKER_CPUS
     with TemporaryDirectory() as folder:
-        keys, path = Path(folder) / "keys.txt", Path(folder) / "watched.yaml"
+        keys = Path(folder) / "keys.txt"
         keys.write_text(f"{KEY}\n")
-        path.write_text(yaml.safe_dump(config | {"api": {"keys_file": str(keys)}}))
-        # Two ingresses, talker and code2wav ask for a tenth each.
-        with serve_run_over_two_raylets(f"config={path}", thinker_cpus=THINKER_CPUS, other_cpus=0.4) as app:
+        with _over_nodes(config | {"api": {"keys_file": str(keys)}}, Path(folder) / "watched.yaml") as app:
             yield app
 
 
 _shared = {"served": Shared(serve_run), "watched": Shared(_watched)}
+_ROWS = ("served", "ended", "watched")
+"""Fixtures, in the order of the modules that use them."""
 _users: dict[str, set[Path]] = {}
-"""The modules that use each."""
+"""The modules that use each application."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that share an application come in a row, wherever the others are: it starts once."""
-    for name in _shared:
-        _users[name] = {item.path for item in items if name in getattr(item, "fixturenames", ())}
-    ranks = {path: rank for rank, name in enumerate(_shared) for path in _users[name]}
+    rows = {name: {item.path for item in items if name in getattr(item, "fixturenames", ())} for name in _ROWS}
+    _users.update(served=rows["served"] | rows["ended"], watched=rows["watched"])
+    ranks = {path: rank for rank, name in enumerate(_ROWS) for path in rows[name]}
     places = [i for i, item in enumerate(items) if item.path.parent == Path(__file__).parent]
-    ordered = sorted((items[i] for i in places), key=lambda item: ranks.get(item.path, len(_shared)))
+    ordered = sorted((items[i] for i in places), key=lambda item: ranks.get(item.path, len(_ROWS)))
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
 
@@ -76,7 +98,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(scope="session")
-def shared() -> Iterator[dict[str, Shared]]:
+def shared(request: pytest.FixtureRequest) -> Iterator[dict[str, Shared]]:
+    if request.config.getoption("--apart"):
+        _shared["served"] = Shared(_apart)
     yield _shared
     for each in _shared.values():
         each.stop()
@@ -89,8 +113,14 @@ def served(shared: dict[str, Shared]) -> ServedApp:
 
 
 @pytest.fixture(scope="module")
+def ended(shared: dict[str, Shared]) -> ServedApp:
+    """`served` once all others are done with it: it may get another configuration, and be ended."""
+    return shared["served"].app()
+
+
+@pytest.fixture(scope="module")
 def watched(shared: dict[str, Shared]) -> ServedApp:
-    """The default with a second ingress and prompts of 28,000 tokens, the thinker on a raylet of its own; clients need
+    """The default with a second ingress and prompts of 28,000 tokens, each stage on a node of its own; clients need
     `KEY`. One for modules in a row.
     """
     return shared["watched"].app()

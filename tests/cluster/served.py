@@ -10,17 +10,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
+import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.context import _set_global_client
 
+from omni_cluster.cluster.transport import ANSWER_S, ask_all
 from omni_cluster.engine.exposition import CONTENT_TYPE
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
@@ -33,6 +36,11 @@ STAGES = ("thinker", "talker", "code2wav")
 KEY = "a-key-of-the-tests"
 START_S = 400
 STORE_BYTES = 1 << 30
+TRACING = {
+    "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": "ray.serve._private.tracing_utils:default_tracing_exporter",
+    "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
+}
+"""Requests are traced whose client says so in `traceparent`, into files beside the logs."""
 PATIENCE_S = 60
 """Until a condition that must come: a test that waits this long has failed."""
 
@@ -42,6 +50,10 @@ class ServedApp:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self.dashboard_url = f"http://{ray._private.worker._global_node.webui_url}"
+        self.nodes: Nodes | None = None
+        self.printed = ""
+        """All that it printed, once it has ended."""
         self.client = httpx.Client(base_url=BASE_URL, timeout=120)
         self._handles: dict[str, Any] = {}
 
@@ -50,6 +62,7 @@ class ServedApp:
         self.client.close()
         for handle in self._handles.values():
             handle.shutdown()
+        self._handles.clear()
         ray.shutdown()
 
     def handle(self, deployment: str) -> Any:
@@ -60,6 +73,12 @@ class ServedApp:
     async def answer(self, request: OmniRequest) -> Any:
         return await self.handle("ingress").answer.remote(request)
 
+    def actor(self, name: str) -> psutil.Process:
+        """The process of the only actor whose class's name begins so."""
+        processes = psutil.Process().children(recursive=True)  # those of nodes that were added are not the server's
+        (found,) = [each for each in processes if "".join(each.cmdline()[:1]).startswith(f"ray::{name}")]
+        return found
+
     def replicas(self, stage: str) -> int:
         """Replicas that Serve runs or starts."""
         states = serve.status().applications["default"].deployments[stage].replica_states
@@ -68,6 +87,10 @@ class ServedApp:
     async def statuses(self) -> list[dict[str, Any]]:
         """What every replica of every stage holds."""
         return [status for name in STAGES for status in await self.statuses_of(name)]
+
+    async def living(self, stage: str) -> list[dict[str, Any]]:
+        """What the replicas hold that answer: one that died may still be listed."""
+        return [status for status in await ask_all(self.handle(stage), "status", ANSWER_S) if status is not None]
 
     async def statuses_of(self, stage: str) -> list[dict[str, Any]]:
         responses = self.handle(stage).broadcast("status")
@@ -82,50 +105,59 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
 
 
 @contextmanager
-def serve_run_over_two_raylets(*arguments: str, thinker_cpus: int, other_cpus: float) -> Iterator[ServedApp]:
-    """The application over two nodes of one cluster on this machine: the thinker on the second, the rest on the head.
+def serve_run_over_nodes(*arguments: str, roles: Sequence[str]) -> Iterator[ServedApp]:
+    """The application over nodes of one cluster on this machine, each with a role as its label; the first is the head.
 
-    `thinker_cpus`: what the thinker asks Ray for, above 1; `other_cpus`: what all others ask for, below 1. The head has
-    one CPU: the thinker waits for the second node, which comes when all others have their place.
+    HTTP comes to the head alone: the nodes share their host's ports, and a connection must not end with another node.
     """
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": STORE_BYTES})
-
-    def thinker_gets_its_node() -> bool:
-        if not is_taken(other_cpus):
-            return False
-        cluster.add_node(num_cpus=thinker_cpus, object_store_memory=STORE_BYTES)
-        return True
-
+    head, *others = roles
+    cluster = Cluster(initialize_head=True, head_node_args=node_options(head))
     try:
-        with _served(cluster.address, *arguments, once_started=thinker_gets_its_node) as app:
+        nodes = {role: cluster.add_node(**node_options(role)) for role in others}
+        ray.init(cluster.address, namespace="serve", log_to_driver=False, logging_level="ERROR")
+        serve.start(proxy_location="HeadOnly")
+        with _served(cluster.address, *arguments) as app:
+            app.nodes = Nodes(cluster, nodes)
             yield app
     finally:
+        ray.shutdown()
         cluster.shutdown()
 
 
-def is_taken(cpus: float) -> bool:
-    left = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0)
-    return left > cpus - 0.01
+def node_options(role: str) -> dict[str, Any]:
+    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": {"role": role}}
+
+
+@dataclass
+class Nodes:
+    """The nodes of a cluster on this machine but its head, by their role."""
+
+    cluster: Cluster
+    by_role: dict[str, Any]
+
+    def kill(self, role: str) -> None:
+        """All processes of the node, at once."""
+        self.cluster.remove_node(self.by_role.pop(role), allow_graceful=False)
+
+    def add(self, role: str) -> None:
+        self.by_role[role] = self.cluster.add_node(**node_options(role))
 
 
 @contextmanager
-def _served(address: str, *arguments: str, once_started: Callable[[], bool] | None = None) -> Iterator[ServedApp]:
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+def _served(address: str, *arguments: str) -> Iterator[ServedApp]:
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | TRACING
     if address != "auto":
         environment["RAY_ADDRESS"] = address
     command = [str(Path(sys.executable).parent / "serve"), "run", "deployments:app", *arguments]
     app = None
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    # A pipe that nobody reads would hold the server up once it is full.
+    output = tempfile.TemporaryFile("a+")  # noqa: SIM115
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=output, stderr=subprocess.STDOUT)
     try:
-        if once_started is not None:
-            ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
-            wait_until(once_started, process)
-        wait_until(is_up, process)
+        wait_until(is_up, process, output)
         if not ray.is_initialized():
             ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
-        wait_until(is_running, process)
+        wait_until(is_running, process, output)
         app = ServedApp(process)
         yield app
     finally:
@@ -134,7 +166,11 @@ def _served(address: str, *arguments: str, once_started: Callable[[], bool] | No
         ray.shutdown()  # or this process would be ended with the cluster
         _set_global_client(None)  # Serve would go on asking the controller of this cluster in the next one
         process.send_signal(signal.SIGTERM)
-        printed = process.communicate(timeout=PATIENCE_S)[0]
+        process.wait(PATIENCE_S)
+        printed = _all_of(output)
+        output.close()
+        if app is not None:
+            app.printed = printed
     ended_well(process.returncode, printed)
     for stage in STAGES:
         assert re.search(rf"{stage}: starts the engine took \d+\.\d s", printed), printed[:4000]
@@ -168,13 +204,20 @@ def long_checkpoint() -> Path:
     return made
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], output: IO[str]) -> None:
     ends_s = time.monotonic() + START_S
     while not condition():
         if process.poll() is not None or time.monotonic() > ends_s:
             process.kill()
-            raise AssertionError(f"the application did not come up:\n{process.communicate()[0][-4000:]}")
+            process.wait()
+            raise AssertionError(f"the application did not come up:\n{_all_of(output)[-4000:]}")
         time.sleep(0.5)
+
+
+def _all_of(output: IO[str]) -> str:
+    """What a process that has ended wrote."""
+    output.seek(0)
+    return output.read()
 
 
 def is_up() -> bool:

@@ -329,7 +329,8 @@ KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "streams")
 
 async def nothing_is_left(served: ServedApp) -> bool:
     return all(
-        status["open_outboxes"] == 0 and all(status["engine"].get(name, 0) == 0 for name in KEPT)
+        status["open_outboxes"] == status["held_bytes"] == 0
+        and all(status["engine"].get(name, 0) == 0 for name in KEPT)
         for status in await served.statuses()
     )
 
@@ -389,7 +390,7 @@ async def talker_runs(served: ServedApp) -> bool:
 
 async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_other(served: ServedApp) -> None:
     await until(lambda: no_call_for_rows_is_open(served), "the calls of earlier requests have ended")
-    opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 24)))
+    opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 240)))
     await until(lambda: talker_runs(served), "the talker started on the first")
     stays = asyncio.create_task(served.answer(with_lengths(request_for("text", "stays"), 400, 900)))
     await opener

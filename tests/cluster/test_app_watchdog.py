@@ -1,4 +1,4 @@
-"""What is stopped or killed beside a served application: its requests end, it is replaced, and no process stays."""
+"""What is stopped or killed beside a served application: its requests go on, it is replaced, and no process stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 REPLACED_S = 300
 """A new replica imports vLLM and starts an engine, while tests compute."""
 NOTICED_S = 60
-"""That a process is stopped, and its requests ended: 10 to 15 s on a quiet host."""
+"""That a process is stopped, and ended: 10 to 15 s on a quiet host."""
 
 
 def body(text_tokens: int, codes: int, **fields: Any) -> dict[str, Any]:
@@ -63,18 +63,19 @@ def _memory_bytes(process: psutil.Process) -> int:
     return resident if resident > 100 << 20 else 0  # not the watchdog
 
 
-async def assert_stopping_ends_a_stream(pid: int) -> None:
-    """A long answer; once there is sound, the process is stopped."""
+async def assert_a_stream_survives_stopping(pid: int) -> None:
+    """A long answer; once there is sound, the process is stopped. What it makes next is another replica's."""
     stopped_s, lines = 0.0, []
-    client = httpx.AsyncClient(base_url=BASE_URL, timeout=4 * NOTICED_S)
+    client = httpx.AsyncClient(base_url=BASE_URL, timeout=REPLACED_S)
     async with client, client.stream("POST", CHAT, json=body(16, 2048, stream=True)) as response:
         async for line in response.aiter_lines():
             lines += [line.removeprefix("data: ")] if line.startswith("data: ") else []
             if '"audio"' in line and not stopped_s:
                 stopped_s = time.monotonic()
                 os.kill(pid, signal.SIGSTOP)
-    assert stopped_s and time.monotonic() - stopped_s < NOTICED_S
-    assert json.loads(lines[-1])["error"]["code"] == "stage_died", lines[-2:]
+    assert stopped_s and lines[-1] == "[DONE]", lines[-2:]
+    said = next(json.loads(line)["omni"] for line in reversed(lines) if '"omni"' in line)
+    assert said["stages"]["talker"]["tokens"] == 2048
 
 
 async def all_are_replaced(served: ServedApp, before: dict[str, int]) -> dict[str, int]:
@@ -103,7 +104,7 @@ async def assert_answers_exactly(served: ServedApp, reference: Reference) -> Non
 
 
 @pytest.mark.timeout(1200)
-async def test_a_stage_that_is_stopped_or_killed_ends_its_requests_and_is_replaced(
+async def test_requests_survive_the_only_replica_of_a_stage_and_it_is_replaced(
     served: ServedApp, reference: Reference
 ) -> None:
     await assert_answers_exactly(served, reference)
@@ -111,10 +112,10 @@ async def test_a_stage_that_is_stopped_or_killed_ends_its_requests_and_is_replac
 
     # An engine is stopped in the midst of a stream.
     talker = family(pids["talker"])
-    await assert_stopping_ends_a_stream(engine_of(pids["talker"]))
+    await assert_a_stream_survives_stopping(engine_of(pids["talker"]))
     assert not psutil.wait_procs(talker, timeout=NOTICED_S)[1], "a process of the talker stayed"
 
-    # A replica is killed: what it started goes with it, and who asks meanwhile is told so.
+    # A replica is killed: what it started goes with it, and who asks meanwhile waits.
     thinker = family(pids["thinker"])
     os.kill(pids["thinker"], signal.SIGKILL)
     assert not psutil.wait_procs(thinker, timeout=NOTICED_S)[1], "a process of the thinker stayed"
@@ -123,7 +124,7 @@ async def test_a_stage_that_is_stopped_or_killed_ends_its_requests_and_is_replac
 
     # A whole replica is stopped in the midst of a stream.
     code2wav = family(new["code2wav"])
-    await assert_stopping_ends_a_stream(new["code2wav"])
+    await assert_a_stream_survives_stopping(new["code2wav"])
     assert not psutil.wait_procs(code2wav, timeout=NOTICED_S)[1], "a process of code2wav stayed"
     newest = await all_are_replaced(served, {"code2wav": new["code2wav"]})
     assert {name: newest[name] for name in ("thinker", "talker")} == {name: new[name] for name in ("thinker", "talker")}

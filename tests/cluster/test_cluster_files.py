@@ -15,10 +15,11 @@ import tomllib
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
+from ray.serve._private import constants
 from ray.serve.scripts import cli as serve_cli
 
 from omni_cluster.cli import _parser
-from omni_cluster.config.loader import load_config
+from omni_cluster.config.loader import check_config, load_config
 from omni_cluster.models.registry import known_families
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,13 @@ CLUSTER_FILES = ("ray_cluster.yaml", "deploy/ray_cluster_aws.yaml")
 PAGE = ROOT / "docs/clusters.md"
 HOME = "~/omni_cluster/"
 BUILTINS = frozenset({"export", ".", "cd", "make", "sudo"})
+IMAGE = "registry.example/omni-cluster:gpu"
+NOT_HERE = {
+    "docker": {"build", "push", "run"},
+    "helm": {"install"},
+    "kubectl": {"apply", "create", "delete", "port-forward", "wait"},
+}
+"""Commands whose parsers are not Python's, and those of their subcommands that the page may use."""
 
 
 def cluster(name: str) -> dict[str, Any]:
@@ -45,10 +53,15 @@ def all_commands(config: dict[str, Any]) -> Iterator[str]:
             yield from value
 
 
+def page_blocks(language: str) -> list[str]:
+    """The page's blocks of a language; "": of commands."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.M | re.S)
+    return [text for name, text in blocks if name == language]
+
+
 def page_commands() -> list[str]:
     """The lines of the page's code blocks, comments left out."""
-    blocks = re.findall(r"^```\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
-    return [line for block in blocks for line in block.splitlines() if line]
+    return [line for block in page_blocks("") for line in block.splitlines() if line]
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
@@ -72,8 +85,20 @@ def parse(command: list[str]) -> None:
         found.make_context(arguments[0], list(arguments[1:]))
     elif name == "omni-cluster":
         _parser().parse_args(arguments)
+    elif name in NOT_HERE:
+        assert arguments[0] in NOT_HERE[name], f"{name} has no command {arguments[0]}"
+        if arguments[0] == "run":
+            parse(arguments[arguments.index(IMAGE) + 1 :])
     else:
         assert name in BUILTINS or (ROOT / name).is_relative_to(ROOT / ".venv-uv"), name
+
+
+def built_from() -> set[str]:
+    """What of the checkout the package is built from, and the files of its deployments."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    described = {project["project"]["readme"], *project["project"]["license-files"]}
+    return {"pyproject.toml", "Makefile", "deploy", *described, *wheel["packages"], *wheel["force-include"]}
 
 
 @pytest.mark.parametrize("name", CLUSTER_FILES)
@@ -115,16 +140,7 @@ def test_what_the_package_is_built_from_is_copied_to_the_machines(name: str) -> 
     here = {local for remote, local in mounts.items() if remote == HOME + local}
     assert sorted(here) == sorted(local for local in here if (ROOT / local).exists())
     assert set(mounts.values()) - here == {"~/.ray/auth_token"}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {
-        "pyproject.toml",
-        "Makefile",
-        "deploy",
-        project["project"]["readme"],
-        *project["project"]["license-files"],
-    }
-    assert needed | {*wheel["packages"], *wheel["force-include"]} <= here
+    assert built_from() <= here
 
 
 @pytest.mark.parametrize("name", CLUSTER_FILES)
@@ -156,6 +172,38 @@ def test_a_nodes_environment_is_set_by_its_script(tmp_path: Path) -> None:
     assert {key: found[key] for key in shared} == {key: makefile[key] for key in shared}
 
 
+def test_the_files_that_the_pages_commands_name_are_there() -> None:
+    words = {word for line in page_commands() for command in simple_commands(line) for word in command}
+    named = {word.removeprefix("config=") for word in words if re.search(r"^\S+(\.yaml|Dockerfile)$", word)}
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_page_makes_the_secrets_that_the_pods_ask_for() -> None:
+    service = (ROOT / "deploy/kuberay/rayservice.yaml").read_text()
+    made = re.findall(r"create secret generic (\S+) --from-literal=(\w+)=", PAGE.read_text())
+    assert made == [("omni-ray-token", "auth_token"), ("omni-api", "keys")]
+    assert "secretName: omni-ray-token" in service and "secretKeyRef: {name: omni-api, key: keys}" in service
+    assert service.count(f"image: {IMAGE}") == 5
+
+
+def test_the_page_has_haproxys_defaults() -> None:
+    rows = re.findall(r"^\| `(RAY_SERVE_HAPROXY_\w+)` \| (\w+) \|", PAGE.read_text(), flags=re.M)
+    assert len(rows) == 4
+    for name, default in rows:
+        assert str(getattr(constants, name)) == default.replace("none", "None")
+
+
+def test_a_stage_may_have_what_the_page_says_of_it() -> None:
+    config = yaml.safe_load((ROOT / "stage_configs/qwen2_5_omni.yaml").read_text())
+    blocks = [yaml.safe_load(block) for block in page_blocks("yaml")]
+    assert [sorted(block) for block in blocks[:1]] == [["placement"]] and len(blocks) == 2
+    for block in blocks:
+        thinker = {key: value for key, value in config["stages"][0].items() if key != "gpus"}
+        stages = [{"num_gpus": 1, **thinker, **block}, *config["stages"][1:]]
+        check_config(config | {"stages": stages}, "docs/clusters.md", known_families=known_families())
+
+
 @pytest.mark.parametrize("line", page_commands())
 def test_the_pages_commands_are_known(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -163,7 +211,16 @@ def test_the_pages_commands_are_known(line: str, monkeypatch: pytest.MonkeyPatch
         parse(command)
 
 
-def test_a_wrong_command_is_found() -> None:
-    for line in ("ray up --now ray_cluster.yaml", "ray exec f.yaml 'serve run --nonblocking a:b'", "omni-cluster chek"):
-        with pytest.raises(Exception, match=r"--now|--nonblocking|chek"):
-            [parse(command) for command in simple_commands(line)]
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("ray up --now ray_cluster.yaml", "--now"),
+        ("ray exec f.yaml 'serve run --nonblocking a:b'", "--nonblocking"),
+        ("omni-cluster chek", "chek"),
+        ("kubectl aply -f f.yaml", "aply"),
+        (f"docker run --gpus all {IMAGE} serve rn a:b", "rn"),
+    ],
+)
+def test_a_wrong_command_is_found(line: str, fault: str) -> None:
+    with pytest.raises(Exception, match=fault):
+        [parse(command) for command in simple_commands(line)]

@@ -18,13 +18,13 @@ from ray.serve.exceptions import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_cluster.cluster.failures import StageFailed, named, named_failures, portable
+from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable
 from omni_cluster.cluster.message import packed, unpacked
 from omni_cluster.cluster.replica_connection import ConnectionEnded
 from omni_cluster.cluster.transport import MessageItem, ReplicaLost
 from omni_cluster.engine.diffusion_engine import DiffusionEngineStopped
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
-from omni_cluster.errors import OmniError, PromptTooLong, RequestError, StageDied, StoreFull
+from omni_cluster.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
 from omni_cluster.server.answers import error_answer
 
 
@@ -116,6 +116,28 @@ def test_it_stays_that_error_over_a_connection(error: Exception) -> None:
 def test_another_error_is_a_stage_s_failure_over_a_connection() -> None:
     for carried in (over_a_socket(portable(KeyError("x"))), pickle.loads(pickle.dumps(portable(KeyError("x"))))):
         assert type(carried) is StageFailed and error_answer(carried)[0] == 500
+
+
+@pytest.mark.parametrize("error", [StageDied("the engine died"), ReplicaLost("the connection broke")], ids=name_of)
+def test_which_replica_was_lost_is_said_once_and_travels(error: StageDied) -> None:
+    lost_with(lost_with(portable(error), "the source"), "its reader")
+    for carried in (over_a_socket(error), pickle.loads(pickle.dumps(error))):
+        assert carried.replica_id == "the source"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutputLogUnknown("no log"),
+        exceptions.TaskCancelledError(),
+        RequestCancelledError("r"),
+        rpc_error(grpc.StatusCode.CANCELLED),
+    ],
+    ids=name_of,
+)
+def test_who_ended_a_request_is_not_lost(error: Exception) -> None:
+    ended = lost_with(named(error), "a replica")
+    assert isinstance(ended, RequestGone) and not ended.replica_id
 
 
 def over_a_socket(error: Exception) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import Counter
@@ -10,7 +11,7 @@ from statistics import mean
 
 import pytest
 
-from omni_cluster.cluster.loads import HOME_LEAD, LAG_S, STALE_S, Loads, home_of
+from omni_cluster.cluster.loads import HOME_LEAD, LAG_S, LOST_S, SILENT_S, STALE_S, Loads, home_of
 
 REPLICAS = ("a", "b", "c", "d")
 
@@ -120,21 +121,58 @@ def mean_spread(choosers: list[Callable[[], str]], tell: Callable[[list[int]], N
     return mean(spread)
 
 
-@pytest.mark.parametrize("most", [1, 4])
-def test_four_ingresses_spread_their_bursts_better_than_in_turn(most: int) -> None:
-    clock = Clock()
-    of_ingress = [loads(seed, clock) for seed in range(4)]
+def teller(of_ingress: list[Loads]) -> Callable[[list[int]], None]:
+    """Tells all of them how long the queues are."""
 
     def tell(lengths: list[int]) -> None:
         for each in of_ingress:
             for replica, length in zip(REPLICAS, lengths, strict=True):
                 each.told(replica, length)
 
+    return tell
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_four_ingresses_spread_their_bursts_better_than_in_turn(most: int) -> None:
+    clock = Clock()
+    of_ingress = [loads(seed, clock) for seed in range(4)]
     by_load = [lambda of=of: of.choose(REPLICAS) for of in of_ingress]
     in_turn = [itertools.cycle(REPLICAS).__next__ for _ in of_ingress]
-    chosen = mean_spread(by_load, tell, clock, most)
+    chosen = mean_spread(by_load, teller(of_ingress), clock, most)
     turned = mean_spread(in_turn, lambda lengths: None, clock, most)
     assert chosen < 0.7 * turned, (chosen, turned)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_replica_near_the_source_is_chosen_where_it_costs_no_wait(most: int) -> None:
+    """Each replica is on a node of its own, two nodes are a zone; inputs come from all nodes alike."""
+    spread, near_share = {}, {}
+    for knows_places in (True, False):
+        clock, chance, near = Clock(), random.Random(7), Counter[str]()
+        of_ingress = [loads(seed, clock) for seed in range(4)]
+
+        def choose(of: Loads, near: Counter[str] = near, chance: random.Random = chance, *, knows: bool) -> str:
+            source = chance.randrange(len(REPLICAS))
+            zone = REPLICAS[source // 2 * 2 :][:2]
+            chosen = of.choose(REPLICAS, nearby=[[REPLICAS[source]], zone] if knows else [])
+            near["node"] += chosen == REPLICAS[source]
+            near["zone"] += chosen in zone
+            near["all"] += 1
+            return chosen
+
+        choosers = [functools.partial(choose, of, knows=knows_places) for of in of_ingress]
+        spread[knows_places] = mean_spread(choosers, teller(of_ingress), clock, most)
+        near_share[knows_places] = near["node"] / near["all"], near["zone"] / near["all"]
+    assert near_share[True][0] > 2 * near_share[False][0] and near_share[True][1] > near_share[False][1] + 0.2
+    assert spread[True] < 1.1 * spread[False]
+
+
+def test_a_near_replica_that_is_busier_is_not_chosen() -> None:
+    some = loads()
+    some.told("a", 4)
+    some.told("b", 3)
+    assert some.choose(["a", "b"], nearby=[["a"], []]) == "b"
+    assert some.choose(["a", "b"], nearby=[["a"], []]) == "a"  # as busy as the other now
 
 
 def test_a_burst_at_ingresses_that_know_nothing_yet_is_spread() -> None:
@@ -176,3 +214,24 @@ def test_a_conversation_leaves_a_replica_that_is_busier_than_another(more: int, 
     some.told(home, 3 + more)
     some.told(other, 3)
     assert (some.choose(["a", "b"], b"talk") == home) is stays
+
+
+@pytest.mark.parametrize("rest_s", [LOST_S, SILENT_S])
+def test_what_was_lost_gets_nothing_for_some_time(rest_s: float) -> None:
+    clock = Clock()
+    some = loads(clock=clock)
+    some.lost("a", rest_s)
+    assert some.living(["a", "b"]) == ["b"]
+    some.lost("a", rest_s / 2)  # a later, lesser word does not shorten it
+    clock.now_s = rest_s * 0.9
+    assert some.living(["a", "b"]) == ["b"]
+    clock.now_s = rest_s
+    assert some.living(["a", "b"]) == ["a", "b"]
+
+
+def test_idle_is_what_has_no_work_by_its_word_or_by_what_it_was_given_here() -> None:
+    some = loads()
+    some.told("a", 1)
+    some.told("b", 0)
+    some.choose(["c"])
+    assert some.living(["a", "b", "c", "d"], idle=True) == ["b", "d"]

@@ -21,4 +21,4 @@ def test_another_reader_of_messagepack_reads_a_links_message() -> None:
     assert (kind, packed_rows, rows_at) == ("WireChunk", None, None)
     assert said[:5] == [7, [11, 12], "é", None, [480, [1, "<f4"], 24_000]]
     assert np.array_equal(np.frombuffer(arrays[0], np.float32), sound)
-    assert refusal == [["RequestError", "OmniError"], "No."]
+    assert refusal == [["RequestError", "OmniError"], "No.", ""]

@@ -1,83 +1,171 @@
-"""Before a request begins anywhere, the replica that would speak is asked."""
+"""Who is asked before a request begins, and what becomes of it when what works on it is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import gc
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.orchestrator import Orchestrator, StageAccess
-from omni_cluster.cluster.parcel import posted
-from omni_cluster.cluster.transport import RemoteStage
+from omni_cluster.cluster import run
+from omni_cluster.cluster.failures import lost_with
+from omni_cluster.cluster.loads import LOST_S, SILENT_S, Loads
+from omni_cluster.cluster.orchestrator import LOOK_S, Orchestrator
+from omni_cluster.cluster.parcel import Posted
+from omni_cluster.cluster.run import StageAccess
+from omni_cluster.cluster.running import Place
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
-from omni_cluster.engine.deadline import Deadline
-from omni_cluster.errors import StageDied, TooManyVoices
+from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.recovery import AnswerDiffers
+from omni_cluster.errors import RequestError, RequestGone, StageDied, TooManyVoices
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
+from omni_cluster.outputs import StageChunk
 
 STAGES = ("thinker", "talker", "code2wav")
+ANSWER = (1, 2, 3, 4, 5, 6)
+
+Breaks = Callable[[str, Ticket], Exception | None]
+"""What breaks when half of the answer was read, if anything: by stage, and where it is read."""
 
 
-class Calls:
-    """Two replicas of a stage, which answer `admit` as told, and start nothing."""
+class Stage:
+    """Replicas of a stage, calls of them, and what is read from them: an answer of six tokens."""
 
-    def __init__(self, answer: bool) -> None:
+    def __init__(self, name: str, breaks: Breaks, *, admits: bool = True, replicas: tuple[str, ...] = ()) -> None:
         self.loads = Loads()
+        self.replicas = list(replicas or (f"{name}-0", f"{name}-1"))
         self.said: list[tuple[str, str]] = []
-        self._answer = answer
+        self.requests: list[OmniRequest] = []
+        self.ran_on: list[str] = []
+        self.asked_near: list[Place | None] = []
+        self.woken = asyncio.Event()
+        self._name, self._breaks, self._admits = name, breaks, admits
 
-    def choose_replica(self, conversation: bytes = b"") -> str | None:
-        return self.loads.choose(["one", "other"], conversation)
+    def can_choose(self, *, idle: bool = False) -> bool:
+        return not self.replicas or bool(self.loads.living(self.replicas, idle=idle))
 
-    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float) -> bool:
-        assert replica_id in ("one", "other") and wait_s > 0.5
+    def choose_replica(self, conversation: bytes = b"", near: Place | None = None, *, idle: bool = False) -> str | None:
+        self.asked_near.append(near)
+        if not self.replicas:
+            return None
+        return self.loads.choose(self.loads.living(self.replicas, idle=idle), conversation)
+
+    def place_of(self, replica_id: str) -> Place:
+        return Place(f"node of {replica_id}")
+
+    async def wake(self) -> None:
+        """Its replica is up when the test says so."""
+        self.said.append(("wake", ""))
+        await self.woken.wait()
+
+    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None) -> bool:
+        assert replica_id in self.replicas and (wait_s is None or wait_s > 0.5)
         self.said.append((method, args[0]))
-        return self._answer
+        return self._admits
 
     async def stream(self, method: str, request: OmniRequest, *_: Any, replica_id: str) -> AsyncGenerator[Any, None]:
         self.said.append((method, request.request_id))
-        raise StageDied("it starts nothing")
-        yield
+        if not replica_id:
+            await self.woken.wait()
+            replica_id = "woken"
+        self.requests.append(request)
+        self.ran_on.append(replica_id)
+        yield Ticket(request.request_id, replica_id)
+        await asyncio.Event().wait()
+
+    async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
+        yield StageChunk(0, ANSWER[:3], "abc")
+        await asyncio.sleep(0)
+        if (error := self._breaks(self._name, ticket)) is not None:
+            raise error
+        yield StageChunk(3, ANSWER[3:], "def", finish_reason="stop")
 
     @property
     def is_free(self) -> bool:
         return not any(load.own for load in self.loads._by_replica.values())
 
 
-def bound(max_stall_s: float | None) -> BoundPipeline:
+class Cluster:
+    """Three stages, and an ingress's orchestrator over them."""
+
+    def __init__(
+        self, breaks: Breaks = lambda *_: None, *, admits: bool = True, talkers: tuple[str, ...] = (), **limits: Any
+    ) -> None:
+        self.stages = {
+            name: Stage(name, breaks, admits=admits, replicas=talkers if name == "talker" else ()) for name in STAGES
+        }
+        self.orchestrator = Orchestrator(
+            bound(**limits),
+            {name: StageAccess(cast(RemoteStage, each), cast(Any, each)) for name, each in self.stages.items()},
+        )
+
+    async def ask(self, deadline_s: float = 60, **fields: Any) -> list[StageEvent]:
+        """All events of a request."""
+        return [event async for event in self.events(deadline_s, **fields)]
+
+    async def events(self, deadline_s: float = 60, **fields: Any) -> AsyncGenerator[StageEvent, None]:
+        sent = Posted(OmniRequest("r", "Hello.", **fields), None)
+        async with contextlib.aclosing(self.orchestrator.stream(sent, Deadline(deadline_s))) as events:
+            async for event in events:
+                yield event
+        assert all(each.is_free for each in self.stages.values())
+
+
+def bound(**limits: Any) -> BoundPipeline:
     config = load_config(known_families=known_families())
-    limits = config.limits.model_copy(update={"max_stall_s": max_stall_s})
-    return bind(config.model_copy(update={"limits": limits}))
+    return bind(config.model_copy(update={"limits": config.limits.model_copy(update=limits)}))
 
 
-async def asked(answer: bool, max_stall_s: float | None, **fields: Any) -> tuple[dict[str, Calls], Exception]:
-    """What each stage was asked, and how the request ended."""
-    calls = {name: Calls(answer) for name in STAGES}
-    stages = {name: StageAccess(cast(RemoteStage, each), cast(Any, None)) for name, each in calls.items()}
-    sent = await posted(OmniRequest("r", "Hello.", **fields))
-    with pytest.raises((TooManyVoices, StageDied)) as ended:
-        async with contextlib.aclosing(Orchestrator(bound(max_stall_s), stages).stream(sent, Deadline(60))) as events:
-            async for _ in events:
-                pass
-    assert all(each.is_free for each in calls.values())
-    return calls, ended.value
+def tokens_of(events: list[StageEvent], stage: str) -> tuple[int, ...]:
+    return tuple(token for event in events if event.stage == stage for token in event.chunk.token_ids)
+
+
+def once(stage: str, replica_ids: set[str] | None = None, kind: type[StageDied] = ReplicaLost) -> Breaks:
+    """The stage is lost once with each of its replicas of these ids; None: with the first that it runs on."""
+
+    def breaks(name: str, ticket: Ticket) -> Exception | None:
+        nonlocal replica_ids
+        if name != stage:
+            return None
+        replica_ids = {ticket.replica_id} if replica_ids is None else replica_ids
+        if ticket.replica_id not in replica_ids:
+            return None
+        replica_ids = replica_ids - {ticket.replica_id}
+        return lost_with(kind("gone"), ticket.replica_id)
+
+    return breaks
+
+
+async def test_each_stage_is_asked_for_a_replica_near_the_one_that_feeds_it(tiny: Path) -> None:
+    cluster = Cluster()
+    await cluster.ask()
+    near = {name: stage.asked_near for name, stage in cluster.stages.items()}
+    ran_on = {name: stage.ran_on[0] for name, stage in cluster.stages.items()}
+    assert near == {
+        "thinker": [None],
+        "talker": [Place(f"node of {ran_on['thinker']}")],
+        "code2wav": [Place(f"node of {ran_on['talker']}")],
+    }
+
+
+# ------------------------------------------------------------ admission
 
 
 async def test_a_stream_that_the_speaking_replica_refuses_begins_nowhere(tiny: Path) -> None:
-    calls, error = await asked(False, 0.5, streams_audio=True)
-    assert isinstance(error, TooManyVoices) and "limits.max_stall_s = 0.5 s" in str(error)
-    assert [each.said for each in calls.values()] == [[], [], [("admit", "r")]]
-
-
-async def test_a_stream_that_it_lets_in_begins(tiny: Path) -> None:
-    calls, error = await asked(True, 0.5, streams_audio=True)
-    assert isinstance(error, StageDied) and calls["code2wav"].said[0] == ("admit", "r")
-    assert ("generate", "r") in calls["thinker"].said
+    cluster = Cluster(admits=False, max_stall_s=0.5)
+    with pytest.raises(TooManyVoices, match=r"limits\.max_stall_s = 0\.5 s"):
+        await cluster.ask(streams_audio=True)
+    assert [each.said for each in cluster.stages.values()] == [[], [], [("admit", "r")]]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +175,222 @@ async def test_a_stream_that_it_lets_in_begins(tiny: Path) -> None:
 async def test_only_streams_of_sound_are_asked_for_and_only_with_a_limit(
     tiny: Path, max_stall_s: float | None, fields: dict[str, bool]
 ) -> None:
-    calls, error = await asked(False, max_stall_s, **fields)
-    assert isinstance(error, StageDied)
-    assert all(method == "generate" for each in calls.values() for method, _ in each.said)
+    cluster = Cluster(admits=False, max_stall_s=max_stall_s)
+    await cluster.ask(**fields)
+    assert all(method == "generate" for each in cluster.stages.values() for method, _ in each.said)
+
+
+async def test_a_stream_that_was_let_in_is_not_asked_for_again(tiny: Path) -> None:
+    cluster = Cluster(once("code2wav"), max_stall_s=0.5)
+    await cluster.ask(streams_audio=True)
+    assert cluster.stages["code2wav"].said == [("admit", "r"), ("generate", "r"), ("generate", "r-again1")]
+
+
+# ------------------------------------------------------------ stages that sleep
+
+
+def with_asleep(*names: str) -> Cluster:
+    cluster = Cluster()
+    for name in names:
+        cluster.stages[name].replicas.clear()
+    return cluster
+
+
+async def test_all_stages_that_sleep_are_woken_at_once_and_text_does_not_wait_for_them(tiny: Path) -> None:
+    cluster = with_asleep("talker", "code2wav")
+    talker, code2wav = cluster.stages["talker"], cluster.stages["code2wav"]
+    events = cluster.events()
+    said = [await anext(events) for _ in range(2)]
+    assert tokens_of(said, "thinker") == ANSWER
+    assert set(talker.said) == {("wake", ""), ("generate", "r")} and code2wav.said == [("wake", "")]
+    talker.woken.set()
+    code2wav.woken.set()
+    said += [event async for event in events]
+    assert {name: tokens_of(said, name) for name in STAGES} == dict.fromkeys(STAGES, ANSWER)
+    assert cluster.stages["thinker"].said == [("generate", "r")]
+
+
+async def test_no_stage_begins_before_the_first_has_a_replica(tiny: Path) -> None:
+    """One that is begun waits for its source for seconds alone, and an engine takes longer to start."""
+    cluster = with_asleep("thinker")
+    thinker, talker, code2wav = cluster.stages.values()
+    asking = asyncio.create_task(cluster.ask())
+    while ("generate", "r") not in thinker.said:
+        await asyncio.sleep(0)
+    for _ in range(20):  # all that could begin has begun
+        await asyncio.sleep(0)
+    assert talker.said == code2wav.said == []
+    thinker.woken.set()
+    assert tokens_of(await asking, "code2wav") == ANSWER
+
+
+async def test_a_request_for_text_wakes_nobody(tiny: Path) -> None:
+    cluster = with_asleep("talker", "code2wav")
+    await cluster.ask(wants_audio=False)
+    assert cluster.stages["talker"].said == cluster.stages["code2wav"].said == []
+
+
+async def test_a_stage_that_does_not_wake_is_waited_for_no_longer_than_the_request_has(tiny: Path) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await with_asleep("thinker").ask(deadline_s=0.3)
+
+
+# ------------------------------------------------------------ a lost replica
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_request_goes_on_where_it_was_without_the_replica_that_was_lost(tiny: Path, stage: str) -> None:
+    cluster = Cluster(once(stage))
+    events = await cluster.ask()
+    assert {name: tokens_of(events, name) for name in STAGES} == dict.fromkeys(STAGES, ANSWER)
+    first, second = cluster.stages[stage].ran_on
+    assert first != second
+    assert {each.requests[-1].request_id for each in cluster.stages.values()} == {"r-again1"}
+    assert cluster.stages[stage].requests[-1].known[stage].token_ids == ANSWER[:3]
+    assert {event.recovery.stage for event in events if event.recovery is not None} == {stage}
+    later = [cluster.stages[stage].choose_replica() for _ in range(8)]
+    assert first not in later  # no other request is brought there either
+
+
+@pytest.mark.parametrize(("kind", "rest_s"), [(ReplicaLost, LOST_S), (ReplicaSilent, SILENT_S)])
+async def test_a_replica_that_only_did_not_answer_soon_gets_requests_again(
+    tiny: Path, kind: type[StageDied], rest_s: float
+) -> None:
+    cluster = Cluster(once("talker", kind=kind))
+    await cluster.ask()
+    talker, now_s = cluster.stages["talker"], time.monotonic()
+    (until_s,) = talker.loads._lost_until_s.values()
+    assert now_s + rest_s - 1 < until_s <= now_s + rest_s
+
+
+async def test_two_losses_of_one_request(tiny: Path) -> None:
+    cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
+    asked = asyncio.create_task(cluster.ask())
+    talker = cluster.stages["talker"]
+    while talker.can_choose():
+        await asyncio.sleep(0)
+    talker.replicas.append("c")
+    assert tokens_of(await asked, "talker") == ANSWER
+    assert talker.ran_on[-1] == "c" and set(talker.ran_on) == {"a", "b", "c"}
+
+
+async def test_what_a_consumer_says_of_its_source_is_the_source_s_loss(tiny: Path) -> None:
+    lost: list[str] = []
+
+    def breaks(name: str, ticket: Ticket) -> Exception | None:
+        if name != "talker" or lost:
+            return None
+        lost.append(cluster.stages["thinker"].ran_on[-1])
+        return lost_with(ReplicaLost("the connection broke"), lost[0])
+
+    cluster = Cluster(breaks)
+    events = await cluster.ask()
+    assert {event.recovery.stage for event in events if event.recovery is not None} == {"thinker"}
+    assert cluster.stages["thinker"].ran_on[-1] != lost[0]
+
+
+async def test_the_reason_why_a_replica_ended_the_request_is_waited_for(tiny: Path) -> None:
+    seen: set[str] = set()
+
+    def breaks(name: str, ticket: Ticket) -> Exception | None:
+        if name == "code2wav" or name in seen:
+            return None
+        seen.add(name)
+        return RequestGone("it ended") if name == "thinker" else lost_with(StageDied("gone"), ticket.replica_id)
+
+    cluster = Cluster(breaks)
+    events = await cluster.ask()
+    assert {event.recovery.stage for event in events if event.recovery is not None} == {"talker"}
+
+
+async def test_without_a_reason_nobody_is_blamed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CAUSE_S", 0.0)
+    cluster = Cluster(once("talker", None, RequestGone))
+    events = await cluster.ask()
+    assert {event.recovery.stage for event in events if event.recovery is not None} == {"unknown"}
+    assert len(cluster.stages["talker"].loads.living(["talker-0", "talker-1"])) == 2
+
+
+@pytest.mark.parametrize("most", [0, 2])
+async def test_it_ends_when_it_was_begun_again_so_often(tiny: Path, most: int) -> None:
+    replicas = tuple(f"replica-{i}" for i in range(6))
+    cluster = Cluster(once("talker", set(replicas)), talkers=replicas, max_restarts=most)
+    with pytest.raises(ReplicaLost):
+        await cluster.ask()
+    assert len(set(cluster.stages["talker"].ran_on)) == most + 1
+
+
+async def test_an_error_of_the_request_begins_nothing_again(tiny: Path) -> None:
+    cluster = Cluster(lambda name, _: RequestError("a bad field") if name == "talker" else None)
+    with pytest.raises(RequestError):
+        await cluster.ask()
+    assert len(cluster.stages["talker"].requests) == 1
+
+
+async def test_an_answer_that_does_not_go_on_is_not_tried_again(tiny: Path) -> None:
+    cluster = Cluster(once("thinker"))
+    answer = cluster.stages["thinker"].read
+
+    async def another(ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
+        if ticket.request_id == "r":
+            async for chunk in answer(ticket, with_rows=with_rows):
+                yield chunk
+        yield StageChunk(0, (9, 9, 9), "zzz")
+
+    cluster.stages["thinker"].read = another  # type: ignore[method-assign]
+    with pytest.raises(AnswerDiffers):
+        await cluster.ask()
+    assert len(cluster.stages["thinker"].requests) == 2
+
+
+async def test_nothing_is_begun_again_for_a_client_that_left(tiny: Path) -> None:
+    cluster = Cluster(lambda name, _: RequestGone("Serve ended the call") if name == "talker" else None)
+    events = cluster.events()
+    await anext(events)
+    await events.aclose()
+    assert all(len(each.requests) == 1 for each in cluster.stages.values())
+
+
+async def test_the_only_replica_s_successor_is_waited_for(tiny: Path) -> None:
+    cluster = Cluster(once("talker", {"old"}), talkers=("old",))
+    asked = asyncio.create_task(cluster.ask())
+    talker = cluster.stages["talker"]
+    while talker.can_choose():
+        await asyncio.sleep(0)
+    assert not asked.done()
+    talker.replicas.append("new")
+    assert tokens_of(await asked, "talker") == ANSWER and talker.ran_on == ["old", "new"]
+
+
+async def test_it_is_waited_for_no_longer_than_the_request_has(tiny: Path) -> None:
+    cluster = Cluster(once("talker", {"only"}), talkers=("only",))
+    with pytest.raises(DeadlineExceeded):
+        await cluster.ask(deadline_s=0.3)
+
+
+async def test_a_suspect_gets_a_third_replica_only_if_that_is_idle(tiny: Path) -> None:
+    cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
+    talker = cluster.stages["talker"]
+    talker.loads.choose(["c"])
+    asked = asyncio.create_task(cluster.ask())
+    while talker.can_choose():
+        await asyncio.sleep(0)
+    talker.replicas.append("c")
+    assert not talker.can_choose(idle=True) and talker.can_choose()
+    await asyncio.wait([asked], timeout=3 * LOOK_S)
+    assert "c" not in talker.ran_on
+    talker.loads.ended("c")
+    talker.loads.forget("c")
+    assert tokens_of(await asked, "talker") == ANSWER and talker.ran_on[-1] == "c"
+
+
+async def test_a_request_that_ended_holds_nothing(tiny: Path) -> None:
+    cluster = Cluster(once("talker"))
+    sent = Posted(OmniRequest("r", "Hello."), None)
+    async with contextlib.aclosing(cluster.orchestrator.stream(sent, Deadline(60))) as events:
+        async for _ in events:
+            pass
+    kept = weakref.ref(sent)
+    del sent, events
+    gc.collect()
+    assert kept() is None

@@ -80,13 +80,14 @@ async def test_a_store_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(parcel.ray, "put", full)
     with pytest.raises(StoreFull, match="no room for the media"):
-        await posted(OmniRequest("r", "", all_kinds()))
+        async with posted(OmniRequest("r", "", all_kinds())):
+            pass
 
 
 async def test_a_request_without_media_puts_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(parcel.ray, "put")
-    sent = await posted(OmniRequest("r", "a prompt"))
-    assert not sent.has_media and sent.request.prompt == "a prompt"
+    async with posted(OmniRequest("r", "a prompt")) as sent:
+        assert not sent.has_media and sent.request.prompt == "a prompt"
 
 
 async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
@@ -103,38 +104,30 @@ async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
 
 
 class Calls:
-    """A stage whose `bring` ends when it is told to."""
+    """A stage that is called."""
 
     def __init__(self) -> None:
         self.brought: list[tuple[object, ...]] = []
-        self.ends = asyncio.Event()
 
     async def call(self, method: str, *args: object, replica_id: str, wait_s: float | None) -> None:
         self.brought.append((method, *args, replica_id))
-        await self.ends.wait()
 
 
-async def test_media_go_once_the_stage_has_taken_the_request_and_are_let_go_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_media_are_brought_to_each_run_and_let_go_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reference:
         """Of an object in the store, which lives as long as this does."""
 
     monkeypatch.setattr(parcel.ray, "put", lambda value: Reference())
-    sent, calls = await posted(OmniRequest("r", "", all_kinds())), Calls()
-    assert sent.has_media and sent.request.media == Media()
-    bringing = asyncio.create_task(sent.bring_media(cast(RemoteStage, calls)))
-    await asyncio.sleep(0)
-    assert not calls.brought
-    sent.taken(Ticket("r", "replica"))
-    while not calls.brought:
-        await asyncio.sleep(0)
-    ((method, request_id, reference, replica_id),) = calls.brought
-    assert (method, request_id, replica_id) == ("bring", "r", "replica")
-    lives = weakref.ref(reference)
+    calls = Calls()
+    async with posted(OmniRequest("r", "", all_kinds())) as sent:
+        assert sent.has_media and sent.request.media == Media()
+        for name in ("r", "r-again1"):
+            await sent.bring_media(cast(RemoteStage, calls), Ticket(name, f"a replica for {name}"))
+    said = [(method, name, replica) for method, name, _, replica in calls.brought]
+    assert said == [("bring", "r", "a replica for r"), ("bring", "r-again1", "a replica for r-again1")]
+    lives, again = (weakref.ref(brought[2]) for brought in calls.brought)
+    assert lives is again
     calls.brought.clear()
-    del reference
-    calls.ends.set()
-    await bringing
-    gc.collect()
-    assert lives() is None
+    async with asyncio.timeout(10):  # the thread that put them there ends its work a moment later
+        while gc.collect() or lives() is not None:
+            await asyncio.sleep(0.01)

@@ -20,6 +20,7 @@ from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
 from omni_cluster.engine.output_log import OutputLogs, OutputLogUnknown
+from omni_cluster.engine.room import Room
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
@@ -113,12 +114,20 @@ def clients() -> list[Watched]:
 
 
 @pytest.fixture
-async def connections(replica: Replica, clients: list[Watched], inline: bool) -> AsyncIterator[ReplicaConnections]:
+def room() -> Room:
+    """The consumer's."""
+    return Room()
+
+
+@pytest.fixture
+async def connections(
+    replica: Replica, clients: list[Watched], inline: bool, room: Room
+) -> AsyncIterator[ReplicaConnections]:
     def make_client(source: RemoteStage, replica_id: str) -> Watched:
         clients.append(Watched(SocketClient(source, replica_id)))
         return clients[-1]
 
-    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, inline=inline)
+    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, inline=inline, room=room)
     yield connections
     await connections.close()
 
@@ -437,12 +446,16 @@ async def test_rows_are_copied_out_of_their_item_which_is_let_go_at_once(
 
 
 async def test_batches_that_wait_are_one_item_and_a_prompts_rows_are_one_of_their_own() -> None:
-    publisher = rows_publisher.RowsPublisher(is_read=lambda: True)
+    publisher = rows_publisher.RowsPublisher(is_read=lambda: True, room=(room := Room()))
     for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, rows_publisher.ITEM_BYTES - 2, 1):
         publisher.publish([np.zeros(num_bytes, np.uint8)])
+    assert room.held_bytes == 2 * rows_publisher.ITEM_BYTES + 2
     async with contextlib.aclosing(publisher.items()) as items:
         made = [[number for number, _ in await anext(items)] for _ in range(4)]
-    assert made == [[0], [1], [2, 3, 4], [5]]
+    assert made == [[0], [1], [2, 3, 4], [5]] and room.held_bytes == 0
+    publisher.publish([np.zeros(7, np.uint8)])
+    publisher.close()
+    assert room.held_bytes == 0
 
 
 @as_objects_alone
@@ -474,6 +487,30 @@ async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(
     stays.put(rows(0))
     stays.close()
     assert (await reading).token_ids == (0,)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["reads all", "leaves"])
+async def test_what_was_received_and_not_read_counts_as_held(
+    replica: Replica, connections: ReplicaConnections, room: Room, leaves: bool
+) -> None:
+    log = replica.logs.open("r")
+    log.put(rows(0))
+    chunks = connections.read(ticket("r"), with_rows=True)
+    await anext(chunks)
+    assert room.held_bytes == 0
+    log.put(rows(1, 4))
+    packed_bytes = 5 * ROW_BYTES
+    assert replica.logs.room.held_bytes == packed_bytes
+    await until(lambda: room.held_bytes >= 4 * ROW_BYTES)
+    await until(lambda: replica.logs.room.held_bytes == packed_bytes)
+    if leaves:
+        await chunks.aclose()
+    else:
+        log.close()
+        assert [chunk.token_ids async for chunk in chunks] == [(1, 2, 3, 4)]
+    assert room.held_bytes == 0
+    replica.logs.remove("r")
+    assert replica.logs.room.held_bytes == 0
 
 
 async def test_closing_ends_the_stream_at_both_ends(

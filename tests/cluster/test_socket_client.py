@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
@@ -83,6 +86,28 @@ async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, logs:
     assert torch.equal(got.rows.rows, chunk.rows.rows)
     assert got.rows.positions is not None and torch.equal(got.rows.positions, cast(torch.Tensor, chunk.rows.positions))
     await messages.aclose()
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+@pytest.mark.parametrize("is_other_host", [True, False])
+async def test_a_chunks_age_does_not_depend_on_what_two_hosts_clocks_say(
+    server: SocketServer, logs: OutputLogs, ahead_s: float, is_other_host: bool
+) -> None:
+    log = logs.open("r")
+    address = await server.address()
+    stage = Stage(dataclasses.replace(address, boot_id="another") if is_other_host else address)
+    client = SocketClient(cast(RemoteStage, stage), "replica", clock=lambda: time.time() + ahead_s)
+    async with contextlib.aclosing(client.messages(READER)) as messages:
+        assert await anext(messages) == []
+        made_s = time.time() - 5
+        log.put(StageChunk(0, (1,), made_at_s=made_s))
+        (item,) = await anext(messages)
+    assert item.body is not None
+    told_s = item.body.chunk.made_at_s
+    if is_other_host:
+        assert made_s + ahead_s <= told_s <= made_s + ahead_s + (time.time() - made_s - 5)
+    else:
+        assert told_s == made_s
 
 
 def test_all_that_a_message_says_arrives() -> None:
@@ -174,7 +199,7 @@ async def message_of(reader: asyncio.StreamReader) -> Sequence[bytes | bytearray
 @pytest.mark.parametrize("parts", [[b"x" * 90, b"x" * 11], [b""] * 13])
 async def test_a_frame_above_what_is_accepted_breaks_the_line(parts: list[bytes]) -> None:
     reader = asyncio.StreamReader()
-    reader.feed_data(_HEAD.pack(len(parts), 0))
+    reader.feed_data(_HEAD.pack(len(parts), 0, 0.0))
     reader.feed_data(b"".join(_LENGTH.pack(len(part)) for part in parts) + b"".join(parts))
     with pytest.raises(ConnectionError, match=r"101 bytes, and 100 are accepted|13 parts"):
         await read_frame(reader, 100)
@@ -230,6 +255,20 @@ async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
     await waiting
     await messages.aclose()
     assert stage.loads._estimate("replica") is None  # what nobody tells any more is not known
+
+
+async def test_a_replica_whose_connection_breaks_is_known_to_be_lost_though_nobody_reads(server: SocketServer) -> None:
+    stage = Stage(await server.address())
+    left = SocketClient(cast(RemoteStage, stage), "left").messages(READER)
+    await anext(left)
+    await left.aclose()
+    messages = SocketClient(cast(RemoteStage, stage), "replica").messages(READER)
+    await anext(messages)
+    assert stage.loads.living(["left", "replica"]) == ["left", "replica"]
+    await server.close()
+    with pytest.raises(ReplicaLost):
+        await anext(messages)
+    assert stage.loads.living(["left", "replica"]) == ["left"]
 
 
 @pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no MessagePack"])

@@ -142,7 +142,36 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "1",
         "gpus names 2, so it must be 2",
     ),
-    "split on CPU": (of_stage(0, tensor_parallel_size=2), "stages[0].tensor_parallel_size", "2", "it must be 1"),
+    "more groups of layers than cards": (
+        of_stage(0, num_gpus=4, tensor_parallel_size=2, pipeline_parallel_size=4),
+        "stages[0].pipeline_parallel_size",
+        "4",
+        "so times tensor_parallel_size, 2, it must be 4",
+    ),
+    "more hosts than parts": (
+        of_stage(0, tensor_parallel_size=2, hosts_per_replica=3),
+        "stages[0].hosts_per_replica",
+        "3",
+        "it must divide 2",
+    ),
+    "pinned on several hosts": (
+        of_stage(0, num_gpus=REMOVED, gpus=[0, 1], tensor_parallel_size=2, hosts_per_replica=2),
+        "stages[0].hosts_per_replica",
+        "2",
+        "say num_gpus: 2 instead",
+    ),
+    "several hosts, few replicas on one": (
+        of_stage(0, tensor_parallel_size=2, hosts_per_replica=2, placement={"max_replicas_per_node": 1}),
+        "stages[0].hosts_per_replica",
+        "2",
+        "leave placement.max_replicas_per_node out",
+    ),
+    "cards of several hosts": (
+        of_stage(0, num_gpus=2, tensor_parallel_size=2, hosts_per_replica=2, engine_args={}),
+        "stages[0].engine_args.kv_cache_memory_bytes",
+        "missing",
+        "for example 40000000000",
+    ),
     "fixed and following": (
         of_stage(0, num_replicas=2, autoscaling={"max_replicas": 3}),
         "stages[0].num_replicas",
@@ -161,11 +190,29 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "4",
         "for example 2",
     ),
-    "scale to zero": (
+    "sleep without signals": (
         of_stage(0, autoscaling={"min_replicas": 0, "max_replicas": 3}),
         "stages[0].autoscaling.min_replicas",
         "0",
-        "at least 1, for example 1",
+        "needs signals too, for example signals: {max_requests: 24}",
+    ),
+    "fewer than none": (
+        of_stage(0, autoscaling={"min_replicas": -1, "max_replicas": 3}),
+        "stages[0].autoscaling.min_replicas",
+        "-1",
+        "at least 0, for example 1",
+    ),
+    "signals beside a target": (
+        of_stage(0, autoscaling={"max_replicas": 3, "target": 2.5, "signals": {"max_requests": 24}}),
+        "stages[0].autoscaling.target",
+        "2.5",
+        "keep one of the two",
+    ),
+    "no signal": (
+        of_stage(0, autoscaling={"max_replicas": 3, "signals": {}}),
+        "stages[0].autoscaling.signals.max_requests",
+        "null",
+        "for example max_requests: 24",
     ),
     "no upper bound": (
         of_stage(0, autoscaling={"min_replicas": 1}),
@@ -247,6 +294,7 @@ RESERVED = (
     "scheduler_cls",
     "hf_overrides",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "additional_config",
     "enable_prompt_embeds",
     "trust_remote_code",
@@ -289,6 +337,7 @@ def test_a_circle_is_told_stage_by_stage(tmp_path: Path) -> None:
     [
         ("max_upload_bytes", "max_body_bytes", "a body of max_body_bytes and 1 MiB"),
         ("max_unread_total_bytes", "max_unread_bytes", "at least max_unread_bytes"),
+        ("replica_outbox_max_bytes", "outbox_max_bytes", "at least outbox_max_bytes"),
     ],
 )
 def test_what_all_may_have_together_is_enough_for_one(sum_of_all: str, one: str, fix: str, tmp_path: Path) -> None:
@@ -302,7 +351,7 @@ def test_what_all_may_have_together_is_enough_for_one(sum_of_all: str, one: str,
         ({("model",): 7, ("voices",): []}, "model", "(and 1 further problem)."),
         ({("model",): REMOVED, ("modle",): "x"}, "modle", "(and 1 further problem)."),
         (
-            of_stage(0, tensor_parallel_size=2, engine_args={"model": 1, "worker_cls": 2}),
+            of_stage(0, num_gpus=1, tensor_parallel_size=2, engine_args={"model": 1, "worker_cls": 2}),
             "stages[0].tensor_parallel_size",
             "(and 2 further problems).",
         ),

@@ -104,6 +104,7 @@ def test_gpus_of_one_replica(devices: dict[str, Any], gpus_per_replica: float) -
         ({"num_replicas": 3}, (3, 3)),
         ({"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, (2, 5)),
         ({"autoscaling": {"max_replicas": 5, "initial_replicas": 5}}, (1, 5)),
+        ({"autoscaling": {"min_replicas": 0, "max_replicas": 5, "signals": {"max_requests": 24}}}, (0, 5)),
     ],
 )
 def test_replica_bounds(given: dict[str, Any], bounds: tuple[int, int]) -> None:

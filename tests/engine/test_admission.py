@@ -62,6 +62,15 @@ async def test_as_many_are_let_in_as_are_expected_to_stand_still_no_longer_than_
     assert door.urgent() == 10
 
 
+async def test_slack_is_used_up_by_players_that_a_round_cannot_serve_in_time() -> None:
+    # 0.094 + 0.0086 n is 0.15 for 6.5: so many can be served before what they have is heard
+    door, of = admission(None), cost()
+    assert of.streams_within(0.15) == 6 and of.seconds(6) <= 0.15 < of.seconds(7)
+    assert (cost(step_s=1_000).streams_within(0.15), door.slack_use()) == (1, 0)
+    with door.player("first"), door.player("second"), door.player("third"):
+        assert door.slack_use() == 0.5
+
+
 async def test_nobody_is_turned_away_without_a_limit_or_from_a_stage_that_makes_no_sound() -> None:
     free, slow = admission(None, step_s=1_000), admission(0, step_s=1_000)
     assert all([await free.admit(f"s{i}") for i in range(200)]) and nothing_is_left(free)

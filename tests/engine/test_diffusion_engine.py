@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ import torch
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.diffusion_engine import DiffusionEngine, is_device_error
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
+from omni_cluster.engine.playback import Playback
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
@@ -36,12 +38,14 @@ from tests.engine.stages import (
     until,
     until_counts,
 )
+from tests.models.qwen2_5_omni.test_code2wav_model import STREAMING_SNR_DB, snr_db
 
 SAMPLES_PER_CODE = 480
 BLOCK = 12
 MAX_STREAMS = 3
 MAX_PIECE_BLOCKS = 4
 SOUND_TOLERANCE = 1e-5
+SEAM_SAMPLES = 24_000
 EDGE_TOLERANCE = 2e-3
 """Between two ways of cutting one stream into pieces: at an edge the vocoder sees an estimate of what follows. Another
 seed or voice is ten times as far away."""
@@ -290,6 +294,72 @@ async def test_a_piece_is_begun_while_the_one_before_it_is_made(engine: Diffusio
     alone = await sound(engine, spoken("follows"), at_once([codes(4 * BLOCK)]))
     np.testing.assert_allclose(joined(made), alone, atol=EDGE_TOLERANCE, rtol=0)
     await until_free(engine)
+
+
+# ---------------------------------------------- a request that is begun again
+
+
+def as_audio(chunks: Sequence[StageChunk]) -> list[AudioChunk]:
+    return [chunk.audio for chunk in chunks if chunk.audio is not None]
+
+
+DELIVERED = (1, 30 * SAMPLES_PER_CODE, 5 * BLOCK * SAMPLES_PER_CODE, 11 * BLOCK * SAMPLES_PER_CODE + 1234)
+"""Within the first code; within a block; at a border of two; within a block behind larger pieces."""
+
+
+@pytest.mark.parametrize("delivered", DELIVERED)
+async def test_sound_goes_on_where_it_was_cut(engine: DiffusionEngine, watch: Watch, delivered: int) -> None:
+    upstream, asked = [codes(200)], spoken("undisturbed", "Ethan", 4)
+    whole = await sound(engine, replace(asked, request_id="whole", streams_audio=False), at_once(upstream))
+    undisturbed = await sound(engine, asked, at_once(upstream))
+    await until_free(engine)
+    del watch.begun[:]
+    known = {"code2wav": KnownOutput(num_samples=delivered)}
+    again = [c async for c in engine.generate(replace(asked, request_id="again", known=known), at_once(upstream))]
+    parts = as_audio(again)
+    assert [part.start for part in parts] == [delivered, *(part.end for part in parts[:-1])]
+    assert again[-1].finish_reason == "stop"
+    joint = np.concatenate([undisturbed[:delivered], joined(again)])
+    assert joint.shape == whole.shape
+    with np.errstate(divide="ignore"):  # where both were cut into the same pieces
+        assert snr_db(joint, undisturbed) >= STREAMING_SNR_DB
+    assert snr_db(joint, whole) >= STREAMING_SNR_DB
+    around = slice(max(0, delivered - SEAM_SAMPLES), delivered + SEAM_SAMPLES)
+    assert snr_db(joint[around], whole[around]) >= STREAMING_SNR_DB
+    assert [job.is_heard for job in watch.begun].count(True) == len(parts)
+    silent_blocks = sum(len(job.codes) // BLOCK - 1 for job in watch.begun if not job.is_heard)
+    assert silent_blocks == delivered // (BLOCK * SAMPLES_PER_CODE)
+
+
+async def test_the_rest_of_a_whole_answer_is_the_wholes(engine: DiffusionEngine) -> None:
+    asked = spoken("all", streams=False)
+    whole = await sound(engine, asked, at_once([codes(70)]))
+    known = {"code2wav": KnownOutput(num_samples=12345)}
+    (rest, _) = [c async for c in engine.generate(replace(asked, known=known), at_once([codes(70)]))]
+    assert rest.audio is not None and rest.audio.start == 12345
+    np.testing.assert_allclose(rest.audio.samples, whole[12345:], atol=SOUND_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_of_sound_that_was_delivered_to_its_end_nothing_is_left(engine: DiffusionEngine, streams: bool) -> None:
+    known = {"code2wav": KnownOutput(num_samples=70 * SAMPLES_PER_CODE)}
+    asked = replace(spoken("told", streams=streams), known=known)
+    assert [c async for c in engine.generate(asked, at_once([codes(70)]))] == [StageChunk(finish_reason="stop")]
+    ended = {"code2wav": KnownOutput(num_samples=70 * SAMPLES_PER_CODE, finish_reason="stop")}
+    unread = engine.generate(replace(asked, known=ended), Feed().read())
+    assert [c async for c in unread] == [StageChunk(finish_reason="stop")]
+    await until_free(engine)
+
+
+async def test_sound_behind_what_was_delivered_is_due_at_once(engine: DiffusionEngine) -> None:
+    """What nobody hears is no sound that a player has left: what follows it is as urgent as a first piece."""
+    known = {"code2wav": KnownOutput(num_samples=8 * BLOCK * SAMPLES_PER_CODE)}
+    asked, playback = replace(spoken("urgent"), known=known), Playback()
+    session = engine._session(asked, at_once([codes(11 * BLOCK)]))
+    due: list[float] = []
+    async for samples in engine._running_loop().waveforms(session, playback):
+        due.append(playback.left_s(0.0) if not samples.any() else 1.0)
+    assert due[:2] == [0.0, 0.0] and all(due[2:])
 
 
 # ---------------------------------------------------------- how a stream ends

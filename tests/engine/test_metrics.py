@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omni_cluster.engine.metrics import StageMetrics
+from omni_cluster.inputs import KnownOutput
 from omni_cluster.outputs import AudioChunk, StageChunk
 
 SOUND = StageChunk(audio=AudioChunk(0, np.zeros(480, np.float32), 24_000))
@@ -25,6 +26,19 @@ def test_what_is_made_is_counted_as_it_comes() -> None:
     assert value(metrics, "cached_tokens_total") == 32
     assert value(metrics, "pieces_total") == 2
     assert (meter.tokens, meter.samples) == (2, 480)
+
+
+def test_what_a_stage_says_again_is_not_counted_again() -> None:
+    metrics = StageMetrics()
+    meter = metrics.begin(KnownOutput((1, 2, 3)))
+    meter.made(StageChunk(token_ids=(1, 2, 3)))
+    assert value(metrics, "first_output_seconds_count") == value(metrics, "pieces_total") == 0
+    meter.made(StageChunk(3, (4, 5), "b"))
+    meter.made(StageChunk(5, finish_reason="stop"))
+    joined = metrics.begin(KnownOutput((1, 2, 3)))
+    joined.made(StageChunk(0, (1, 2, 3, 4, 5), "b", finish_reason="stop"))
+    assert (meter.tokens, joined.tokens, value(metrics, "tokens_total")) == (2, 2, 4)
+    assert value(metrics, "first_output_seconds_count") == 2
 
 
 def test_the_first_output_is_timed_once_and_the_end_is_none() -> None:
@@ -63,13 +77,31 @@ def test_a_chunk_that_came_before_it_was_made_came_at_once() -> None:
 
 def test_what_is_held_is_what_was_said_last() -> None:
     metrics = StageMetrics()
-    metrics.hold(3, 2, 4)
-    metrics.hold(1, 0, 2)
-    names = ("requests_running", "requests_waiting", "open_outboxes")
-    assert [value(metrics, name) for name in names] == [1, 0, 2]
+    metrics.hold({"running": 3, "waiting": 2, "held": 3}, 4)
+    metrics.hold({"running": 1, "waiting": 0, "held": 1, "steps": 9}, 2, 700)
+    names = ("requests_running", "requests_waiting", "requests_held", "open_outboxes", "held_bytes")
+    assert [value(metrics, name) for name in names] == [1, 0, 1, 2, 700]
+    metrics.hold({"running": 1, "waiting": 0}, 2)  # an engine whose requests wait for no rows says nothing of them
+    assert value(metrics, "requests_held") == 0
 
 
 def test_names_have_their_units_and_each_a_line_of_help() -> None:
     for metric in StageMetrics().registry.collect():
         assert metric.name.startswith("omni_cluster_stage_") and metric.documentation.endswith(".")
         assert metric.name.endswith("_seconds") == (metric.type == "histogram")
+
+
+def test_a_backlog_is_what_open_requests_usually_say_less_what_they_have_said() -> None:
+    metrics = StageMetrics()
+    first, second, third = metrics.begin(), metrics.begin(), metrics.begin()
+    assert metrics.backlog_tokens == 0  # nobody has finished yet
+    first.made(StageChunk(token_ids=(1,) * 100))
+    first.end("finished")
+    second.made(StageChunk(token_ids=(1,) * 30))
+    assert metrics.backlog_tokens == 70 + 100
+    third.end("cancelled")
+    second.made(StageChunk(30, (1,) * 90))
+    assert metrics.backlog_tokens == 0  # it says more than usual
+    second.end("finished")
+    metrics.begin()
+    assert metrics.backlog_tokens == pytest.approx(101)  # a twentieth of the way from 100 to 120

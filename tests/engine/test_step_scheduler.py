@@ -93,8 +93,8 @@ def test_a_step_holds_what_is_due_first_and_stays_within_its_bounds(
 def test_a_job_is_finished_when_it_is_due_or_worth_it_or_nothing_else_runs(
     due_in_s: float, frames: int, others: bool, is_finished: bool
 ) -> None:
-    ended = [Asked(frames, NOW_S + 9, 0), Asked(frames, NOW_S + due_in_s, 0)]
-    assert scheduler().to_finish(ended, others) == (ended if is_finished else [])
+    later, sooner = Asked(frames, NOW_S + 9, 0), Asked(frames, NOW_S + due_in_s, 0)
+    assert scheduler().to_finish([later, sooner], others) == ([sooner, later] if is_finished else [])
 
 
 # ------------------------------------------------------------- what a step costs

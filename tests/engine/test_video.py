@@ -13,7 +13,7 @@ import torch
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest, Video
+from omni_cluster.inputs import KnownOutput, Media, OmniRequest, Video
 from tests.engine.stages import (
     MAX_TOKENS,
     collect,
@@ -106,6 +106,23 @@ async def test_spoken_answers_are_the_references(
         assert output.audio is not None
         np.testing.assert_allclose(output.audio.samples, wanted.waveform, atol=1e-4, rtol=0)
     await until_free(pipeline._stages["thinker"])
+
+
+@pytest.mark.parametrize("kind", VIDEO_KINDS[-2:])
+async def test_spoken_answers_that_are_begun_again_are_the_references(
+    pipeline: AsyncOmniLLM, spoken: dict[str, SpeechReference], kind: str
+) -> None:
+    """Frames that outlast their sound are at later positions than the text behind them, known or new."""
+    wanted = spoken[kind]
+    known = {
+        "thinker": KnownOutput(tuple(wanted.token_ids[: MAX_TOKENS // 2])),
+        "talker": KnownOutput(tuple(wanted.codes[:5])),
+    }
+    made = await pipeline.generate(request(f"again-{kind}", kind, known=known))
+    assert list(made.token_ids) == wanted.token_ids
+    assert list(made.stage_token_ids["talker"]) == wanted.codes
+    assert made.audio is not None
+    np.testing.assert_allclose(made.audio.samples, wanted.waveform, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("wants_audio", [True, False])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import struct
 from collections.abc import Sequence
 from random import Random
 
 import torch
 
-from omni_cluster.cluster.frame import read_frame
+from omni_cluster.cluster.frame import frame_head, read_frame
 from omni_cluster.cluster.message import packed, unpacked
 from omni_cluster.cluster.transport import MessageItem, WireChunk
 from omni_cluster.errors import RequestError
@@ -30,8 +29,7 @@ def _parts() -> tuple[bytes, ...]:
 
 
 def _frame(parts: list[bytes]) -> bytes:
-    lengths = b"".join(struct.pack("<Q", len(part)) for part in parts)
-    return struct.pack("<II", len(parts), 0) + lengths + b"".join(parts)
+    return frame_head(parts, load=0, sent_at_s=0.0) + b"".join(parts)
 
 
 def frame(rng: Random) -> bytes:

@@ -17,16 +17,21 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from omni_cluster.config.access import ApiConfig
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
-from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.openai_api.access import ApiKeys, guarded
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.log import logger
-from omni_cluster.server.metrics import IngressMetrics, Metered, heard
+from omni_cluster.server.metrics import IngressMetrics, Metered, Player, heard, reason_of
+from omni_cluster.server.quotas import Quotas
 from tests.server.samples import Totals, totals
 
 # ------------------------------------------------------------ the middleware
+
+
+UNBOUNDED = Quotas(ApiConfig(), 1).of(b"")
 
 
 async def streamed(request: Request) -> Response:
@@ -44,8 +49,17 @@ async def sounding(request: Request) -> Response:
         for chunk in (StageChunk(text="a"), audio, audio):
             yield StageEvent("s", chunk)
 
-    said = [event.chunk.text async for event in heard(events(), request.state.meter)]
+    said = [event.chunk.text async for event in heard(events(), request.state.meter, UNBOUNDED)]
     return PlainTextResponse(str(len(said)))
+
+
+async def recovering(request: Request) -> Response:
+    async def events() -> Any:
+        yield StageEvent("s", StageChunk(text="a"))
+        yield StageEvent("s", StageChunk(text="b"), Recovery("talker", 0.25))
+
+    said = [event.chunk.text async for event in heard(events(), request.state.meter, UNBOUNDED)]
+    return PlainTextResponse("".join(said))
 
 
 async def broken(request: Request) -> Response:
@@ -65,7 +79,7 @@ class Face:
 
     def __init__(self, *keys: bytes) -> None:
         self.metrics = IngressMetrics()
-        handlers = (streamed, sounding, broken, breaks_off)
+        handlers = (streamed, sounding, recovering, broken, breaks_off)
         routes = [Route(f"/{handler.__name__}", handler) for handler in handlers]
         app = guarded(Starlette(routes=routes), keys=ApiKeys(keys), origins=(), answers_id=False)
         app = Metered(app, self.metrics, [route.path for route in routes])
@@ -93,6 +107,33 @@ async def test_the_first_sound_is_timed_once() -> None:
     assert face.totals()["ingress_first_audio_seconds_count", "/sounding"] == 1
 
 
+async def test_a_stream_s_player_is_counted_once_and_no_other_answer_has_one() -> None:
+    face = Face()
+    for path in ("/sounding", "/streamed"):
+        await face.client.get(path)
+    counted = face.totals()
+    assert counted["ingress_stall_seconds_count", "/sounding"] == 1
+    assert counted["ingress_stall_seconds_count", "/streamed"] == 0
+
+
+def test_a_player_stands_still_from_the_end_of_a_piece_to_the_next() -> None:
+    player, second = Player(), AudioChunk(0, np.zeros(24_000, np.float32), 24_000)
+    assert not player.has_begun
+    for now_s in (7.0, 7.5, 9.25, 10.75):  # plays until 9, stands still until 9.25, and again from 10.25 to 10.75
+        player.hears(second, now_s)
+    assert (player.has_begun, player.stall_s) == (True, 0.75)
+
+
+async def test_what_a_request_survived_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    face = Face()
+    with caplog.at_level("INFO", logger.name):
+        assert (await face.client.get("/recovering")).text == "ab"
+    counted = face.totals()
+    assert counted["ingress_recovered_total", "/recovering", "talker"] == 1
+    assert counted["ingress_recovery_stall_seconds_sum", "/recovering"] == 0.25
+    assert caplog.messages[-1].endswith(", recovered from talker in 250 ms")
+
+
 @pytest.mark.parametrize("path", ["/broken", "/breaks_off"])
 async def test_what_breaks_is_500_and_in_no_answer_s_time(path: str) -> None:
     face = Face()
@@ -110,6 +151,22 @@ async def test_refusals_are_counted_by_their_status_and_in_no_time() -> None:
     assert counted["ingress_requests_total", "/streamed", "401"] == 1
     assert counted["ingress_first_byte_seconds_count", "/streamed"] == 0
     assert counted["ingress_answer_seconds_count", "/streamed"] == 0
+    assert counted["ingress_refusals_total", "/streamed", "invalid_api_key"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"error": {"message": "a", "code": "too_many_voices", "param": null}}', "too_many_voices"),
+        (b'{"error": {"message": "a", "code": null}}', "none"),
+        (b'{"error": "a"}', "none"),
+        (b'{"error": {"code": "x"', "none"),
+        (b"Internal Server Error", "none"),
+        (b"\xff", "none"),
+    ],
+)
+def test_the_reason_of_a_refusal_is_the_code_that_its_client_reads(body: bytes, reason: str) -> None:
+    assert reason_of(body) == reason
 
 
 async def test_a_path_of_the_client_s_own_makes_no_label_of_its_own() -> None:

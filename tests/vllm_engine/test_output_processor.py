@@ -3,15 +3,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 from vllm import SamplingParams
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.outputs import LogprobsLists
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
@@ -195,6 +201,61 @@ def test_a_partial_prefills_statistics_are_not_kept_longer_than_their_request(
     processor.close_sink("long")
     gc.collect()
     assert kept() is None
+
+
+# ---------------------------------------------- a request that is begun again
+
+SPELLED = "Grüße, 世界 😀! Ein Ende, und noch eins."
+"""The tiny checkpoint's tokens are bytes: its characters have up to four."""
+SAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "held back": {"stop": ["never said", "Ende, ab"]},
+    "stops": {"stop": ["界 😀!"]},
+    "stops, said": {"stop": ["界 😀!"], "include_stop_str_in_output": True},
+    "stops later": {"stop": ["n"], "min_tokens": 38},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny)
+
+
+def said_of(tokenizer: Any, tokens: Sequence[int], known: Sequence[int], **says: Any) -> list[CompletionOutput]:
+    """What vLLM says, token by token, of those that follow `known`, with a logprob for each."""
+    processor = OmniOutputProcessor(tokenizer, log_stats=False)
+    processor.open_sink("r", None, known)
+    params = SamplingParams(max_tokens=99, logprobs=0, output_kind=RequestOutputKind.DELTA, **says)
+    asked = EngineCoreRequest("r-1", [1, 2, 3], None, params, None, 0.0, None, None, None, external_req_id="r")
+    queue, made = RequestOutputCollector(RequestOutputKind.DELTA, "r-1"), []
+    processor.add_request(asked, None, queue=queue)
+    for token in tokens[len(known) :]:
+        logprobs = LogprobsLists(np.array([[token]]), np.array([[-1.0]]), np.array([1]))
+        processor.process_outputs([EngineCoreOutput("r-1", [token], new_logprobs=logprobs)])
+        output = queue.get_nowait()
+        assert isinstance(output, RequestOutput)
+        made += output.outputs
+        if output.finished:
+            break
+    return made
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_text_goes_on_behind_every_token(tokenizer: Any, name: str) -> None:
+    """Within a character, within a stop string, and within what is held back for one."""
+    tokens, says = tokenizer.encode(SPELLED), SAYS[name]
+    whole = said_of(tokenizer, tokens, (), **says)
+    assert (whole[-1].finish_reason == "stop") == name.startswith("stops")
+    for cut in range(1, len(whole)):
+        rest = said_of(tokenizer, tokens, tokens[:cut], **says)
+        assert [(one.text, one.finish_reason) for one in rest] == [(o.text, o.finish_reason) for o in whole[cut:]]
+        assert [spelled(one) for one in rest] == [spelled(one) for one in whole[cut:]]
+
+
+def spelled(said: CompletionOutput) -> list[str | None]:
+    """The tokens as their logprobs spell them: the last one of a character is the character."""
+    assert said.logprobs is not None and len(said.logprobs) == 1
+    return [logprob.decoded_token for logprob in said.logprobs[0].values()]
 
 
 class Outputs:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cluster.errors import TokenError
@@ -25,25 +26,34 @@ LATER_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class CodeBlocks:
-    """How codes lie in the DiT's mel: `frames_per_code`, and `codes_per_block` in one of its attention blocks."""
+    """How codes lie in the DiT's mel, `frames_per_code`, and `codes_per_block` in one of its attention blocks; and how
+    the vocoder makes sound of it, `samples_per_frame`.
+    """
 
     frames_per_code: int
     codes_per_block: int
+    samples_per_frame: int
+
+    @property
+    def samples_per_code(self) -> int:
+        return self.frames_per_code * self.samples_per_frame
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CodeBlocks:
-        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 
         # Through transformers' class: a checkpoint may leave out what equals the class's defaults.
-        dit = Qwen2_5OmniDiTConfig.from_dict(dict(config["token2wav_config"]["dit_config"]))
-        return cls(dit.repeats, dit.block_size // dit.repeats)
+        token2wav = Qwen2_5OmniToken2WavConfig.from_dict(dict(config["token2wav_config"]))
+        dit, vocoder = token2wav.dit_config, token2wav.bigvgan_config
+        return cls(dit.repeats, dit.block_size // dit.repeats, math.prod(vocoder.upsample_rates))
 
 
 class Code2WavSession:
     """One request in code2wav.
 
     Whole mode is one job of all codes, which is what the reference computes. Streaming, a piece is whole blocks and,
-    as look-ahead, the block after them; the last piece is what remains.
+    as look-ahead, the block after them; the last piece is what remains. Of a request that is begun again, the pieces
+    before the block in which the client's sound ends are as large as they may be; then it is a stream that begins.
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class Code2WavSession:
         self._blocks = blocks
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
+        self._delivered = request.known_of("code2wav").num_samples
         self._start = self._taken = self._most_blocks = 0
 
     async def jobs(self) -> AsyncGenerator[DiffusionJob, None]:
@@ -71,13 +82,22 @@ class Code2WavSession:
                 if len(self._codes):
                     yield self.latest()
                 return
-            for number in itertools.count():
-                min_blocks, self._most_blocks = piece_range(number, self._max_piece_blocks)
+            for min_blocks, max_blocks in self._piece_ranges():
+                self._most_blocks = max_blocks
                 await self._codes.wait_for(self._start + (min_blocks + 1) * self._blocks.codes_per_block)
                 if len(self._codes) == self._start:
                     return
                 yield self.latest()
                 self._start += self._taken
+
+    def _piece_ranges(self) -> Iterator[tuple[int, int]]:
+        """Blocks of the next piece, at least and at most; asked when the one before it has its size."""
+        block = self._blocks.codes_per_block
+        delivered_blocks = self._delivered // (self._blocks.samples_per_code * block)
+        while (left := delivered_blocks - self._start // block) > 0:
+            yield (min(left, self._max_piece_blocks),) * 2
+        for number in itertools.count():
+            yield piece_range(number, self._max_piece_blocks)
 
     def latest(self) -> DiffusionJob:
         """See `DiffusionSession.latest`."""
@@ -85,7 +105,14 @@ class Code2WavSession:
             return self._job(self._codes.between(0, len(self._codes)))
         self._taken, look_ahead = self._piece_size(len(self._codes) - self._start, self._most_blocks)
         codes = self._codes.between(self._start, self._start + self._taken + look_ahead)
-        return self._job(codes, self._request.request_id, self._start, look_ahead)
+        is_heard = (self._start + self._taken) * self._blocks.samples_per_code > self._delivered
+        return replace(
+            self._job(codes),
+            stream=self._request.request_id,
+            start=self._start,
+            look_ahead=look_ahead,
+            is_heard=is_heard,
+        )
 
     def _piece_size(self, waiting: int, max_blocks: int) -> tuple[int, int]:
         """Codes of the next piece, and of its look-ahead, when `waiting` are there that no piece has had."""
@@ -94,11 +121,8 @@ class Code2WavSession:
             return waiting, 0
         return min((waiting - block) // block * block, most), block
 
-    def _job(
-        self, codes: tuple[int, ...], stream: str | None = None, start: int = 0, look_ahead: int = 0
-    ) -> DiffusionJob:
-        frames = len(codes) * self._blocks.frames_per_code
-        return DiffusionJob(codes, self._voice, self._request.seed, frames, stream, start, look_ahead)
+    def _job(self, codes: tuple[int, ...]) -> DiffusionJob:
+        return DiffusionJob(codes, self._voice, self._request.seed, len(codes) * self._blocks.frames_per_code)
 
 
 def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:

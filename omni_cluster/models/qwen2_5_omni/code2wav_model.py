@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,7 @@ class Code2WavModel:
         with products_in(config.vocoder_dtype):
             vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))
             self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
+        self._samples_per_frame = math.prod(model.code2wav_bigvgan_model.config.upsample_rates)
 
     @torch.inference_mode()
     def begin(self, number: int, job: DiffusionJob) -> None:
@@ -133,7 +135,7 @@ class Code2WavModel:
         pieces = [self._pieces[number] for number in numbers]
         windows = [self._window(piece) for piece in pieces]
         with products_in(self._config.vocoder_dtype):
-            waves = self._vocode(pieces, windows)
+            waves = self._sounds(pieces, windows)
         kept = [self._kept_mel(piece, window) for piece, window in zip(pieces, windows, strict=True)]
         for piece, mel in zip(pieces, kept, strict=True):  # nothing fails from here on
             if piece.stream is not None:
@@ -206,6 +208,14 @@ class Code2WavModel:
     @property
     def _codes_per_block(self) -> int:
         return int(self._dit.block_size // self._dit.repeats)
+
+    def _sounds(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
+        """Silence for pieces that nobody hears."""
+        heard = [i for i, piece in enumerate(pieces) if piece.job.is_heard]
+        waves = self._vocode([pieces[i] for i in heard], [windows[i] for i in heard]) if heard else []
+        made = dict(zip(heard, waves, strict=True))
+        silent = [np.zeros(piece.kept_frames * self._samples_per_frame, np.float32) for piece in pieces]
+        return [made.get(i, silence) for i, silence in enumerate(silent)]
 
     def _vocode(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
         waves = self._vocoding(windows)

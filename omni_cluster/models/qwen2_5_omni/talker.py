@@ -73,6 +73,7 @@ class TalkerSession:
         stream_interval: StreamInterval,
     ) -> None:
         self._request = request
+        self.known = request.known_of("talker")
         self._upstream = in_parts(upstream)
         self._ids = ids
         self._embeddings = embeddings
@@ -84,8 +85,11 @@ class TalkerSession:
     async def prompt(self) -> EngineInput | None:
         """The prompt with the rows that came first.
 
-        None for a reply of fewer than two tokens, if that is known so early: no row of it comes to be spoken.
+        None for a reply of fewer than two tokens, if that is known so early: no row of it comes to be spoken. And when
+        all codes are known.
         """
+        if self.known.has_ended:
+            return None
         beginning = await self._beginning()
         if beginning is None:
             return None
@@ -98,7 +102,7 @@ class TalkerSession:
                 "detokenize": False,
             },
             rows_complete=beginning.ended,
-            is_part=beginning.is_part,
+            is_part=not beginning.ended and (beginning.is_part or bool(self.known.token_ids)),
             stream_interval=self._stream_interval,
         )
 

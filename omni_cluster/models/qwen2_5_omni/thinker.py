@@ -9,10 +9,12 @@ import numpy as np
 from PIL import Image
 
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest, Prompt
+from omni_cluster.inputs import NOTHING_KNOWN, Media, OmniRequest, Prompt
 from omni_cluster.models.family import EngineInput, GivenReply, LaterRows
 
 SAMPLE_RATE_HZ = 16_000
+ONLY_ROWS = {"min_tokens": 0, "max_tokens": 1}
+"""Sampling of a request whose tokens are all there: the one that vLLM samples behind them is dropped."""
 
 
 Tokenize = Callable[[str, bool], list[int]]
@@ -25,15 +27,21 @@ class ThinkerSession:
     def __init__(self, request: OmniRequest, tokenize: Tokenize) -> None:
         self._request = request
         self._tokenize = tokenize
+        self._output = request.known_of("thinker")
+        self._wants_rows = request.wants_audio and not request.known_of("talker").has_ended
+        self.known = self._output if request.reply is None else NOTHING_KNOWN  # a given reply is in the prompt
 
-    async def prompt(self) -> EngineInput:
+    async def prompt(self) -> EngineInput | None:
+        """None when all is known, and nobody needs rows of it any more."""
+        if self._output.has_ended and not self._wants_rows:
+            return None
         if self._request.reply is not None:
             return self._given(self._request.reply)
         prompt = as_vllm_takes_it(self._request.prompt)
         media = multi_modal_data(self._request.media)
         if media:
             prompt["multi_modal_data"] = media
-        return EngineInput(prompt, emit_rows=self._request.wants_audio)
+        return EngineInput(prompt, ONLY_ROWS if self.known.has_ended else {}, emit_rows=self._wants_rows)
 
     def _given(self, reply: str) -> EngineInput:
         """A given reply is computed as part of the prompt, for its rows."""
@@ -41,9 +49,9 @@ class ThinkerSession:
         token_ids = [*self._tokenize(str(self._request.prompt), True), *reply_ids]
         return EngineInput(
             {"prompt_token_ids": token_ids},
-            {"min_tokens": 0, "max_tokens": 1},
+            ONLY_ROWS,
             emit_rows=True,
-            given_reply=GivenReply(reply_ids, reply),
+            given_reply=GivenReply(reply_ids, "" if self._output.token_ids else reply),
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:

@@ -38,7 +38,8 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         decoder = self.language_model.model
-        self._fused_decoder = FusedDecoder(decoder.layers, decoder.norm)
+        is_whole = vllm_config.parallel_config.pipeline_parallel_size == 1
+        self._fused_decoder = FusedDecoder(decoder.layers, decoder.norm) if is_whole else None
 
     def forward(
         self,
@@ -49,8 +50,9 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         **kwargs: object,
     ) -> Any:
         """`positions` `[3, n]`, `inputs_embeds` `[n, hidden_size]` -> hidden states `[n, hidden_size]`."""
-        if inputs_embeds is not None and intermediate_tensors is None and self._fused_decoder.fits(inputs_embeds):
-            return self._fused_decoder(positions, inputs_embeds)
+        fused = self._fused_decoder
+        if fused is not None and inputs_embeds is not None and fused.fits(inputs_embeds):
+            return fused(positions, inputs_embeds)
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
 
     def get_mrope_input_positions(

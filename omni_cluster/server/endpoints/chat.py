@@ -14,8 +14,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.pipeline import Pipeline, whole_answer
+from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
@@ -33,7 +32,7 @@ from omni_cluster.server.answers import (
 )
 from omni_cluster.server.conversation import conversation_of
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter
+from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.streamed import begun
@@ -65,14 +64,16 @@ class ChatEndpoint:
         try:
             async with visit.in_time():
                 chat = await self._reader.chat(http_request)
+                if chat.wants_audio:
+                    visit.allowance.check_sound()
                 request_id = http_request.state.request_id
                 request = await self._reader.off_loop(lambda: self._omni_request(chat, request_id))
                 told = chat.without_media()  # nothing here looks at them again
                 if told.stream:
-                    return await self._streamed(told, request, visit.deadline, http_request.state.meter)
-                return await self._whole(told, request, visit.deadline)
+                    return await self._streamed(told, request, visit, http_request.state.meter)
+                return await self._whole(told, request, visit, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error))
+            return refusal(*error_answer(error), error)
 
     def _omni_request(self, chat: ChatRequest, request_id: str) -> OmniRequest:
         with blamed_on("messages"):
@@ -92,8 +93,10 @@ class ChatEndpoint:
         self._pipeline.check(request)
         return request
 
-    async def _whole(self, chat: ChatRequest, request: OmniRequest, deadline: Deadline) -> Response:
-        output = await whole_answer(self._pipeline, request, deadline)
+    async def _whole(self, chat: ChatRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
+        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
+        output = await filled(answer_to(request.request_id, self._bound), events)
+        visit.allowance.hear(output.audio)
         return await asyncio.to_thread(self._completed, chat, output)
 
     def _completed(self, chat: ChatRequest, output: OmniRequestOutput) -> Response:
@@ -109,10 +112,8 @@ class ChatEndpoint:
         )
         return JSONResponse(body | {"omni": timings(output)})
 
-    async def _streamed(
-        self, chat: ChatRequest, request: OmniRequest, deadline: Deadline, meter: HttpMeter
-    ) -> Response:
-        body = self._sse(chat, *await begun(self._pipeline, request, deadline, meter))
+    async def _streamed(self, chat: ChatRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
+        body = self._sse(chat, *await begun(self._pipeline, request, visit.deadline, meter, visit.allowance))
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _sse(

@@ -11,7 +11,9 @@ from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cluster.engine.exposition import CONTENT_TYPE, text_of
+from omni_cluster.engine.metric_definitions import SCRAPED_AT
 from omni_cluster.engine.pipeline import Pipeline, StatusUnknown
+from omni_cluster.server.closing import Closing
 from omni_cluster.server.shared import Shared
 
 SCRAPE_WAIT_S = 10.0
@@ -24,8 +26,9 @@ ingresses that were asked in turn would seem to count backwards.
 class OperationsEndpoint:
     """`/health`, `/ready` and `/metrics`. `counted`: what the HTTP face itself has counted."""
 
-    def __init__(self, pipeline: Pipeline, counted: Collector) -> None:
+    def __init__(self, pipeline: Pipeline, counted: Collector, closing: Closing) -> None:
         self._pipeline = pipeline
+        self._closing = closing
         self._counted = counted
         self._scraped = Shared(
             self._scrape, fresh_s=SCRAPE_FRESH_S, fresh_times=SCRAPE_FRESH_TIMES, wait_s=SCRAPE_WAIT_S
@@ -41,13 +44,18 @@ class OperationsEndpoint:
         return Response(status_code=200)
 
     async def ready(self) -> Response:
-        """200 when every stage has a replica that answers, 503 with those that have none, or if nobody knows."""
+        """200 when every stage has a replica that answers, or may sleep; else 503 and how many each has, or why."""
+        if self._closing.has_begun:
+            return JSONResponse({"ready": False, "reason": "The server is closing."}, 503)
         try:
             stages = await self._pipeline.replicas()
         except StatusUnknown as unknown:
             return JSONResponse({"ready": False, "reason": str(unknown)}, 503)
-        is_ready = all(stages.values())
-        return JSONResponse({"ready": is_ready, "replicas": dict(stages)}, 200 if is_ready else 503)
+        without = [name for name, count in stages.items() if not count]
+        asleep = [name for name in without if name in self._pipeline.sleepers]
+        is_ready = without == asleep
+        said = {"ready": is_ready, "replicas": dict(stages), **({"asleep": asleep} if asleep else {})}
+        return JSONResponse(said, 200 if is_ready else 503)
 
     async def metrics_text(self) -> Response:
         """The whole application's metrics for Prometheus, whichever ingress is asked."""
@@ -60,8 +68,4 @@ class OperationsEndpoint:
 
 def taken_at(time_s: float) -> Metric:
     """`time_s`: Unix time. Whoever compares two scrapes must know whether the second is another one."""
-    return GaugeMetricFamily(
-        "omni_cluster_scrape_timestamp_seconds",
-        "When these samples were taken, Unix time; who asks often gets the same ones for some time.",
-        value=time_s,
-    )
+    return GaugeMetricFamily(SCRAPED_AT.name, SCRAPED_AT.help, value=time_s)

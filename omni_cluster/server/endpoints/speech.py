@@ -12,8 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cluster.engine.build import samples_tokens
-from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.pipeline import Pipeline, whole_answer
+from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
@@ -21,7 +20,7 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
 from omni_cluster.server.answers import error_answer, whole_sound
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter
+from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import begun
@@ -51,24 +50,25 @@ class SpeechEndpoint:
         visit: Visit = http_request.state.visit
         try:
             async with visit.in_time():
+                visit.allowance.check_sound()
                 spoken = await self._reader.speech(http_request)
                 request_id = http_request.state.request_id
                 request = await self._reader.off_loop(lambda: self._reading(spoken, request_id))
                 if spoken.stream_format is None:
-                    return await self._whole(spoken, request, visit.deadline)
-                return await self._streamed(spoken, request, visit.deadline, http_request.state.meter)
+                    return await self._whole(spoken, request, visit, http_request.state.meter)
+                return await self._streamed(spoken, request, visit, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, "input"))
+            return refusal(*error_answer(error, "input"), error)
 
-    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, deadline: Deadline) -> Response:
-        output = await whole_answer(self._pipeline, request, deadline)
+    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
+        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
+        output = await filled(answer_to(request.request_id, self._bound), events)
+        visit.allowance.hear(output.audio)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         return Response(sound, media_type=MEDIA_TYPES[spoken.format])
 
-    async def _streamed(
-        self, spoken: SpeechRequest, request: OmniRequest, deadline: Deadline, meter: HttpMeter
-    ) -> Response:
-        answer, chunks = await begun(self._pipeline, request, deadline, meter)
+    async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
+        answer, chunks = await begun(self._pipeline, request, visit.deadline, meter, visit.allowance)
         sound = spoken_sound(spoken, answer, chunks, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.sampling_params import SamplingType
+from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
@@ -32,6 +33,10 @@ else:
     _Runner = object
 
 
+EMBEDDINGS = "omni_embeddings"
+"""Beside the tensors that vLLM sends from one rank of a pipeline to the next."""
+
+
 class OmniGPUModelRunner(_Runner):
     """Mixin over vLLM's `GPUModelRunner` (V1) or its CPU twin.
 
@@ -39,6 +44,8 @@ class OmniGPUModelRunner(_Runner):
     step's positions; the model adds it to its token embeddings, inside CUDA graphs too. Rows out: `take_rows` gives,
     for the requests that want them, the sum of last hidden state and token embedding of each computed position.
     """
+
+    intermediate_tensors: IntermediateTensors | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with aligned_only():
@@ -55,6 +62,7 @@ class OmniGPUModelRunner(_Runner):
         self._prefill_graphs = PrefillGraphs(heads // self.model_config.get_num_kv_heads(self.parallel_config))
         self._penalties = Penalties(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
         self._states: dict[str, int] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
         self._sampled_rows, self._ahead = NO_ROWS, 0
         stock = self.sampler.topk_topp_sampler
         self.sampler.topk_topp_sampler = TopKSampler(stock, lambda: (self._sampled_rows, self._ahead))
@@ -88,6 +96,7 @@ class OmniGPUModelRunner(_Runner):
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._forget(request_id)
+        self._known.clear()
         for request_id in scheduler_output.preempted_req_ids or ():
             self._penalties.remove(request_id)  # there is room for those that run, not for all that wait
         for new in scheduler_output.scheduled_new_reqs:
@@ -95,7 +104,8 @@ class OmniGPUModelRunner(_Runner):
             extra = StageExtra.of(params.extra_args if params else None)
             if extra is not None:
                 self._admit(new.req_id, extra, len(new.prompt_token_ids or ()))
-            self._penalties.admit(new.req_id, params, new.prompt_token_ids or (), ())
+            made_before = self._known.get(new.req_id, ())
+            self._penalties.admit(new.req_id, params, new.prompt_token_ids or (), made_before)
             if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
                 self._states[new.req_id] = state_of(params.seed)
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
@@ -113,6 +123,8 @@ class OmniGPUModelRunner(_Runner):
         return updated
 
     def _admit(self, request_id: str, extra: StageExtra, prompt_length: int) -> None:
+        if extra.known:
+            self._known[request_id] = extra.known
         if extra.emit_rows:
             self._emitting.add(request_id)
             self._beginning.add(request_id)
@@ -128,6 +140,8 @@ class OmniGPUModelRunner(_Runner):
             self._inputs.remove(request_id)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
+        # vLLM asks for these of each new request, before it takes the request into its batch.
+        req_state.output_token_ids += self._known.get(req_state.req_id, ())
         positions = self._inputs.positions(req_state.req_id) if self._inputs is not None else None
         if positions is None:
             super()._init_mrope_positions(req_state)
@@ -140,18 +154,37 @@ class OmniGPUModelRunner(_Runner):
         self._multimodal_mask = mask
         return embeddings, mask
 
+    def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
+        """As vLLM does. Of a pipeline the first rank has the embeddings; they go on to the last, which makes rows."""
+        if intermediate_tensors is not None:
+            self._embeddings = intermediate_tensors.tensors.pop(EMBEDDINGS, None)
+            self._make_room_for_states()
+        output = super().execute_model(scheduler_output, intermediate_tensors)
+        if isinstance(output, IntermediateTensors) and self._embeddings is not None:
+            output.tensors[EMBEDDINGS], self._embeddings = self._embeddings, None
+        return output
+
+    def _make_room_for_states(self) -> None:
+        """vLLM does it as it warms its kernels up, which a CPU without compilation leaves out."""
+        if self.intermediate_tensors is None:
+            make = self.get_model().make_empty_intermediate_tensors
+            self.intermediate_tensors = make(self.max_num_tokens, self.model_config.dtype, self.device)
+
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         if self._inputs is not None:
             self._feed(self._inputs.build(self._spans(scheduler_output)))
         inputs = super()._preprocess(scheduler_output, *args, **kwargs)
-        if self._emits(scheduler_output):
+        if get_pp_group().is_first_rank and self._emits(scheduler_output):
             self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
         return inputs
 
     def _emits(self, scheduler_output: SchedulerOutput) -> bool:
-        """Whether this rank makes rows in this step: the first of a tensor-parallel group, whose output is read."""
+        """Whether rows are made of this rank's embeddings in this step.
+
+        Of a tensor-parallel group the first rank's output is read; what goes through a pipeline, all of them send.
+        """
         wanted = not self._emitting.isdisjoint(scheduler_output.num_scheduled_tokens)
-        return wanted and get_tp_group().rank_in_group == 0
+        return wanted and (get_tp_group().rank_in_group == 0 or get_pp_group().world_size > 1)
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[TokenSpan]:
         """The positions of each request in this step, in the batch's order."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cluster.errors import TokenError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks, piece_range
@@ -22,14 +22,16 @@ from omni_cluster.outputs import StageChunk
 from tests.engine.stages import PATIENCE_S, Feed, at_once
 
 IDS = SpecialIds(codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80)
-BLOCKS = CodeBlocks(frames_per_code=2, codes_per_block=12)
+BLOCKS = CodeBlocks(frames_per_code=2, codes_per_block=12, samples_per_frame=240)
 BLOCK = BLOCKS.codes_per_block
+SAMPLES_PER_CODE = BLOCKS.samples_per_code
 
 
 def session_of(
-    upstream: AsyncIterator[StageChunk], *, streams: bool = True, max_piece_blocks: int = 16
+    upstream: AsyncIterator[StageChunk], *, streams: bool = True, max_piece_blocks: int = 16, delivered: int = 0
 ) -> Code2WavSession:
-    request = OmniRequest("r", "", seed=3, streams_audio=streams)
+    known = {"code2wav": KnownOutput(num_samples=delivered)}
+    request = OmniRequest("r", "", seed=3, streams_audio=streams, known=known)
     return Code2WavSession(request, upstream, IDS, BLOCKS, "Ethan", max_piece_blocks)
 
 
@@ -244,6 +246,56 @@ async def test_streamed_codes_that_come_twice_and_stops_are_dropped() -> None:
     check_plan(await pieces(at_once(again)), 61, 16)
 
 
+# ----------------------------------------------- a request that is begun again
+
+
+@given(st.integers(0, 700), st.integers(0, 700 * SAMPLES_PER_CODE), st.integers(2, 20))
+async def test_what_was_delivered_is_made_in_large_pieces_that_nobody_hears(
+    total: int, delivered: int, max_piece_blocks: int
+) -> None:
+    upstream = at_once([codes(0, total)])
+    made = await pieces(upstream, max_piece_blocks=max_piece_blocks, delivered=delivered)
+    check_plan(made, total, max_piece_blocks)
+    ends = [(job.start + size) * SAMPLES_PER_CODE for job, size in zip(made, sizes(made), strict=True)]
+    assert [job.is_heard for job in made] == [end > delivered for end in ends]
+    border = delivered // (SAMPLES_PER_CODE * BLOCK) * BLOCK
+    before = [size for job, size in zip(made[:-2], sizes(made), strict=False) if job.start < border]  # the end is split
+    assert all(size == max_piece_blocks * BLOCK for size in before[:-1])
+    assert border in [job.start for job in made] or border + 2 * BLOCK > total
+
+
+async def test_behind_what_was_delivered_a_stream_begins() -> None:
+    feed = Feed(codes(0, 22 * BLOCK))
+    session = session_of(feed.read(), delivered=20 * BLOCK * SAMPLES_PER_CODE + 7)
+    async with contextlib.aclosing(session.jobs()) as jobs:
+        made = [await anext(jobs) for _ in range(3)]
+        assert [(size // BLOCK, job.is_heard) for size, job in zip(sizes(made), made, strict=True)] == [
+            (16, False),
+            (4, False),
+            (1, True),
+        ]
+        asked = asyncio.ensure_future(anext(jobs))
+        await settled()
+        assert not asked.done()
+        feed.give(codes(22 * BLOCK, 23 * BLOCK))
+        assert (await asked).start == 21 * BLOCK
+
+
+async def test_a_piece_that_was_delivered_does_not_grow_beyond_that() -> None:
+    feed = Feed(codes(0, 4 * BLOCK))
+    session = session_of(feed.read(), delivered=3 * BLOCK * SAMPLES_PER_CODE)
+    async with contextlib.aclosing(session.jobs()) as jobs:
+        first = await anext(jobs)
+        feed.give(codes(4 * BLOCK, 9 * BLOCK))
+        await settled()
+        assert session.latest() == first and sizes([first]) == [3 * BLOCK]
+
+
+async def test_a_whole_answer_is_one_job_whatever_was_delivered_of_it() -> None:
+    (job,) = await pieces(at_once([codes(0, 1000)]), streams=False, delivered=12345)
+    assert (len(job.codes), job.is_heard) == (1000, True)
+
+
 # ------------------------------------------------------------- how it may end
 
 
@@ -311,13 +363,14 @@ async def test_jobs_that_nobody_asked_for_read_nothing() -> None:
 
 def test_blocks_are_those_of_the_checkpoints_config(tiny: Path) -> None:
     config = read_config(tiny)
-    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12)
+    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12, samples_per_frame=240)
     config["token2wav_config"]["dit_config"] |= {"block_size": 40, "repeats": 4}
-    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=4, codes_per_block=10)
+    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=4, codes_per_block=10, samples_per_frame=240)
 
 
 def test_a_config_that_leaves_the_blocks_out_means_those_of_transformers(tiny: Path) -> None:
     config = read_config(tiny)
     for key in ("block_size", "repeats"):
         del config["token2wav_config"]["dit_config"][key]
-    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12)
+    del config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
+    assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12, samples_per_frame=240)

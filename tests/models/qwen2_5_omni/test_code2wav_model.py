@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,30 @@ def test_a_piece_may_follow_the_one_before_it_by_a_step(model: Code2WavModel) ->
     model.forget(["follows"])
     for one, wanted_alone in zip(made, alone, strict=True):
         np.testing.assert_allclose(one, wanted_alone, atol=1e-5, rtol=0)
+
+
+def test_pieces_that_nobody_hears_leave_the_next_ones_what_they_need(
+    model: Code2WavModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = job(100, "Ethan", 1)
+    vocoded, vocode = [], model._vocode
+
+    def watched(pieces: Any, windows: Any) -> Any:
+        vocoded.extend(piece.job.start for piece in pieces)
+        return vocode(pieces, windows)
+
+    monkeypatch.setattr(model, "_vocode", watched)
+    cut = pieces(full, [2, 1, 1], "unheard")
+    expected = [made_by(model, [one])[0] for one in cut]
+    model.forget(["unheard"])
+    del vocoded[:]
+    silent = [replace(one, is_heard=False) for one in cut[:2]]
+    made = [made_by(model, [one])[0] for one in [*silent, *cut[2:]]]
+    model.forget(["unheard"])
+    assert vocoded == [one.start for one in cut[2:]]
+    assert [len(one) for one in made] == [len(one) for one in expected]
+    for one, wanted_one in zip(made[2:], expected[2:], strict=True):
+        np.testing.assert_array_equal(one, wanted_one)
 
 
 def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> None:

@@ -1,0 +1,173 @@
+"""One run of a request: the ingress asks a replica of each stage, the stages pull from each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from ray.serve.handle import DeploymentHandle
+
+from omni_cluster.cluster.failures import named_failures
+from omni_cluster.cluster.parcel import Posted
+from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, Ticket, no_answer
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
+from omni_cluster.engine.recovery import UNKNOWN, Loss
+from omni_cluster.errors import RequestGone, StageDied
+from omni_cluster.inputs import OmniRequest
+
+CAUSE_S = 2.0
+"""How long to wait for the reason why a replica has ended a request: that another one was lost, or the client left."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageAccess:
+    """A stage as the ingress sees it: it starts requests by `calls`, and reads what comes of them by `connections`."""
+
+    calls: RemoteStage
+    connections: ReplicaConnections
+
+
+def stage_access(handle: DeploymentHandle, config: PipelineConfig) -> StageAccess:
+    calls = RemoteStage(handle)
+    return StageAccess(calls, ReplicaConnections(calls, config.limits.max_payload_elements))
+
+
+class Run:
+    """A request in the replicas that were chosen for it, `chosen` by stage id; None: Serve chooses one."""
+
+    def __init__(
+        self,
+        bound: BoundPipeline,
+        access: Mapping[str, StageAccess],
+        request: OmniRequest,
+        posted: Posted,
+        chosen: Mapping[int, str | None],
+    ) -> None:
+        self._bound = bound
+        self._access = access
+        self.request = request
+        self._posted = posted
+        self._stages = [stage for stage in bound.stages_for(request) if stage.stage_id in chosen]
+        self._tickets = {stage_id: _ticket(request, replica_id) for stage_id, replica_id in chosen.items()}
+        self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        self._all_read = AllRead(len(self._stages))
+
+    async def events(self, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        """Chunks of all stages, as they are made.
+
+        Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
+        Raises StageDied when a replica is gone; see `loss`.
+        """
+        fan_in = FanIn(deadline)
+        for stage in self._stages:
+            fan_in.add(functools.partial(self._follow, stage))
+            if not self.replica_of(stage):
+                fan_in.add(functools.partial(self._wake, stage))
+            if self._brings_media_to(stage):
+                fan_in.add(functools.partial(self._bring_media, stage))
+        async with contextlib.aclosing(fan_in.events()) as events:
+            with named_failures():
+                async for event in events:
+                    yield event
+
+    def loss(self, error: StageDied) -> Loss:
+        """What the error says was lost."""
+        for stage in self._stages:
+            if error.replica_id and self.replica_of(stage) == error.replica_id:
+                return Loss(stage.model_stage, error.replica_id)
+        return Loss(UNKNOWN, error.replica_id)
+
+    def replica_of(self, stage: StageConfig) -> str:
+        """The replica that works on the request, "" as long as Serve has not chosen one."""
+        ticket = self._tickets[stage.stage_id]
+        return ticket.result().replica_id if ticket.done() else ""
+
+    def _brings_media_to(self, stage: StageConfig) -> bool:
+        return self._posted.has_media and self._bound.source(stage) is None
+
+    async def _follow(self, stage: StageConfig, emit: Emit) -> None:
+        """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
+        async with cause_awaited():
+            await self._read(stage, emit)
+
+    async def _read(self, stage: StageConfig, emit: Emit) -> None:
+        remote, upstream = self._access[stage.model_stage], await self._upstream(stage)
+        replica_id, has_media = self.replica_of(stage), self._brings_media_to(stage)
+        started = remote.calls.stream("generate", self.request, upstream, has_media, replica_id=replica_id)
+        async with contextlib.aclosing(started) as call:
+            own = await _first(call, replica_id)
+            if not replica_id:
+                self._tickets[stage.stage_id].set_result(own)
+            if has_media:
+                self._taken.set_result(own)
+            async with contextlib.aclosing(remote.connections.read(own, with_rows=False)) as chunks:
+                async for chunk in chunks:
+                    await emit(StageEvent(stage.model_stage, chunk))
+                    if chunk.finish_reason is not None:
+                        break
+            await self._all_read.wait()
+
+    async def _upstream(self, stage: StageConfig) -> Ticket | None:
+        """The ticket of the source, once that has its own too: it begins no sooner, and is not waited for that long."""
+        source = self._bound.source(stage)
+        if source is None:
+            return None
+        await self._upstream(source)
+        return await asyncio.shield(self._tickets[source.stage_id])
+
+    async def _wake(self, stage: StageConfig, emit: Emit) -> None:
+        """At once: the stage is asked to begin only when its source has begun, which may have to wake before."""
+        await self._access[stage.model_stage].calls.wake()
+
+    async def _bring_media(self, stage: StageConfig, emit: Emit) -> None:
+        """Beside the reading of what the stage makes, which notices when the replica is gone."""
+        async with cause_awaited():
+            await self._posted.bring_media(self._access[stage.model_stage].calls, await self._taken)
+
+
+@contextlib.asynccontextmanager
+async def cause_awaited() -> AsyncIterator[None]:
+    """Lets a replica's word that it has ended the request be the last: whoever knows the reason comes first."""
+    try:
+        yield
+    except RequestGone:
+        await asyncio.sleep(CAUSE_S)
+        raise
+
+
+def _ticket(request: OmniRequest, replica_id: str | None) -> asyncio.Future[Ticket]:
+    """Known at once if a replica was chosen, so that all stages start together; else the stage's answer gives it."""
+    ticket: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+    if replica_id is not None:
+        ticket.set_result(Ticket(request.request_id, replica_id))
+    return ticket
+
+
+async def _first(call: AsyncGenerator[Ticket, None], replica_id: str) -> Ticket:
+    """The stage's ticket. ReplicaLost when a replica that runs, as far as is known, gives none in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S if replica_id else None):
+            return await anext(call)
+    except (TimeoutError, StopAsyncIteration):
+        raise no_answer(replica_id, "did not take the request") from None
+
+
+class AllRead:
+    """Lets the stages of a request end together: while one works, the others keep what it may need again."""
+
+    def __init__(self, stages: int) -> None:
+        self._left = stages
+        self._none_left = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._none_left.set()
+        await self._none_left.wait()

@@ -1,0 +1,41 @@
+"""Who may use the HTTP API, and how much of it."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from omni_cluster.config.problems import Problem, Strict, refuse
+
+
+class ApiConfig(Strict):
+    """Who may use the HTTP API."""
+
+    keys_file: str | None = Field(
+        default=None, description="A file of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
+    )
+    keys_variable: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="An environment variable with API keys, separated by commas.",
+        examples=["OMNI_API_KEYS"],
+    )
+    cors_origins: list[str] = Field(
+        default_factory=list,
+        description="Web pages that may call the API; '*': all.",
+        examples=[["https://app.example"]],
+    )
+    # None: as many as there are places for.
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, description="Requests of one API key in a minute.", examples=[60.0]
+    )
+    sound_seconds_per_minute: float | None = Field(
+        default=None, gt=0, description="Seconds of sound made for one API key in a minute.", examples=[600.0]
+    )
+
+    @model_validator(mode="after")
+    def _rates_have_keys(self) -> ApiConfig:
+        if self.keys_file is None and self.keys_variable is None:
+            fix = "it counts for each API key, name some by keys_file or keys_variable"
+            rates = ("requests_per_minute", "sound_seconds_per_minute")
+            refuse([Problem(name, value, fix) for name in rates if (value := getattr(self, name)) is not None])
+        return self

@@ -1,0 +1,168 @@
+"""Every metric of the application: what `/metrics`, Ray's page of a node and the Grafana board are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+Kind = Literal["counter", "gauge", "histogram"]
+Unit = Literal["requests", "replicas", "tokens", "samples", "chunks", "bytes", "seconds"]
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+HANDOVER_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """One metric. `labels`: its own; each sample also has its `replica`, a stage's its `stage`."""
+
+    name: str
+    """As `/metrics` says it, a counter's with `_total`."""
+    kind: Kind
+    unit: Unit
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def counter(self, registry: CollectorRegistry) -> Counter:
+        return Counter(self.name, self.help, self.labels, registry=registry)
+
+    def gauge(self, registry: CollectorRegistry) -> Gauge:
+        return Gauge(self.name, self.help, self.labels, registry=registry)
+
+    def histogram(self, registry: CollectorRegistry) -> Histogram:
+        return Histogram(self.name, self.help, self.labels, registry=registry, buckets=self.buckets)
+
+
+def _stage(name: str, kind: Kind, unit: Unit, help: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(f"omni_cluster_stage_{name}", kind, unit, help, labels)
+
+
+def _stage_seconds(name: str, help: str, buckets: tuple[float, ...] = SECONDS) -> MetricDefinition:
+    return MetricDefinition(f"omni_cluster_stage_{name}_seconds", "histogram", "seconds", help, (), buckets)
+
+
+def _ingress(name: str, kind: Kind, unit: Unit, help: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(f"omni_cluster_ingress_{name}", kind, unit, help, labels)
+
+
+def _ingress_seconds(name: str, what: str) -> MetricDefinition:
+    full, help = f"omni_cluster_ingress_{name}_seconds", f"{what} Requests that were not refused."
+    return MetricDefinition(full, "histogram", "seconds", help, ("endpoint",), SECONDS)
+
+
+# ------------------------------------------------------------------ of each replica of a stage
+
+REQUESTS: Final = _stage("requests_total", "counter", "requests", "Requests by how they ended here.", "outcome")
+RUNNING: Final = _stage("requests_running", "gauge", "requests", "Requests that the engine works on.")
+WAITING: Final = _stage("requests_waiting", "gauge", "requests", "Requests that wait for the engine.")
+HELD: Final = _stage("requests_held", "gauge", "requests", "Requests that wait for rows of the stage before.")
+HELD_BYTES: Final = _stage(
+    "held_bytes", "gauge", "bytes", "Bytes of rows and sound in logs, in inboxes and on their way."
+)
+OPEN_LOGS: Final = _stage("open_outboxes", "gauge", "requests", "Requests whose output is kept for their readers.")
+FIRST_OUTPUT: Final = _stage_seconds("first_output", "From a request's coming to its first output here.")
+REQUEST: Final = _stage_seconds("request", "From a request's coming to its end here, however it ended.")
+HANDOVER: Final = _stage_seconds(
+    "handover",
+    "From a chunk's making at the stage before to its arrival here, on this host's clock.",
+    HANDOVER_SECONDS,
+)
+TOKENS: Final = _stage("tokens_total", "counter", "tokens", "Tokens made, stop tokens included.")
+CACHED_TOKENS: Final = _stage("cached_tokens_total", "counter", "tokens", "Prompt tokens read from the prefix cache.")
+SAMPLES: Final = _stage("samples_total", "counter", "samples", "Samples of sound made.")
+PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks with tokens, text or sound made.")
+
+STAGE: Final = (
+    REQUESTS,
+    RUNNING,
+    WAITING,
+    HELD,
+    HELD_BYTES,
+    OPEN_LOGS,
+    FIRST_OUTPUT,
+    REQUEST,
+    HANDOVER,
+    TOKENS,
+    CACHED_TOKENS,
+    SAMPLES,
+    PIECES,
+)
+
+# ------------------------------------------------------------------ of each ingress
+
+INGRESS_REQUESTS: Final = _ingress(
+    "requests_total",
+    "counter",
+    "requests",
+    "Requests that ended, by HTTP status; 499: the client left before it had the whole answer.",
+    "endpoint",
+    "status",
+)
+REFUSALS: Final = _ingress(
+    "refusals_total", "counter", "requests", "Answers with an error, by its code.", "endpoint", "reason"
+)
+IN_FLIGHT: Final = _ingress(
+    "requests_in_flight",
+    "gauge",
+    "requests",
+    "Requests without their whole answer, the scrape among them.",
+    "endpoint",
+)
+FIRST_BYTE: Final = _ingress_seconds("first_byte", "Until the first byte of an answer's body.")
+FIRST_AUDIO: Final = _ingress_seconds("first_audio", "Until a stream's first piece of sound came to the ingress.")
+STALL: Final = _ingress_seconds("stall", "How long a stream's player stood still, had it each piece at once.")
+ANSWER: Final = _ingress_seconds("answer", "Until the end of a whole answer.")
+RECOVERED: Final = _ingress(
+    "recovered_total",
+    "counter",
+    "requests",
+    "How often requests went on although a replica was lost, by its stage.",
+    "endpoint",
+    "stage",
+)
+RECOVERY_STALL: Final = _ingress_seconds("recovery_stall", "From a replica's loss to what a request says next.")
+SENT_BYTES: Final = _ingress("sent_bytes_total", "counter", "bytes", "Bytes of answers' bodies.", "endpoint")
+PLACES: Final = _ingress(
+    "places", "gauge", "requests", "Requests that are worked on, state taken, and that wait for that.", "state"
+)
+UPLOAD_BYTES: Final = _ingress(
+    "upload_bytes", "gauge", "bytes", "Bytes of bodies that are not worked on yet, 64 KiB for each included."
+)
+
+INGRESS: Final = (
+    INGRESS_REQUESTS,
+    REFUSALS,
+    IN_FLIGHT,
+    FIRST_BYTE,
+    FIRST_AUDIO,
+    STALL,
+    ANSWER,
+    RECOVERED,
+    RECOVERY_STALL,
+    SENT_BYTES,
+    PLACES,
+    UPLOAD_BYTES,
+)
+
+# ------------------------------------------------------------------ of a scrape
+
+SCRAPED_AT: Final = MetricDefinition(
+    "omni_cluster_scrape_timestamp_seconds",
+    "gauge",
+    "seconds",
+    "When these samples were taken, Unix time; who asks often gets the same ones for some time.",
+)
+MISSING: Final = MetricDefinition(
+    "omni_cluster_scrape_missing",
+    "gauge",
+    "replicas",
+    "Replicas that did not answer in time, and whose samples are not in this scrape; 1 where none is known.",
+    ("stage",),
+)
+
+SCRAPE: Final = (SCRAPED_AT, MISSING)
+
+ALL: Final = (*STAGE, *INGRESS, *SCRAPE)

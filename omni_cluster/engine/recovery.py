@@ -1,0 +1,177 @@
+"""What is known of a request that is begun again: what its client has, and how often what worked on it was lost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from omni_cluster.config.schema import StageConfig
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.engine.fan_in import Recovery, StageEvent
+from omni_cluster.errors import StageDied
+from omni_cluster.inputs import KnownOutput, OmniRequest
+from omni_cluster.outputs import AudioChunk, StageChunk
+
+UNKNOWN = "unknown"
+SUSPECT_LOSSES = 2
+"""Replicas that were lost while they worked on one request: it may be what ends them."""
+
+
+class AnswerDiffers(StageDied):
+    """A request that was begun again does not go on where it was: its answer cannot be finished."""
+
+
+@dataclass(slots=True)
+class _Of:
+    """What one stage has made of the request; as much as the request's own limits let it make."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_samples: int = 0
+    has_prompt: bool = False
+
+    def goes_on_with(self, chunk: StageChunk) -> bool:
+        """Whether all of the chunk is new, and nothing is missing before it: as it always is in a first run."""
+        return (
+            (not chunk.token_ids or chunk.token_start == len(self.token_ids))
+            and (chunk.audio is None or chunk.audio.start == self.num_samples)
+            and (chunk.finish_reason is None or self.finish_reason is None)
+            and (chunk.prompt_token_ids is None or not self.has_prompt)
+        )
+
+    def new_in(self, chunk: StageChunk) -> StageChunk:
+        """The chunk without what was delivered."""
+        token_ids = self.new_tokens(chunk)
+        return structs.replace(
+            chunk,
+            token_start=chunk.token_end - len(token_ids),
+            token_ids=token_ids,
+            text="" if self.finish_reason else chunk.text,
+            choices=() if self.finish_reason else chunk.choices,
+            audio=self.new_sound(chunk.audio),
+            finish_reason=None if self.finish_reason else chunk.finish_reason,
+            prompt_token_ids=None if self.has_prompt else chunk.prompt_token_ids,
+        )
+
+    def new_tokens(self, chunk: StageChunk) -> tuple[int, ...]:
+        """Those that were not delivered. Raises AnswerDiffers if some are missing, or others came in their place."""
+        have, given = len(self.token_ids), chunk.token_ids
+        if not given:
+            return ()
+        known = tuple(self.token_ids[chunk.token_start : chunk.token_end])
+        if chunk.token_start > have or given[: len(known)] != known:
+            raise AnswerDiffers(
+                f"tokens {chunk.token_start} to {chunk.token_end} do not follow the {have} that were delivered."
+            )
+        return given[len(known) :]
+
+    def new_sound(self, audio: AudioChunk | None) -> AudioChunk | None:
+        """The samples that were not delivered. Raises AnswerDiffers if some are missing."""
+        if audio is None or audio.end <= self.num_samples:
+            return None
+        if audio.start > self.num_samples:
+            raise AnswerDiffers(f"sound from sample {audio.start} on does not follow sample {self.num_samples}.")
+        return audio.part(self.num_samples - audio.start, len(audio.samples))
+
+    def add(self, chunk: StageChunk) -> None:
+        self.token_ids.extend(chunk.token_ids)
+        self.num_samples += 0 if chunk.audio is None else len(chunk.audio.samples)
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.has_prompt = self.has_prompt or chunk.prompt_token_ids is not None
+
+    def known(self) -> KnownOutput:
+        return KnownOutput(tuple(self.token_ids), self.finish_reason, self.num_samples)
+
+
+class Delivered:
+    """What the stages have made of one request, over all of its runs, and the client has."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Of] = {}
+
+    def new(self, event: StageEvent) -> StageEvent | None:
+        """The event without what was delivered; None if nothing is left. Raises AnswerDiffers for one with a gap.
+
+        A stage that goes on says known tokens without their text, so all text is new, unless the stage had finished: a
+        given reply comes as a whole.
+        """
+        of, chunk = self._stages.setdefault(event.stage, _Of()), event.chunk
+        if of.goes_on_with(chunk):
+            of.add(chunk)
+            return event
+        left = of.new_in(chunk)
+        of.add(left)
+        return None if left.only_rows else replace(event, chunk=left)
+
+    def known(self) -> dict[str, KnownOutput]:
+        """See `OmniRequest.known`."""
+        return {name: of.known() for name, of in self._stages.items()}
+
+    def has_all_of(self, stage: str) -> bool:
+        """Whether the stage has finished, and all that it made is here."""
+        of = self._stages.get(stage)
+        return of is not None and of.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What ended a run: a replica of a stage; `UNKNOWN` and "" where nobody knows which."""
+
+    stage: str
+    replica_id: str
+
+
+class Course:
+    """A request over all of its runs."""
+
+    def __init__(self, bound: BoundPipeline, request: OmniRequest) -> None:
+        self.is_admitted = False
+        self._bound = bound
+        self._request = request
+        self._delivered = Delivered()
+        self._losses: list[Loss] = []
+        self._lost_at_s: float | None = None
+
+    @property
+    def conversation(self) -> bytes:
+        return self._request.conversation
+
+    def stages_left(self) -> list[StageConfig]:
+        """Those that the next run needs, sources first: what has not finished, and what feeds it."""
+        ordered, needed = self._bound.stages_for(self._request), set[int]()
+        for stage in reversed(ordered):
+            if stage.stage_id in needed or not self._delivered.has_all_of(stage.model_stage):
+                needed.update((stage.stage_id, *stage.engine_input_source))
+        return [stage for stage in ordered if stage.stage_id in needed]
+
+    def next_request(self) -> OmniRequest:
+        """The request of the next run. What is left of the one before may still be in a replica under its name."""
+        if not self._losses:
+            return self._request
+        request_id = f"{self._request.request_id}-again{len(self._losses)}"
+        return replace(self._request, request_id=request_id, known=self._delivered.known())
+
+    def new(self, event: StageEvent) -> StageEvent | None:
+        """See `Delivered.new`; the first one since a loss says what the request was recovered from."""
+        new = self._delivered.new(event)
+        if new is None or self._lost_at_s is None:
+            return new
+        stall_s, self._lost_at_s = time.monotonic() - self._lost_at_s, None
+        return replace(new, recovery=Recovery(self._losses[-1].stage, stall_s))
+
+    def may_begin_again(self, loss: Loss) -> bool:
+        """Counts a loss; False when the request was begun again as often as it may."""
+        if len(self._losses) >= self._bound.config.limits.max_restarts:
+            return False
+        self._losses.append(loss)
+        self._lost_at_s = self._lost_at_s or time.monotonic()
+        return True
+
+    def must_be_alone_in(self, stage: StageConfig) -> bool:
+        """Whether a further replica of the stage may have it only if that has nothing else to lose: the request was at
+        work in several replicas, this stage's among them, when they were lost.
+        """
+        lost = {loss.replica_id for loss in self._losses if loss.replica_id}
+        return len(lost) >= SUSPECT_LOSSES and stage.model_stage in {loss.stage for loss in self._losses}

@@ -1,0 +1,64 @@
+"""A plan as a stage configuration: the given one, with other replicas and shares."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from omni_cluster.config.schema import PipelineConfig, SignalsConfig
+from omni_cluster.errors import ConfigError
+from omni_cluster.planning.plan import ClusterPlan, StagePart
+
+PLACED_BY = ("gpus", "tensor_parallel_size", "autoscaling", "num_replicas")
+"""Keys of a stage that a plan decides anew."""
+RATE_OF_AN_INGRESS = 1.25
+"""Requests a second: four ingresses were measured with five."""
+MOST_INGRESSES = 64
+ANSWER_S = 8.0
+"""Until an answer of 10 s of sound is whole on a card at its end: the p95 that was measured at 5 requests a second."""
+
+
+def planned_config(config: PipelineConfig, plan: ClusterPlan, follows: bool = False) -> PipelineConfig:
+    """`config` with the plan's replicas, or with `follows` up to so many, by the signals of the simulated day.
+
+    Raises ConfigError for a stage that the plan does not know.
+    """
+    given = config.model_dump(mode="json", exclude_unset=True)
+    parts = {part.name: part for part in plan.stages}
+    stages = []
+    for stage in given["stages"]:
+        if stage["model_stage"] not in parts:
+            raise ConfigError(f"stage {stage['model_stage']!r} was not measured; a plan is for {', '.join(parts)}.")
+        part = parts[stage["model_stage"]]
+        kept = {key: value for key, value in stage.items() if key not in PLACED_BY}
+        stages.append({**kept, "num_gpus": part.gpus, **_replicas(part, plan, follows)})
+    at_once = math.ceil(plan.most_per_s * ANSWER_S)
+    limits = {**given.get("limits", {}), "max_ongoing_requests": max(config.limits.max_ongoing_requests, at_once)}
+    ingresses = min(MOST_INGRESSES, max(config.ingress_replicas, math.ceil(plan.rate_per_s / RATE_OF_AN_INGRESS)))
+    return PipelineConfig.model_validate(
+        {**given, "limits": limits, "ingress_replicas": ingresses, "stages": stages},
+        context={"known_families": (config.family,)},
+    )
+
+
+def _replicas(part: StagePart, plan: ClusterPlan, follows: bool) -> dict[str, Any]:
+    if not follows or plan.layout != "apart" or part.replicas == 1:
+        return {"num_replicas": part.replicas}
+    rule = plan.pipeline.rules({each.name: each.replicas for each in plan.stages})[part.name]
+    signals = {name: getattr(rule, name) for name in SignalsConfig.model_fields}
+    said = {name: float(f"{most:.3g}") for name, most in signals.items() if most is not None}
+    return {"autoscaling": {"min_replicas": 1, "max_replicas": part.replicas, "signals": said}}
+
+
+def write_config(path: Path, config: PipelineConfig, command: str) -> None:
+    """Raises ConfigError for a file that is there or cannot be written."""
+    body: Any = config.model_dump(mode="json", exclude_unset=True)
+    head = f"# Written by: {command}\n# Which replicas meet on a card is Ray's choice where each takes a part of one.\n"
+    try:
+        with path.open("x") as file:
+            file.write(head + yaml.safe_dump(body, sort_keys=False))
+    except OSError as error:
+        raise ConfigError(f"--write {path}: the file cannot be written ({error.strerror}); name a new file.") from None

@@ -1,0 +1,135 @@
+"""Which refusals a row waits out, which are its error, and which end the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from omni_cluster.batch.client import MAX_DEATHS, RowClient
+from omni_cluster.batch.errors import ApplicationLost, BatchError
+from omni_cluster.batch.limits import BatchLimits
+from omni_cluster.batch.sources import Application
+from omni_cluster.openai_api.errors import error_body
+
+LIMITS = BatchLimits(rows_at_once=3, rows_a_block=2, patience_s=5)
+ANSWER = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+
+
+def refused(status: int, code: str | None, **headers: str) -> Response:
+    return JSONResponse(error_body(f"It is {code}.", status=status, code=code), status, headers)
+
+
+class Scripted:
+    """An application that refuses as it is told: no running one refuses when a test wants it."""
+
+    def __init__(self, said: Callable[[int], Response], is_ready: bool = True) -> None:
+        self.asked: Counter[str] = Counter()
+        self.most_at_once = self._now = 0
+        self._said = said
+        self._is_ready = is_ready
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await (await self._response(Request(scope, receive)))(scope, receive, send)
+
+    async def _response(self, request: Request) -> Response:
+        if request.url.path == "/v1/models":
+            return JSONResponse({"data": [{"id": "scripted"}]})
+        if request.url.path == "/ready":
+            return Response(status_code=200 if self._is_ready else 503)
+        row = json.loads(await request.body())["messages"]
+        self.asked[row] += 1
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        await asyncio.sleep(0)
+        self._now -= 1
+        return self._said(self.asked[row])
+
+
+@asynccontextmanager
+async def client_of(app: Scripted, limits: BatchLimits = LIMITS) -> AsyncIterator[RowClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://scripted") as http:
+        yield await RowClient.found(http, limits)
+
+
+def row(row_id: str) -> dict[str, Any]:
+    return {"id": row_id, "messages": json.dumps(row_id)}
+
+
+async def test_rows_are_answered_in_their_order_and_no_more_at_once_than_may_be() -> None:
+    app = Scripted(lambda _: JSONResponse(ANSWER))
+    async with client_of(app) as client:
+        answers = await client.answers([row(str(i)) for i in range(20)])
+    assert [answer.id for answer in answers] == [str(i) for i in range(20)]
+    assert {answer.text for answer in answers} == {"Hi"}
+    assert app.most_at_once == LIMITS.rows_at_once
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+async def test_a_row_waits_for_an_application_that_is_busy(status: int) -> None:
+    busy = refused(status, "too_many_requests", **{"Retry-After": "0"})
+    app = Scripted(lambda times: JSONResponse(ANSWER) if times == 3 else busy)
+    async with client_of(app) as client:
+        (answer,) = await client.answers([row("a")])
+    assert answer.text == "Hi" and app.asked["a"] == 3
+
+
+async def test_an_application_that_stays_busy_ends_the_batch_and_no_row_has_an_error() -> None:
+    app = Scripted(lambda _: refused(503, "server_closing"))
+    async with client_of(app, BatchLimits(patience_s=0.2)) as client:
+        with pytest.raises(ApplicationLost, match=r"took no request for 0.2 s \(It is server_closing.\)"):
+            await client.answers([row("a"), row("b")])
+
+
+async def test_a_row_of_which_stages_die_gets_that_as_its_error_where_others_could_be_answered() -> None:
+    app = Scripted(lambda _: refused(503, "stage_died", **{"Retry-After": "0"}))
+    async with client_of(app) as client:
+        (answer,) = await client.answers([row("a")])
+    assert answer.error_code == "stage_died" and app.asked["a"] == MAX_DEATHS
+
+
+async def test_stages_that_died_and_stay_away_end_the_batch() -> None:
+    app = Scripted(lambda _: refused(503, "stage_died", **{"Retry-After": "0"}), is_ready=False)
+    async with client_of(app, BatchLimits(patience_s=1)) as client:
+        with pytest.raises(ApplicationLost, match="stage_died"):
+            await client.answers([row("a")])
+    assert app.asked["a"] > MAX_DEATHS
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "invalid_value"), (413, None), (500, "server_error"), (504, None)])
+async def test_what_the_application_says_of_a_row_is_the_row_s_error(status: int, code: str | None) -> None:
+    async with client_of(Scripted(lambda _: refused(status, code))) as client:
+        (answer,) = await client.answers([row("a")])
+    assert (answer.error, answer.error_code) == (f"It is {code}.", code or f"http_{status}")
+    assert answer.text is None
+
+
+async def test_a_key_that_is_refused_ends_the_batch() -> None:
+    async with client_of(Scripted(lambda _: refused(401, "invalid_api_key"))) as client:
+        with pytest.raises(BatchError, match="It is invalid_api_key"):
+            await client.answers([row("a")])
+
+
+async def test_an_application_that_is_not_there_ends_the_batch_before_a_row_is_asked() -> None:
+    async with Application(url="http://127.0.0.1:9").opened(LIMITS) as http:
+        with pytest.raises(ApplicationLost, match=r"took no request for 0\.1 s"):
+            await RowClient.found(http, BatchLimits(patience_s=0.1))
+
+
+@pytest.mark.parametrize("url", ["http://a:b", "127.0.0.1:8000", "ftp://host", "http://", ""])
+async def test_a_url_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(BatchError, match=f"url is '{url}'.*use one such as http"):
+        async with Application(url=url).opened(LIMITS):
+            raise AssertionError("it was taken")
+
+
+def test_a_key_is_not_shown() -> None:
+    assert "secret" not in repr(Application(url="http://a", api_key="secret"))

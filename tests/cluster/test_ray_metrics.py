@@ -1,0 +1,68 @@
+"""What replicas count on the page that Ray has for Prometheus, and the board's queries of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.prometheus_server import expressions, needs_prometheus, prometheus
+from tests.cluster.served import PATIENCE_S, ROOT, until
+
+EXACT = ("tokens_total", "samples_total", "handover_seconds_sum", "handover_seconds_count", "request_seconds_sum")
+
+
+@contextlib.asynccontextmanager
+async def counting() -> AsyncIterator[Process]:
+    """See `tests/cluster/counting.py`."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = (sys.executable, "-m", "tests.cluster.counting")
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdin=PIPE, stdout=PIPE)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+
+async def said(process: Process) -> Any:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if line[:1] in (b"[", b"{"):
+            return json.loads(line)
+    raise AssertionError("it ended before it said anything")
+
+
+@needs_prometheus
+async def test_panels_of_ours_have_data_and_ray_has_the_sums_to_the_last() -> None:
+    waiting = {query for queries in expressions().values() for query in queries if "ray_vllm_" not in query}
+    async with counting() as process, prometheus({"ray": await said(process)}) as server:
+
+        async def all_have_data() -> bool:
+            waiting.difference_update([each for each in waiting if await server.has_data(each)])
+            return not waiting
+
+        try:
+            await until(all_have_data, "every panel has data")
+        finally:
+            assert sorted(waiting) == []
+        assert process.stdin is not None
+        process.stdin.write(b"stop\n")
+        counted = await said(process)
+
+        async def sums_are_the_same() -> bool:
+            names = {name: name if name.endswith("_total") else f"{name}_total" for name in EXACT}
+            given = {name: await server.query(f"ray_omni_cluster_stage_{of_ray}") for name, of_ray in names.items()}
+            return all(
+                given[name] == {(): pytest.approx(counted[f"omni_cluster_stage_{name}"], rel=1e-9)} for name in EXACT
+            )
+
+        await until(sums_are_the_same, "Ray has what was counted")

@@ -1,0 +1,174 @@
+"""A request that is begun again: nothing comes twice, nothing is missing, and not for ever."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_cluster.config.loader import load_config
+from omni_cluster.engine.build import BoundPipeline, bind
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.recovery import AnswerDiffers, Course, Delivered, Loss
+from omni_cluster.inputs import KnownOutput, OmniRequest
+from omni_cluster.models.registry import known_families
+from omni_cluster.outputs import AudioChunk, StageChunk
+
+TOKENS = tuple(range(100, 140))
+SOUND = np.arange(5_000, dtype=np.float32)
+
+
+def chunk(start: int, end: int, **fields: object) -> StageEvent:
+    return StageEvent("talker", StageChunk(start, TOKENS[start:end], **fields))  # type: ignore[arg-type]
+
+
+def sound(start: int, end: int) -> StageEvent:
+    return StageEvent("code2wav", StageChunk(audio=AudioChunk(start, SOUND[start:end], 24_000)))
+
+
+def pieces(length: int, chance: random.Random) -> list[tuple[int, int]]:
+    """The range up to `length` in pieces of any size, as chunks are joined on their way."""
+    bounds = [0, *sorted(chance.sample(range(1, length), chance.randint(0, 9))), length]
+    return list(itertools.pairwise(bounds))
+
+
+def mixed(tokens: list[tuple[int, int]], samples: list[tuple[int, int]]) -> list[StageEvent]:
+    """Chunks of both stages in turn."""
+    both = itertools.zip_longest((chunk(*piece) for piece in tokens), (sound(*piece) for piece in samples))
+    return [event for pair in both for event in pair if event is not None]
+
+
+def test_a_first_run_passes_as_it_is() -> None:
+    delivered = Delivered()
+    events = [chunk(0, 3, text="abc", prompt_token_ids=(1,)), sound(0, 40), chunk(3, 4, finish_reason="stop")]
+    assert all(delivered.new(event) is event for event in events)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_and_sound_of_any_number_of_runs_are_those_of_one(seed: int) -> None:
+    chance, delivered = random.Random(seed), Delivered()
+    token_ids: list[int] = []
+    samples: list[np.ndarray] = []
+    for is_last in (False, False, True):
+        events = mixed(pieces(len(TOKENS), chance), pieces(len(SOUND), chance))
+        for event in events if is_last else events[: chance.randint(0, 9)]:
+            if (new := delivered.new(event)) is not None:
+                assert new.chunk.token_start == len(token_ids) or not new.chunk.token_ids
+                token_ids += new.chunk.token_ids
+                samples += [] if new.chunk.audio is None else [new.chunk.audio.samples]
+    assert tuple(token_ids) == TOKENS and np.array_equal(np.concatenate(samples), SOUND)
+
+
+def test_known_tokens_come_without_text_and_new_ones_with_theirs() -> None:
+    delivered = Delivered()
+    delivered.new(chunk(0, 3, text="abc", prompt_token_ids=(1, 2)))
+    assert delivered.new(chunk(0, 3, prompt_token_ids=(1, 2))) is None
+    new = delivered.new(chunk(2, 6, text="def"))
+    assert new is not None
+    assert (new.chunk.token_start, new.chunk.token_ids, new.chunk.text) == (3, TOKENS[3:6], "def")
+
+
+def test_an_end_comes_once() -> None:
+    delivered = Delivered()
+    delivered.new(chunk(0, 3, finish_reason="length"))
+    assert delivered.new(chunk(0, 3, finish_reason="length")) is None
+    assert delivered.has_all_of("talker") and not delivered.has_all_of("code2wav")
+
+
+def test_a_given_reply_comes_once() -> None:
+    delivered, reply = Delivered(), chunk(0, 9, text="as it was asked", finish_reason="stop")
+    assert delivered.new(reply) is reply and delivered.new(reply) is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        chunk(5, 6),
+        StageEvent("talker", StageChunk(1, (101, 7, 103))),
+        sound(901, 950),
+    ],
+    ids=["a gap", "another token", "a gap of sound"],
+)
+def test_an_answer_that_does_not_go_on_where_it_was_is_refused(event: StageEvent) -> None:
+    delivered = Delivered()
+    delivered.new(chunk(0, 4))
+    delivered.new(sound(0, 900))
+    with pytest.raises(AnswerDiffers):
+        delivered.new(event)
+
+
+def test_what_is_known_is_what_was_delivered() -> None:
+    delivered = Delivered()
+    assert delivered.known() == {}
+    for event in (chunk(0, 4), sound(0, 900), chunk(4, 9, finish_reason="stop")):
+        delivered.new(event)
+    assert delivered.known() == {
+        "talker": KnownOutput(TOKENS[:9], "stop"),
+        "code2wav": KnownOutput(num_samples=900),
+    }
+
+
+def bound(max_restarts: int = 3) -> BoundPipeline:
+    config = load_config(known_families=known_families())
+    limits = config.limits.model_copy(update={"max_restarts": max_restarts})
+    return bind(config.model_copy(update={"limits": limits}))
+
+
+@pytest.fixture
+def course(tiny: Path) -> Course:
+    return Course(bound(), OmniRequest("r", "Hello."))
+
+
+@pytest.mark.parametrize(
+    ("finished", "left"),
+    [
+        ((), ["thinker", "talker", "code2wav"]),
+        (("thinker",), ["thinker", "talker", "code2wav"]),
+        (("talker", "code2wav"), ["thinker"]),
+        (("thinker", "code2wav"), ["thinker", "talker"]),
+        (("thinker", "talker", "code2wav"), []),
+    ],
+)
+def test_what_has_not_finished_runs_again_and_what_feeds_it(
+    course: Course, finished: tuple[str, ...], left: list[str]
+) -> None:
+    for stage in finished:
+        course.new(StageEvent(stage, StageChunk(finish_reason="stop")))
+    assert [stage.model_stage for stage in course.stages_left()] == left
+
+
+def test_a_further_run_has_a_name_of_its_own_and_what_is_known(course: Course) -> None:
+    assert course.next_request().request_id == "r" and not course.next_request().known
+    course.new(chunk(0, 2))
+    assert course.may_begin_again(Loss("talker", "a"))
+    again = course.next_request()
+    assert again.request_id == "r-again1" and again.known == {"talker": KnownOutput(TOKENS[:2])}
+
+
+def test_the_first_that_is_new_says_what_was_survived(course: Course) -> None:
+    course.new(chunk(0, 2))
+    course.may_begin_again(Loss("thinker", "a"))
+    assert course.new(chunk(0, 2)) is None
+    new = course.new(chunk(0, 3))
+    assert new is not None and new.recovery is not None
+    assert new.recovery.stage == "thinker" and new.recovery.stall_s >= 0
+    later = course.new(chunk(3, 4))
+    assert later is not None and later.recovery is None
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_it_is_begun_again_so_often_and_no_more(tiny: Path, most: int) -> None:
+    course = Course(bound(most), OmniRequest("r", "Hello."))
+    assert [course.may_begin_again(Loss("talker", str(i))) for i in range(most + 1)] == [True] * most + [False]
+
+
+def test_who_was_there_when_two_replicas_were_lost_must_be_alone_where_they_were(course: Course) -> None:
+    _, talker, code2wav = course.stages_left()
+    course.may_begin_again(Loss("talker", "a"))
+    course.may_begin_again(Loss("unknown", ""))
+    assert not course.must_be_alone_in(talker)
+    course.may_begin_again(Loss("talker", "b"))
+    assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)

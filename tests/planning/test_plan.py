@@ -1,0 +1,143 @@
+"""`omni-cluster plan`: cards for voices, voices of cards, and a configuration that `check` accepts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_cluster.cli import main
+from omni_cluster.config.loader import STAGE_CONFIGS
+from omni_cluster.errors import ConfigError
+from omni_cluster.models.registry import known_families
+from omni_cluster.planning.measured import measured_of
+from omni_cluster.planning.plan import ClusterPlan, Range, Target, plan_cluster
+
+MEASURED = measured_of(known_families()[0])
+CONFIG = str(STAGE_CONFIGS / "qwen2_5_omni.yaml")
+LIKE_THE_CELLS = ["--mix-sound", "10.24", "10.24", "--mix-prompt", "100", "100"]
+
+
+def planned(**fields: object) -> ClusterPlan:
+    like: dict[str, object] = {"sound_s": Range(10.24, 10.24), "prompt_tokens": Range(104, 104), **fields}
+    return plan_cluster(MEASURED, Target(**like))  # type: ignore[arg-type]
+
+
+def replicas(plan: ClusterPlan) -> list[tuple[int, float]]:
+    return [(part.replicas, part.gpus) for part in plan.stages]
+
+
+def test_what_one_card_was_measured_to_carry_takes_one_card() -> None:
+    plan = planned(voices=3 * 10.24)
+    assert (plan.layout, plan.cards, plan.hosts) == ("together", 1, 1)
+    assert replicas(plan) == [(1, 0.5), (1, 0.25), (1, 0.25)]
+    shown = {figure.name: figure for figure in plan.figures}
+    assert shown["first audio p50 / p95"].value == "0.43 / 0.59 s"
+    assert shown["first audio p50 / p95"].source == "measured: 2026-11-22-h200-night.txt"
+    assert 3 < plan.most_per_s < 3.5  # 85 % of the streams have no gap at 5
+
+
+def test_between_two_measured_loads_the_source_says_so() -> None:
+    assert planned(voices=15).figures[0].source.startswith("interpolated: ")
+    assert planned(voices=300).figures[0].source.startswith("modelled: ")
+
+
+@pytest.mark.parametrize("voices", [40, 72, 73, 300, 1_000, 20_000])
+def test_no_fewer_cards_would_do(voices: int) -> None:
+    plan = planned(voices=voices)
+    assert plan.most_voices >= voices
+    assert plan.cards == sum(part.replicas for part in plan.stages[1:])
+    assert planned(cards=plan.cards).most_voices >= plan.most_voices
+    assert planned(cards=plan.cards - 1).most_voices < voices
+    assert plan.hosts == math.ceil(plan.cards / 8)
+
+
+def test_longer_answers_and_prompts_take_more_of_a_card() -> None:
+    rates = [
+        planned(cards=cards, **fields).most_per_s
+        for cards in (1, 8)
+        for fields in ({}, {"prompt_tokens": Range(8_000, 8_000)}, {"sound_s": Range(20.48, 20.48)})
+    ]
+    assert rates[0] > rates[1] and rates[3] >= rates[4]
+    assert rates[2] == pytest.approx(rates[0] / 2) and rates[5] == pytest.approx(rates[3] / 2)
+
+
+def test_a_mix_has_the_mean_of_a_log_uniform_length() -> None:
+    assert Range(2, 20).mean == pytest.approx(7.817, abs=1e-3)
+    assert (Range(5, 5).mean, Range(2, 8).at(0.5)) == (5, 4)
+
+
+def test_a_sooner_first_audio_takes_more_cards_and_one_that_nothing_gives_is_named() -> None:
+    assert planned(cards=1, first_audio_s=0.4).most_per_s < planned(cards=1).most_per_s
+    quick = planned(voices=20, first_audio_s=0.25)  # sooner than a sound card alone was measured to be
+    assert (quick.layout, quick.cards) == ("together", 11)
+    assert planned(cards=10, first_audio_s=0.25).layout == "together"
+    with pytest.raises(ConfigError, match=r"--first-audio is 0\.1; .* use at least 0\.23\.$"):
+        planned(voices=1, first_audio_s=0.1)
+
+
+def test_the_command_prints_a_table_a_plot_and_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", CONFIG, "--voices", "300", *LIKE_THE_CELLS]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("300 voices, 29.30 requests/s, sound 10.24 s, prompts 100 tokens\n8 cards, 1 host of 8")
+    assert "NVIDIA H200" in printed and "modelled: " in printed
+    bars = [line.split()[1] for line in printed.splitlines() if "#" in line]
+    assert len(bars) == 12 and len(bars[0]) > len(bars[-1])
+
+
+def test_what_it_writes_is_accepted_and_keeps_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "planned.yaml"
+    assert main(["plan", CONFIG, "--voices", "300", "--write", str(out), *LIKE_THE_CELLS]) == 0
+    capsys.readouterr()
+    assert main(["check", str(out)]) == 0
+    assert "total GPUs: 8\n" in capsys.readouterr().out
+    given, written = yaml.safe_load(Path(CONFIG).read_text()), yaml.safe_load(out.read_text())
+    assert [(s["num_replicas"], s["num_gpus"]) for s in written["stages"]] == [(3, 0.5), (3, 0.5), (5, 1.0)]
+    assert [s["engine_args"] for s in written["stages"][:2]] == [s["engine_args"] for s in given["stages"][:2]]
+    assert written["limits"]["max_prompt_tokens"] == given["limits"]["max_prompt_tokens"]
+    assert written["limits"]["max_ongoing_requests"] > 29 * 7 and written["ingress_replicas"] == 24
+
+
+def test_a_plan_that_follows_its_load_has_the_signals_of_the_simulated_day(tmp_path: Path) -> None:
+    out = tmp_path / "planned.yaml"
+    assert main(["plan", CONFIG, "--cards", "8", "--follow-load", "--write", str(out), *LIKE_THE_CELLS]) == 0
+    assert main(["check", str(out)]) == 0
+    scales = [stage["autoscaling"] for stage in yaml.safe_load(out.read_text())["stages"]]
+    assert [(scale["min_replicas"], scale["max_replicas"]) for scale in scales] == [(1, 3), (1, 3), (1, 5)]
+    assert [list(scale["signals"]) for scale in scales] == [["max_requests"], ["max_backlog_tokens"], ["max_slack_use"]]
+
+
+def test_pinned_cards_become_shares(tmp_path: Path) -> None:
+    out = tmp_path / "planned.yaml"
+    two = str(STAGE_CONFIGS / "qwen2_5_omni_two_gpus.yaml")
+    assert main(["plan", two, "--cards", "2", "--write", str(out)]) == 0
+    assert main(["check", str(out)]) == 0
+
+
+def test_a_day_is_simulated_with_the_plans_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", CONFIG, "--cards", "8", "--day", "2", *LIKE_THE_CELLS]) == 0
+    assert "GPU hours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "plan needs --voices or --cards; add one, for example --voices 100."),
+        (["--voices", "300", "--cards", "3"], "--cards is 3; 300 voices need 8, or use --voices 120."),
+        (["--voices", "9", "--mix-sound", "9", "2"], "--mix-sound is 9 2; name the lower one first."),
+        (["--cards", "99999"], "--cards is 99999; use a number up to 10000."),
+        (["--voices", "1e15"], "--voices is 1e+15; that takes more than 10000 cards, ask for fewer voices."),
+        (["--cards", "1", "--mix-sound", "0.01", "2"], "--mix-sound is 0.01 2.0; use two numbers from 0.1 to 3600."),
+        (["--cards", "1", "--day", "0"], "--day is for plans of two cards or more"),
+        (["--cards", "1", "--follow-load"], "--follow-load is for --write"),
+        (["--cards", "1", "--model", "x"], "--model is for the memory of a card"),
+        (["--cards", "1", "--write", "/"], "--write /: the file cannot be written"),
+    ],
+)
+def test_bad_input_is_one_sentence(argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mix = [] if "--mix-sound" in argv else LIKE_THE_CELLS
+    assert main(["plan", CONFIG, *argv, *mix]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and sentence in printed.err and len(printed.err.splitlines()) == 1

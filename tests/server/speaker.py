@@ -1,0 +1,95 @@
+"""A pipeline that says one word at once and a second of sound when it may: what stands before one is tested with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+from prometheus_client.registry import Collector
+
+from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.engine.build import BoundPipeline, bind
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.server.app import HttpServer
+
+RATE_HZ = 24_000
+CHAT = "/v1/chat/completions"
+SPEECH = "/v1/audio/speech"
+
+
+class Speaker:
+    """See `Pipeline`."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._bound = bind(config)
+        self.begun: list[str] = []
+        self.running = 0
+        self.living: Mapping[str, int] = {}
+        self.sleepers: frozenset[str] = frozenset()
+        self.may_speak = asyncio.Event()
+        self.may_speak.set()
+
+    @property
+    def bound(self) -> BoundPipeline:
+        return self._bound
+
+    def check(self, request: OmniRequest) -> None:
+        pass
+
+    async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        self.begun.append(request.request_id)
+        self.running += 1
+        try:
+            yield StageEvent("thinker", StageChunk(token_ids=(1,), text="word", prompt_token_ids=(1, 2)))
+            async with deadline.kept():
+                await self.may_speak.wait()
+            if request.wants_audio:
+                sound = AudioChunk(0, np.zeros(RATE_HZ, np.float32), RATE_HZ)
+                yield StageEvent("code2wav", StageChunk(audio=sound))
+            yield StageEvent("thinker", StageChunk(token_start=1, finish_reason="stop"))
+        finally:
+            self.running -= 1
+
+    async def replicas(self) -> Mapping[str, int]:
+        return self.living
+
+    async def metrics(self, own: Collector) -> bytes:
+        return b""
+
+
+class Face:
+    """The HTTP API over a `Speaker`, and a clock that stands still until it is set."""
+
+    def __init__(self, config: PipelineConfig, ingresses: int = 1) -> None:
+        self.speaker = Speaker(config)
+        self.now_s = 1000.0
+        self.server = HttpServer(self.speaker, ingresses=ingresses, clock=lambda: self.now_s)
+        transport = httpx.ASGITransport(self.server.app())
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://face", timeout=60)
+
+    async def chat(self, key: str = "", **fields: Any) -> httpx.Response:
+        body = {"model": self.speaker.bound.config.model, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.client.post(CHAT, json=body, headers=_headers(key))
+
+    async def speech(self, key: str = "", **fields: Any) -> httpx.Response:
+        body = {"model": self.speaker.bound.config.model, "input": "Hi.", "response_format": "pcm", **fields}
+        return await self.client.post(SPEECH, json=body, headers=_headers(key))
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+@asynccontextmanager
+async def face_of(config: PipelineConfig, ingresses: int = 1) -> AsyncIterator[Face]:
+    face = Face(config, ingresses)
+    async with face.client:
+        yield face
+    await face.server.close()
