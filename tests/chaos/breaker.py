@@ -8,7 +8,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,9 @@ import psutil
 from ray import serve
 from ray.util.state import list_actors
 
-from tests.cluster.served import STAGES, ServedApp
-from tests.cluster.test_app_watchdog import engine_of, family
+from tests.chaos.application import SECOND_NODE
+from tests.cluster.processes import engine_of, family
+from tests.cluster.served import STAGES, Nodes
 
 Way = Literal["replica killed", "engine killed", "replica stopped", "engine stopped", "ingress killed", "node killed"]
 WAYS: tuple[Way, ...] = (
@@ -33,7 +34,7 @@ WAYS: tuple[Way, ...] = (
     "node killed",
 )
 """A replica that is killed is the commonest; one break in ten is a node's, where there are two."""
-INGRESS, SECOND_NODE = "ingress", "second"
+INGRESS = "ingress"
 STOPPED_S = 20.0
 LOOK_S = 0.5
 REPLACED_S = 420.0
@@ -42,7 +43,7 @@ REPLACED_S = 420.0
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """What was done to whom, in seconds after the beginning. `waited_s`: until each had another one to spare."""
+    """What was done to whom, in seconds after the beginning. `waited_s`: until its replicas were all there."""
 
     at_s: float
     target: str
@@ -51,14 +52,15 @@ class Break:
 
 
 class Breaker:
-    """Breaks a process every `every_s` seconds, of a deployment that has another replica which serves.
+    """Breaks a process every `every_s` seconds, of a deployment that has all its replicas.
 
-    Where engines take longer to start than processes are broken, it waits for one: a stage without any replica serves
-    nobody, and tells nothing of recovery.
+    Where engines take longer to start than processes are broken, it waits for them: a stage that has lost one replica
+    after another serves nobody, and tells nothing of recovery. `replicas`: how many each deployment has.
     """
 
-    def __init__(self, app: ServedApp, *, every_s: float, seed: int) -> None:
-        self._nodes = app.nodes
+    def __init__(self, nodes: Nodes | None, replicas: Mapping[str, int], *, every_s: float, seed: int) -> None:
+        self._nodes = nodes
+        self._replicas = replicas
         self._every_s = every_s
         self._chance = random.Random(f"breaker {seed}")
         self.breaks: list[Break] = []
@@ -69,29 +71,24 @@ class Breaker:
 
     async def run(self, until_s: float) -> None:
         began_s = time.monotonic()
-        ways = await asyncio.to_thread(self._possible_ways)
+        ways = possible_ways(self._replicas, has_second_node=self._nodes is not None)
         next_s = began_s + self._every_s
         while next_s < until_s:
             await asyncio.sleep(next_s - time.monotonic())
             way = self._chance.choice(ways)
             target, deployments = self._target(way)
             due_s = time.monotonic()
-            if not await self._has_one_to_spare(deployments, until_s):
+            if not await self._has_all(deployments, until_s):
                 break
-            self.breaks.append(Break(due_s - began_s, target, way, time.monotonic() - due_s))
-            await self._break(target, way)
+            waited_s = time.monotonic() - due_s
+            if await self._break(target, way):
+                self.breaks.append(Break(due_s - began_s, target, way, waited_s))
             next_s = time.monotonic() + self._every_s
         await asyncio.gather(*self._stopped)
 
     def has_cut(self, since_s: float) -> bool:
         """Whether an ingress was ended since then, on the monotonic clock."""
         return self._ingress_broke_s >= since_s
-
-    def _possible_ways(self) -> list[Way]:
-        missing = {"node killed"} if self._nodes is None else set()
-        if serving(INGRESS) < 2:
-            missing.add("ingress killed")
-        return [way for way in WAYS if way not in missing]
 
     def _target(self, way: Way) -> tuple[str, Sequence[str]]:
         """Its name, and the deployments that lose a replica."""
@@ -100,20 +97,26 @@ class Breaker:
         target = INGRESS if way == "ingress killed" else self._chance.choice(STAGES)
         return target, (target,)
 
-    async def _has_one_to_spare(self, deployments: Sequence[str], until_s: float) -> bool:
-        while not await asyncio.to_thread(are_doubled, deployments):
+    async def _has_all(self, deployments: Sequence[str], until_s: float) -> bool:
+        replicas = {deployment: self._replicas[deployment] for deployment in deployments}
+        while not await asyncio.to_thread(all_serve, replicas):
             if time.monotonic() > until_s:
                 return False
             await asyncio.sleep(LOOK_S)
         return True
 
-    async def _break(self, target: str, way: Way) -> None:
+    async def _break(self, target: str, way: Way) -> bool:
+        """False if there was nobody to break: the only one has ended by itself, and Serve does not know yet."""
         if way == "node killed":
-            return await self._break_node()
-        replica = self._chance.choice(await asyncio.to_thread(replicas_of, target))
+            await self._break_node()
+            return True
+        replicas = await asyncio.to_thread(replicas_of, target)
+        if not replicas:
+            return False
         if target == INGRESS:
             self._ingress_broke_s = time.monotonic()
-        self._break_replica(replica.pid, way)
+        self._break_replica(self._chance.choice(replicas).pid, way)
+        return True
 
     async def _break_node(self) -> None:
         """Its raylet ends, and with it all of its processes; another node takes its place at once."""
@@ -147,8 +150,17 @@ async def _continued(process: psutil.Process) -> None:
         process.send_signal(signal.SIGCONT)
 
 
-def are_doubled(deployments: Sequence[str]) -> bool:
-    return all(serving(deployment) >= 2 for deployment in deployments)
+def possible_ways(replicas: Mapping[str, int], *, has_second_node: bool) -> list[Way]:
+    """A node is broken where there is another one, and an ingress too: without any, nobody could ask."""
+    missing = set() if has_second_node else {"node killed"}
+    if replicas[INGRESS] < 2:
+        missing.add("ingress killed")
+    return [way for way in WAYS if way not in missing]
+
+
+def all_serve(replicas: Mapping[str, int]) -> bool:
+    """Whether each deployment has as many healthy ones."""
+    return all(serving(deployment) >= count for deployment, count in replicas.items())
 
 
 def serving(deployment: str) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.reference import synthetic_audio, synthetic_image
 
-MODEL = "preset:tiny"
+TINY = "preset:tiny"
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 NOISE = {"seed": 7}
 """Without a seed each answer's sound is made of noise of its own."""
@@ -30,6 +30,10 @@ class Case:
     @property
     def has_sound(self) -> bool:
         return self.path == SPEECH or "audio" in self.body["modalities"]
+
+    def of(self, model: str) -> Case:
+        """The same, asked of another model."""
+        return replace(self, body={**self.body, "model": model})
 
     def streamed(self) -> dict[str, Any]:
         """The body of a stream of raw sound."""
@@ -57,7 +61,7 @@ def chat(
     content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     lengths = {"thinker": text, "talker": codes} if codes else {"thinker": text}
     body = {
-        "model": MODEL,
+        "model": TINY,
         "messages": [{"role": "user", "content": content}],
         "modalities": ["text", "audio"] if codes else ["text"],
         "stage_sampling_params": {stage: {"max_tokens": n, "min_tokens": n} for stage, n in lengths.items()},
@@ -65,9 +69,9 @@ def chat(
     return Case(name, CHAT, body | fields, is_whole)
 
 
-def cases() -> list[Case]:
+def cases(model: str) -> list[Case]:
     """All of them; made once, for the media take a while."""
-    return [
+    asked = [
         chat("greedy", "Tell me of the sea."),
         chat("seeded", "Tell me of the land.", fields=SEEDED),
         chat("text", "Tell me of the sky.", text=60, codes=0, fields=SEEDED),
@@ -78,18 +82,20 @@ def cases() -> list[Case]:
         Case(
             "speech",
             SPEECH,
-            {"model": MODEL, "input": "The sea is wide, the land is near.", "voice": "Ethan", **NOISE},
+            {"model": TINY, "input": "The sea is wide, the land is near.", "voice": "Ethan", **NOISE},
         ),
     ]
+    return [case.of(model) for case in asked]
 
 
-def refused() -> list[Case]:
+def refused(model: str) -> list[Case]:
     """Bad inputs, each to be answered 400."""
-    return [
+    asked = [
         chat("no such temperature", "Tell me.", fields={"temperature": -1}),
         chat("no such field of a part", {"type": "image_url", "image_url": {}}),
-        Case("no such voice", SPEECH, {"model": MODEL, "input": "Hello.", "voice": "Nobody"}),
+        Case("no such voice", SPEECH, {"model": TINY, "input": "Hello.", "voice": "Nobody"}),
     ]
+    return [case.of(model) for case in asked]
 
 
 def _picture() -> dict[str, Any]:

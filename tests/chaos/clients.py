@@ -12,12 +12,14 @@ import time
 import wave
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import httpx
 import numpy as np
 
 from omni_cluster.api_client import BadAnswer, Refused, refusal
+from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from tests.chaos.cases import SPEECH, Case
 
 LEAST_DB = 45.0
@@ -33,6 +35,8 @@ RETRY_S = 1.0
 """Until a client asks again, and again as long for each time that it has."""
 NOTICED_S = 10.0
 """Until Serve's proxy sends nobody to an ingress that has ended."""
+SAMPLES_A_CODE = 480
+SHOWN_CHARS = 60
 
 How = Literal["exact", "differs", "lost", "left", "refused", "cut"]
 
@@ -40,7 +44,7 @@ How = Literal["exact", "differs", "lost", "left", "refused", "cut"]
 @dataclass(slots=True)
 class Told:
     """What a client was told. `sound`: int16 at 24 kHz. `longest_pause_s`: between two events; `first_text_s` and
-    `first_sound_s`: from when it asked.
+    `first_sound_s`: from when it asked. `request_id`: by which the server's log names the request.
     """
 
     text: str = ""
@@ -48,6 +52,7 @@ class Told:
     longest_pause_s: float = 0.0
     first_text_s: float | None = None
     first_sound_s: float | None = None
+    request_id: str = ""
 
     def heard(self, text: str, sound: bytes, after_s: float) -> None:
         """Notes when the first of each came."""
@@ -66,6 +71,7 @@ class Outcome:
     how: How
     why: str = ""
     longest_pause_s: float = 0.0
+    request_id: str = ""
 
 
 class Left(Exception):
@@ -77,6 +83,12 @@ async def ask_whole(http: httpx.AsyncClient, case: Case) -> Told:
     answer = await http.post(case.path, json=case.whole())
     if answer.status_code != 200:
         raise refusal(answer.status_code, answer.content)
+    told = _told_by(answer, case)
+    told.request_id = answer.headers.get(REQUEST_ID_HEADER, "")
+    return told
+
+
+def _told_by(answer: httpx.Response, case: Case) -> Told:
     if case.path == SPEECH:
         return Told(sound=_of_wav(answer.content))
     message = answer.json()["choices"][0]["message"]
@@ -94,6 +106,7 @@ async def ask_streamed(
     async with http.stream("POST", case.path, json=case.streamed()) as answer:
         if answer.status_code != 200:
             raise refusal(answer.status_code, await answer.aread())
+        told.request_id = answer.headers.get(REQUEST_ID_HEADER, "")
         async for line in answer.aiter_lines():
             if not line.startswith("data:"):
                 continue
@@ -134,14 +147,26 @@ def _of_wav(data: bytes) -> np.ndarray:
 
 
 def difference(told: Told, expected: Told) -> str:
-    """What differs, in words; empty where nothing does."""
+    """What differs and from where on, in words; empty where nothing does."""
     if told.text != expected.text:
-        return f"text {told.text!r} in place of {expected.text!r}"
+        alike = (one == other for one, other in zip(told.text, expected.text, strict=False))
+        at = sum(takewhile(bool, alike))
+        said, meant = (text[at : at + SHOWN_CHARS] for text in (told.text, expected.text))
+        return f"text from character {at} of {len(expected.text)} on: {said!r} in place of {meant!r}"
     if len(told.sound) != len(expected.sound):
         return f"{len(told.sound)} samples in place of {len(expected.sound)}"
-    if likeness_db(told.sound, expected.sound) < LEAST_DB:
-        return f"sound at {likeness_db(told.sound, expected.sound):.1f} dB"
+    if (db := likeness_db(told.sound, expected.sound)) < LEAST_DB:
+        codes = len(expected.sound) // SAMPLES_A_CODE
+        return f"sound at {db:.1f} dB, from code {first_unlike_code(told.sound, expected.sound)} of {codes} on"
     return ""
+
+
+def first_unlike_code(sound: np.ndarray, expected: np.ndarray) -> int:
+    """Where an error begins that would, all along, be more than `LEAST_DB` allows."""
+    allowed = np.mean(expected.astype(float) ** 2) / 10 ** (LEAST_DB / 10)
+    squares = (expected.astype(float) - sound) ** 2
+    means = [squares[i : i + SAMPLES_A_CODE].mean() for i in range(0, len(squares), SAMPLES_A_CODE)]
+    return int(np.argmax(np.array(means) > allowed))
 
 
 def likeness_db(sound: np.ndarray, expected: np.ndarray) -> float:
@@ -230,7 +255,8 @@ class Clients:
         except (BadAnswer, httpx.HTTPError) as error:
             return self._ended(case, error, began_s)
         differs = difference(told, self._expected[case.name])
-        return Outcome(case.name, "differs" if differs else "exact", differs[:300], told.longest_pause_s)
+        how: How = "differs" if differs else "exact"
+        return Outcome(case.name, how, differs[:300], told.longest_pause_s, told.request_id)
 
 
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)

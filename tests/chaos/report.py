@@ -13,7 +13,17 @@ import numpy as np
 from tests.chaos.breaker import Break
 from tests.chaos.clients import Outcome
 
+_ENDED = re.compile(r"request (\S+): \S+ answered \d+ after [\d.]+ s(.*)")
 _RECOVERED = re.compile(r"recovered from (\w+) in (\d+) ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A request that went on: which stage was lost, and after how many ms it said more."""
+
+    request_id: str
+    stage: str
+    stall_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +44,33 @@ class Leaks:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`recoveries`: of each request that went on, which stage was lost and after how many ms it said more."""
+    """What was asked, broken and left. `faults`: what else did not come as it should, a sentence each."""
 
     seed: int
     seconds: float
     outcomes: Sequence[Outcome]
     breaks: Sequence[Break]
-    recoveries: Sequence[tuple[str, int]]
+    recoveries: Sequence[Recovery]
     leaks: Leaks
+    faults: Sequence[str] = ()
 
     def count(self, how: str) -> int:
         return sum(outcome.how == how for outcome in self.outcomes)
 
     @property
     def is_good(self) -> bool:
-        return not (self.count("lost") or self.count("differs") or self.leaks.any)
+        return not (self.count("lost") or self.count("differs") or self.leaks.any or self.faults)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"figures": self.figures()}
 
     def figures(self) -> dict[str, Any]:
-        stalls_ms = [stall_ms for _, stall_ms in self.recoveries]
+        stalls_ms = [each.stall_ms for each in self.recoveries]
         return {
             "requests": len(self.outcomes),
             **{how: self.count(how) for how in ("exact", "left", "refused", "cut", "differs", "lost")},
             "breaks": dict(Counter(f"{each.way}: {each.target}" for each in self.breaks)),
-            "recovered": dict(Counter(stage for stage, _ in self.recoveries)),
+            "recovered": dict(Counter(each.stage for each in self.recoveries)),
             "stall of a recovered request, ms": _percentiles(stalls_ms),
             "longest pause of an exact stream, s": _percentiles(
                 [each.longest_pause_s for each in self.outcomes if each.how == "exact"]
@@ -69,13 +80,25 @@ class Report:
 
     def lines(self) -> list[str]:
         figures = [f"{name}: {value}" for name, value in self.figures().items()]
-        faults = [f"{each.how}: {each.case}: {each.why}" for each in self.outcomes if each.how in ("differs", "lost")]
-        return [f"{self.seconds:.0f} s, seed {self.seed}", *figures, *faults]
+        wrong = [self._told(each) for each in self.outcomes if each.how in ("differs", "lost")]
+        return [f"{self.seconds:.0f} s, seed {self.seed}", *figures, *wrong, *self.faults]
+
+    def _told(self, outcome: Outcome) -> str:
+        """An answer that differs though nothing of its request was lost has another reason than its recovery."""
+        told = f"{outcome.how}: {outcome.case}: {outcome.why}"
+        if outcome.how == "lost":
+            return told
+        stages = [each.stage for each in self.recoveries if each.request_id == outcome.request_id]
+        return f"{told} (request {outcome.request_id}, recovered from {', '.join(stages) or 'nothing'})"
 
 
-def recoveries_in(log: str) -> list[tuple[str, int]]:
+def recoveries_in(log: str) -> list[Recovery]:
     """What the ingresses' lines on requests say."""
-    return [(stage, int(stall_ms)) for stage, stall_ms in _RECOVERED.findall(log)]
+    return [
+        Recovery(request_id, stage, int(stall_ms))
+        for request_id, survived in _ENDED.findall(log)
+        for stage, stall_ms in _RECOVERED.findall(survived)
+    ]
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:

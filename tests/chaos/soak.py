@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,74 +13,88 @@ from typing import Any
 
 import httpx
 import psutil
-import yaml
 
-from tests.chaos.breaker import INGRESS, REPLACED_S, SECOND_NODE, Breaker, are_doubled, replicas_of
+from tests.chaos.application import model_of, started
+from tests.chaos.breaker import INGRESS, REPLACED_S, Breaker, all_serve, replicas_of, serving
 from tests.chaos.cases import Case, cases, refused
 from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
 from tests.chaos.report import Leaks, Report, recoveries_in
-from tests.cluster.served import BASE_URL, ROOT, STAGES, ServedApp, serve_run_over_nodes, until
-from tests.cluster.test_app import KEPT, store_bytes
-from tests.cluster.test_app_watchdog import family
+from tests.cluster.leftovers import KEPT, store_bytes
+from tests.cluster.processes import family, resident_bytes
+from tests.cluster.served import BASE_URL, STAGES, ServedApp, until
 
-ONE_PER_NODE = {"max_replicas_per_node": 1}
 GONE_S = 30
 """Until a broken replica's processes are gone: one that is stopped is noticed after 10 to 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how many clients at once, how often a process is broken, and the seed of all choices."""
+    """How long, how many clients at once, how often a process is broken, and the seed of all choices.
+
+    `config`: a stage configuration to serve on one node, `checkpoint` in the place of its model. Without one the toy
+    configuration is served over two.
+    """
 
     seconds: float = 600.0
     clients: int = 16
     every_s: float = 15.0
     seed: int = 0
+    config: Path | None = None
+    checkpoint: Path | None = None
 
 
-def soak(plan: Plan) -> Report:
-    """Starts the application over two nodes, each with a replica of all stages and an ingress, and ends it."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml").read_text())
-        config["stages"][2]["num_replicas"] = 2
-        for stage in config["stages"]:
-            stage["placement"] = ONE_PER_NODE
-        path = Path(folder) / "chaos.yaml"
-        path.write_text(yaml.safe_dump(config | {"ingress_placement": ONE_PER_NODE}))
-        with serve_run_over_nodes(f"config={path}", roles=("head", SECOND_NODE)) as app:
+def soak(plan: Plan, log: Path | None = None) -> Report:
+    """Starts the application, and ends it. `log`: where to leave all that it printed."""
+    app: ServedApp | None = None
+    report: Report | None = None
+    try:
+        with started(plan.config, plan.checkpoint) as app:
             report = asyncio.run(soaked(app, plan))
-        return replace(report, recoveries=recoveries_in(app.printed))
+    except AssertionError as error:
+        if report is None:
+            raise
+        report = replace(report, faults=(*report.faults, f"the application did not end well: {error}"))
+    finally:
+        printed = app.printed if app is not None else ""
+        if log is not None:
+            log.write_text(printed)
+    return replace(report, recoveries=recoveries_in(printed))
 
 
 async def soaked(app: ServedApp, plan: Plan) -> Report:
-    """Of an application that runs with two replicas of each stage; says nothing of recoveries, which its log tells."""
-    asked = cases()
+    """Of an application that runs; says nothing of recoveries, which its log tells."""
+    model = await asyncio.to_thread(model_of, app)
+    asked = cases(model)
     expected = await _undisturbed(asked)
     await until(lambda: nothing_is_left(app), "the undisturbed answers are gone")
     before = await asyncio.to_thread(Baseline.taken)
-    breaker, until_s = Breaker(app, every_s=plan.every_s, seed=plan.seed), time.monotonic() + plan.seconds
-    clients = Clients(BASE_URL, asked, refused(), expected, breaker.has_cut, seed=plan.seed)
+    breaker = Breaker(app.nodes, before.replicas, every_s=plan.every_s, seed=plan.seed)
+    clients = Clients(BASE_URL, asked, refused(model), expected, breaker.has_cut, seed=plan.seed)
+    until_s = time.monotonic() + plan.seconds
     await asyncio.gather(clients.run(plan.clients, until_s), breaker.run(until_s))
-    await until(_all_serve(before.deployments), "every deployment has its replicas again", REPLACED_S)
+    faults = []
+    try:
+        await until(_all_serve(before.replicas), "every deployment has its replicas again", REPLACED_S)
+    except AssertionError as error:  # what clients were told is worth a report all the same
+        faults.append(str(error))
     leaks = await _leaks(app, breaker, before)
-    return Report(plan.seed, plan.seconds, clients.outcomes, breaker.breaks, (), leaks)
+    return Report(plan.seed, plan.seconds, clients.outcomes, breaker.breaks, (), leaks, faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What there is before anything is broken. `ingresses`: the memory of each, by process."""
+    """What there is before anything is broken. `replicas`: of each deployment; `ingresses`: the memory of each, by
+    process.
+    """
 
     store_bytes: int
+    replicas: Mapping[str, int]
     ingresses: Mapping[int, int]
 
     @classmethod
     def taken(cls) -> Baseline:
-        return cls(store_bytes(), {pid: _resident_bytes(pid) for pid in pids_of(INGRESS)})
-
-    @property
-    def deployments(self) -> Sequence[str]:
-        """Those with two replicas."""
-        return (*STAGES, INGRESS) if len(self.ingresses) > 1 else STAGES
+        replicas = {deployment: serving(deployment) for deployment in (*STAGES, INGRESS)}
+        return cls(store_bytes(), replicas, {pid: _resident_bytes(pid) for pid in pids_of(INGRESS)})
 
     def growth_bytes(self) -> int:
         """Of the ingresses that were not ended."""
@@ -95,8 +108,8 @@ async def _undisturbed(asked: Sequence[Case]) -> dict[str, Told]:
     return {case.name: each for case, each in zip(asked, told, strict=True)}
 
 
-def _all_serve(deployments: Sequence[str]) -> Callable[[], Awaitable[bool]]:
-    return functools.partial(asyncio.to_thread, are_doubled, deployments)
+def _all_serve(replicas: Mapping[str, int]) -> Callable[[], Awaitable[bool]]:
+    return functools.partial(asyncio.to_thread, all_serve, replicas)
 
 
 async def _leaks(app: ServedApp, breaker: Breaker, before: Baseline) -> Leaks:
@@ -104,7 +117,7 @@ async def _leaks(app: ServedApp, breaker: Breaker, before: Baseline) -> Leaks:
         await until(lambda: nothing_is_left(app), "the stages have let go of all requests")
         await until(lambda: nothing_is_stored_beyond(before.store_bytes), "the stores have what they had")
     statuses = await _living(app)
-    of_living = {each.pid for status in statuses for each in family(status["pid"])}
+    of_living = {pid for status in statuses for pid in _family_pids(status["pid"])}
     broken = [each for each in breaker.broken if each.pid not in of_living]  # a stopped one may have gone on
     _, alive = await asyncio.to_thread(psutil.wait_procs, broken, GONE_S)
     return Leaks(
@@ -114,6 +127,13 @@ async def _leaks(app: ServedApp, breaker: Breaker, before: Baseline) -> Leaks:
         processes=len(alive),
         ingress_growth_bytes=await asyncio.to_thread(before.growth_bytes),
     )
+
+
+def _family_pids(pid: int) -> list[int]:
+    """None of a replica that has ended since it answered."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [each.pid for each in family(pid)]
+    return []
 
 
 async def nothing_is_left(app: ServedApp) -> bool:
@@ -137,4 +157,4 @@ def pids_of(deployment: str) -> list[int]:
 
 
 def _resident_bytes(pid: int) -> int:
-    return int(psutil.Process(pid).memory_info().rss)
+    return resident_bytes(psutil.Process(pid))

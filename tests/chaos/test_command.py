@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.chaos.__main__ import asked
+import pytest
+
+from tests.chaos.__main__ import Files, asked
 from tests.chaos.soak import Plan
 
 
 def test_the_command_line_changes_a_soak_of_ten_minutes() -> None:
-    assert asked([]) == (Plan(600.0, 16, 15.0, 0), None)
-    assert asked(["--seconds", "60", "--seed", "3", "--out", "a.json"]) == (Plan(60.0, 16, 15.0, 3), Path("a.json"))
+    assert asked([]) == (Plan(600.0, 16, 15.0, 0), Files())
+    changed = ["--seconds", "60", "--seed", "3", "--out", "a.json", "--log", "a.log"]
+    assert asked(changed) == (Plan(60.0, 16, 15.0, 3), Files(Path("a.json"), Path("a.log")))
+
+
+def test_a_configuration_may_have_another_checkpoint() -> None:
+    plan, _ = asked(["--config", "card.yaml", "--checkpoint", "made"])
+    assert (plan.config, plan.checkpoint) == (Path("card.yaml"), Path("made"))
+
+
+def test_a_checkpoint_alone_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        asked(["--checkpoint", "made"])
+    assert "name one with --config" in capsys.readouterr().err

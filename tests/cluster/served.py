@@ -41,6 +41,8 @@ TRACING = {
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
 }
 """Requests are traced whose client says so in `traceparent`, into files beside the logs."""
+EVERY_LINE = {"RAY_DEDUP_LOGS": "0"}
+"""Ray prints one of lines that differ in numbers only, as those on requests do."""
 PATIENCE_S = 60
 """Until a condition that must come: a test that waits this long has failed."""
 
@@ -145,10 +147,10 @@ class Nodes:
 
 @contextmanager
 def _served(address: str, *arguments: str) -> Iterator[ServedApp]:
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | TRACING
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | TRACING | EVERY_LINE
     if address != "auto":
         environment["RAY_ADDRESS"] = address
-    command = [str(Path(sys.executable).parent / "serve"), "run", "deployments:app", *arguments]
+    command = [*_serve_command(), "run", "deployments:app", *arguments]
     app = None
     # A pipe that nobody reads would hold the server up once it is full.
     output = tempfile.TemporaryFile("a+")  # noqa: SIM115
@@ -165,8 +167,7 @@ def _served(address: str, *arguments: str) -> Iterator[ServedApp]:
             app.close()
         ray.shutdown()  # or this process would be ended with the cluster
         _set_global_client(None)  # Serve would go on asking the controller of this cluster in the next one
-        process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE_S)
+        _end(process)
         printed = _all_of(output)
         output.close()
         if app is not None:
@@ -174,6 +175,22 @@ def _served(address: str, *arguments: str) -> Iterator[ServedApp]:
     ended_well(process.returncode, printed)
     for stage in STAGES:
         assert re.search(rf"{stage}: starts the engine took \d+\.\d s", printed), printed[:4000]
+
+
+def _serve_command() -> Sequence[str]:
+    """`serve`, or the module behind it where Ray was unpacked without its commands."""
+    command = Path(sys.executable).with_name("serve")
+    return [str(command)] if command.exists() else [sys.executable, "-m", "ray.serve.scripts"]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """As a supervisor does."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its exit code tells
+        process.wait()
 
 
 _OF_A_REPLICA = re.compile(r"(\x1b\[\d+m)?\((ServeReplica|ServeController|ProxyActor)")

@@ -16,10 +16,8 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import ray
 import torch
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
-from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.transport import RemoteStage, Ticket
@@ -28,6 +26,7 @@ from omni_cluster.engine.caches import PARTS
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
+from tests.cluster.leftovers import KEPT, store_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.reference import KINDS, Reference, media, prompt_text
 
@@ -323,23 +322,12 @@ async def test_an_error_of_a_stage_reaches_the_caller_as_what_it_is(served: Serv
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
-KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "streams")
-"""What an engine's counts say that it holds of requests."""
-
-
 async def nothing_is_left(served: ServedApp) -> bool:
     return all(
         status["open_outboxes"] == status["held_bytes"] == 0
         and all(status["engine"].get(name, 0) == 0 for name in KEPT)
         for status in await served.statuses()
     )
-
-
-def store_bytes(*, kept: bool = False) -> int:
-    """What all stores hold. `kept`: without what Ray drops as soon as it needs the room."""
-    address = ray.get_runtime_context().gcs_address
-    stats = get_memory_info_reply(get_state_from_address(address)).store_stats
-    return int(stats.object_store_bytes_primary_copy if kept else stats.object_store_bytes_used)
 
 
 async def test_the_engines_of_all_stages_keep_what_they_compile_in_one_folder(served: ServedApp) -> None:

@@ -15,8 +15,9 @@ import pytest
 import soundfile
 from PIL import Image
 
+from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import BASE_URL, ServedApp, until
-from tests.cluster.test_app import MODEL, nothing_is_left, store_bytes
+from tests.cluster.test_app import MODEL, nothing_is_left
 from tests.openai_api.test_video import video_file
 
 PATIENCE_S = 300

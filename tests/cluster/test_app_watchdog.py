@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.cluster.processes import engine_of, family
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.cluster.test_app import MODEL, assert_equals_reference, nothing_is_left
 from tests.reference import Reference, prompt_text
@@ -45,22 +46,6 @@ async def process_ids(served: ServedApp) -> dict[str, int]:
         (status,) = await served.statuses_of(stage)
         ids[stage] = status["pid"]
     return ids
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """The replica, and the processes that it started."""
-    replica = psutil.Process(pid)
-    return [replica, *replica.children(recursive=True)]
-
-
-def engine_of(pid: int) -> int:
-    """The process that computes: the replica's child with the most memory, or itself when its engine is inside it."""
-    return max(family(pid)[1:] or family(pid), key=_memory_bytes).pid
-
-
-def _memory_bytes(process: psutil.Process) -> int:
-    resident: int = process.memory_info().rss
-    return resident if resident > 100 << 20 else 0  # not the watchdog
 
 
 async def assert_a_stream_survives_stopping(pid: int) -> None:

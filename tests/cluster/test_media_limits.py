@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
-from tests.cluster.test_app import nothing_is_left, store_bytes
+from tests.cluster.test_app import nothing_is_left
 from tests.cluster.test_app_media import CHAT, body_of, film, sound, store_is_at_most
 
 PATIENCE_S = 500

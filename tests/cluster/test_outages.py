@@ -12,9 +12,11 @@ import httpx
 import psutil
 import pytest
 
+from tests.cluster.leftovers import store_bytes
+from tests.cluster.processes import family
 from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
-from tests.cluster.test_app import nothing_is_left, store_bytes, talker_runs
-from tests.cluster.test_app_watchdog import all_are_replaced, family, process_ids
+from tests.cluster.test_app import nothing_is_left, talker_runs
+from tests.cluster.test_app_watchdog import all_are_replaced, process_ids
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"

@@ -7,8 +7,9 @@ from typing import Any
 
 import ray
 
+from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import ServedApp, request_for, until
-from tests.cluster.test_app import assert_equals_reference, nothing_is_left, store_bytes, talker_runs
+from tests.cluster.test_app import assert_equals_reference, nothing_is_left, talker_runs
 from tests.reference import KINDS, Reference, media, prompt_text
 
 LONG = "Count with me. " * 40

@@ -1,0 +1,32 @@
+"""What a soak serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omni_cluster.config.loader import load_config
+from tests.chaos.application import with_checkpoint
+from tests.chaos.cases import cases, refused
+
+ONE_CARD = Path(__file__).with_name("one_card_7b.yaml")
+
+
+def test_all_replicas_of_the_card_s_configuration_are_on_one_card_in_float32() -> None:
+    config = load_config(ONE_CARD, known_families=("qwen2_5_omni",))
+    assert {stage.model_stage: (stage.gpus, stage.num_replicas) for stage in config.stages} == {
+        "thinker": ([0], 1),
+        "talker": ([0], 2),
+        "code2wav": ([0], 1),
+    }
+    thinker, talker, code2wav = config.stages
+    assert thinker.engine_args["dtype"] == talker.engine_args["dtype"] == "float32"
+    assert code2wav.diffusion_settings.dtype == code2wav.diffusion_settings.vocoder_dtype == "float32"
+
+
+def test_a_checkpoint_takes_the_place_of_the_model() -> None:
+    assert with_checkpoint({"model": "preset:tiny"}, None) == {"model": "preset:tiny"}
+    assert with_checkpoint({"model": "preset:tiny", "family": "f"}, Path("/made")) == {"model": "/made", "family": "f"}
+
+
+def test_clients_ask_the_model_that_is_served() -> None:
+    assert {case.body["model"] for case in (*cases("/made"), *refused("/made"))} == {"/made"}

@@ -1,0 +1,26 @@
+"""The processes of a replica."""
+
+from __future__ import annotations
+
+import psutil
+
+LEAST_ENGINE_BYTES = 100 << 20
+"""A watchdog has less."""
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The replica, and the processes that it started."""
+    replica = psutil.Process(pid)
+    return [replica, *replica.children(recursive=True)]
+
+
+def engine_of(pid: int) -> int:
+    """The process that computes: the replica's child with the most memory, or itself when its engine is inside it."""
+    replica, *children = family(pid)
+    large = [child for child in children if resident_bytes(child) >= LEAST_ENGINE_BYTES]
+    return max(large, key=resident_bytes, default=replica).pid
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    """What it has in memory."""
+    return int(process.memory_info().rss)
