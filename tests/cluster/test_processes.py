@@ -1,0 +1,34 @@
+"""Which process of a replica computes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.cluster import processes
+from tests.cluster.processes import engine_of, family
+
+
+@pytest.fixture
+def parent() -> Iterator[int]:
+    """A process with a child that is small, as a watchdog is."""
+    process = subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process.pid
+    for each in reversed(family(process.pid)):
+        each.kill()
+    process.communicate()
+
+
+def test_a_watchdog_is_no_engine(parent: int) -> None:
+    assert engine_of(parent) == parent
+
+
+def test_the_engine_is_the_child_with_the_most_memory(monkeypatch: pytest.MonkeyPatch, parent: int) -> None:
+    monkeypatch.setattr(processes, "LEAST_ENGINE_BYTES", 0)
+    (child,) = psutil.Process(parent).children()
+    assert engine_of(parent) == child.pid
