@@ -130,6 +130,25 @@ def test_attention_kernel_is_the_plain_attention(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_one_kernel_are_the_plain_layers(tiny: Path, dtype: torch.dtype) -> None:
+    """What is seen of neighbours and slots, what is kept, and each block's own time; again, for it counts on."""
+    plain, resident = (make_dit(tiny, "cuda", dtype) for _ in range(2))
+    resident.resident_blocks = 7
+    layout = blocks(*LAYOUT, device="cuda")
+    point = torch.tensor([5, 5, 5, 0, 7, 5, 5], device="cuda")
+    there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten()
+    plain.store.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    resident.store.copy_(plain.store)
+    for seed in range(3):
+        state = noise(7, seed).cuda().flatten(0, 1)
+        wanted, made = (dit.velocity(point, state, dit.conditions(layout), layout) for dit in (plain, resident))
+        close = 1e-5 if dtype == torch.float32 else 2e-2
+        assert (made[there] - wanted[there]).norm() <= close * wanted[there].norm()
+        assert (resident.store[0] - plain.store[0]).float().norm() <= close * plain.store[0].float().norm()
+
+
+@pytest.mark.gpu
 def test_keep_kernel_keeps_what_has_a_slot(tiny: Path) -> None:
     dit = make_dit(tiny, "cuda")
     layout = blocks(*LAYOUT, device="cuda")
