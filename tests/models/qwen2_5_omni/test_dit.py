@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, evaluation_times
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 
+ROOT = Path(__file__).parents[3]
 SIZE = 24
 SLOTS = 4
 
@@ -127,6 +130,12 @@ def test_attention_kernel_is_the_plain_attention(
     made, wanted = dit_kernels.block_attention(*asked), BlockDiT.attend_on_host(*asked)
     there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten().repeat(2)
     torch.testing.assert_close(made[there], wanted[there], atol=close, rtol=0)
+
+
+def test_one_kernel_of_all_layers_computes_the_plain_layers_as_triton_interprets_it(tiny: Path) -> None:
+    command = [sys.executable, "-m", "tests.models.qwen2_5_omni.interpreted_layers", str(tiny)]
+    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    assert len(made) == 3 and all(float(difference) < 1e-5 for difference in made)
 
 
 @pytest.mark.gpu
