@@ -166,7 +166,7 @@ class DiffusionConfig(Strict):
     )
     # Alone on a card a step takes longer so; beside other stages, whose kernels its own would wait for, less.
     resident_blocks: int = Field(
-        default=8, ge=0, description="On CUDA: steps of so many blocks at most are one kernel.", examples=[8]
+        default=0, ge=0, description="On CUDA: the layers of so many blocks at most are one kernel.", examples=[8]
     )
     cuda_graphs: bool = Field(
         default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]
