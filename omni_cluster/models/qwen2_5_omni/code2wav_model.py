@@ -95,8 +95,10 @@ class Code2WavModel:
         config, device = self._config, self._device
         captures = config.cuda_graphs and device.type == "cuda"
         times = evaluation_times(device)
+        dtype = tensor_dtype(config.dtype)
+        resident = config.resident_blocks if dtype.itemsize == 2 else 0  # the kernel knows no TF32
         with products_in("float32"):
-            dit = BlockDiT(model.code2wav_dit_model, voices, times, tensor_dtype(config.dtype), config.stream_slots)
+            dit = BlockDiT(model.code2wav_dit_model, voices, times, dtype, config.stream_slots, resident)
         with products_in(config.dtype):
             sizes = graph_sizes(config.max_batch_frames // dit.block_size) if captures else ()
             self._flow = Flow(dit, device, sizes)

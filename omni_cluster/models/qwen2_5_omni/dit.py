@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from omni_cluster.models.qwen2_5_omni import dit_kernels
+from omni_cluster.models.qwen2_5_omni.dit_resident_kernel import ResidentLayers
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 
 GUIDANCE_SCALE = 0.5
@@ -76,16 +77,28 @@ class BlockDiT:
     """Computes what transformers' `Qwen2_5OmniToken2WavDiTModel` does, at fixed points of time.
 
     Products are in `dtype`; the residual stream, norms and modulation in float32. `slots`: how many streams can be
-    kept between pieces.
+    kept between pieces. `resident_blocks`: on CUDA the layers of so many blocks at most are one kernel.
     """
 
-    def __init__(self, dit: Any, voices: Sequence[Voice], times: torch.Tensor, dtype: torch.dtype, slots: int) -> None:
+    def __init__(
+        self,
+        dit: Any,
+        voices: Sequence[Voice],
+        times: torch.Tensor,
+        dtype: torch.dtype,
+        slots: int,
+        resident_blocks: int = 0,
+    ) -> None:
         config = dit.config
         self.mel_dim, self.block_size, self.repeats = dit.mel_dim, dit.block_size, dit.repeats
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.dtype = dtype
-        self.layers = [self._layer(block) for block in dit.transformer_blocks]
-        self.modulation = _modulation(dit, times)
+        layers = [self._layer(block) for block in dit.transformer_blocks]
+        modulation = _modulation(dit, times)
+        self.modulation = [layer.chunk(6, dim=-1) for layer in modulation]
+        self.resident_blocks = resident_blocks
+        self.resident = ResidentLayers(layers, modulation, self.num_heads, self.block_size)
+        self.layers = self.resident.layers
         self.final_modulation = _final_modulation(dit, times)
         self._embed_inputs(dit, voices)
         self.proj_out, self.proj_out_bias = self._cast(dit.proj_out)
@@ -151,7 +164,17 @@ class BlockDiT:
         """
         hidden = (F.linear(state.to(self.dtype), self.state_in).float() + conditions).flatten(0, 1)
         final_scale, final_shift = self.final_modulation
-        out, gate, back = None, None, 0
+        if hidden.is_cuda and point.shape[0] <= self.resident_blocks:
+            out = self.resident(hidden, point, blocks, self.rotary, self.store, NORM_EPS)
+        else:
+            out = self._layer_by_layer(hidden, point, blocks)
+        normed = self._add_and_norm(hidden, out, self.modulation[-1][-1], final_scale, final_shift, point)
+        guided, unguided = F.linear(normed, self.proj_out, self.proj_out_bias).float().chunk(2)
+        return guided + (guided - unguided) * GUIDANCE_SCALE
+
+    def _layer_by_layer(self, hidden: torch.Tensor, point: torch.Tensor, blocks: PackedBlocks) -> torch.Tensor:
+        """The last layer's output, not yet added; `hidden` is changed in place."""
+        out, gate, back = hidden, None, 0  # nothing is added yet
         for layer, (shift, scale, gate_attn, shift_ff, scale_ff, gate_ff) in zip(
             self.layers, self.modulation, strict=True
         ):
@@ -161,14 +184,12 @@ class BlockDiT:
             out = F.linear(attended, layer.out, layer.out_bias)
             normed = self._add_and_norm(hidden, out, gate_attn, scale_ff, shift_ff, point)
             out, gate = F.linear(gelu_of_linear(normed, layer.up, layer.up_bias), layer.down, layer.down_bias), gate_ff
-        normed = self._add_and_norm(hidden, out, gate, final_scale, final_shift, point)
-        guided, unguided = F.linear(normed, self.proj_out, self.proj_out_bias).float().chunk(2)
-        return guided + (guided - unguided) * GUIDANCE_SCALE
+        return out
 
     def _add_and_norm(
         self,
         hidden: torch.Tensor,
-        out: torch.Tensor | None,
+        out: torch.Tensor,
         gate: torch.Tensor | None,
         scale: torch.Tensor,
         shift: torch.Tensor,
@@ -176,14 +197,15 @@ class BlockDiT:
     ) -> torch.Tensor:
         """Adds the gated output to `hidden` in place; gives the modulated norm of the sum, in the products' dtype.
 
-        `gate`, `scale` and `shift` are tables `[times, hidden]`: each block has the rows of its own `point`.
+        Without a gate nothing is added. `gate`, `scale` and `shift` are tables `[times, hidden]`: each block has the
+        rows of its own `point`.
         """
         if hidden.is_cuda:
             return dit_kernels.add_and_norm(
                 hidden, out, gate, scale, shift, point, self.block_size, NORM_EPS, self.dtype
             )
         by_block = hidden.view(2, point.shape[0], self.block_size, -1)
-        if out is not None and gate is not None:
+        if gate is not None:
             by_block += gate[point][:, None] * out.view(by_block.shape)
         normed = F.layer_norm(by_block, by_block.shape[-1:], eps=NORM_EPS)
         return (normed * (1 + scale[point][:, None]) + shift[point][:, None]).to(self.dtype).view(hidden.shape)
@@ -284,10 +306,10 @@ def _rotary_table(dit: Any, length: int) -> torch.Tensor:
     return torch.stack([angles.cos(), angles.sin()]) * dit.rotary_embed.attention_scaling
 
 
-def _modulation(dit: Any, times: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Shift, scale and gate of attention, then of the feed-forward, of each layer: float32 `[times, hidden]`."""
+def _modulation(dit: Any, times: torch.Tensor) -> torch.Tensor:
+    """Shift, scale and gate of attention, then of the feed-forward: float32 `[layers, times, 6 * hidden]`."""
     embedded = F.silu(dit.time_embed(times))
-    return [block.attn_norm.linear(embedded).detach().chunk(6, dim=-1) for block in dit.transformer_blocks]
+    return torch.stack([block.attn_norm.linear(embedded).detach() for block in dit.transformer_blocks])
 
 
 def _final_modulation(dit: Any, times: torch.Tensor) -> tuple[torch.Tensor, ...]:

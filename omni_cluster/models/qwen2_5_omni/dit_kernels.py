@@ -16,6 +16,41 @@ if TYPE_CHECKING:
 
 
 @triton.jit
+def add_and_norm_row(
+    row,
+    hidden,
+    out,
+    has_out,
+    gate,
+    scale,
+    shift,
+    points,
+    normed,
+    num_blocks,
+    gate_stride,
+    norm_stride,
+    width,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row of `add_and_norm`. All that other programs may have stored is loaded past the L1 cache."""
+    point = tl.load(points + row // SIZE % num_blocks)
+    columns = tl.arange(0, BLOCK)
+    there = columns < width
+    x = tl.load(hidden + row * width + columns, there, 0.0, cache_modifier=".cg")
+    added = tl.load(out + row * width + columns, there & has_out, 0.0, cache_modifier=".cg").to(tl.float32)
+    x += tl.load(gate + point * gate_stride + columns, there & has_out, 0.0) * added
+    tl.store(hidden + row * width + columns, x, there & has_out)
+    scale_row = tl.load(scale + point * norm_stride + columns, there, 0.0)
+    shift_row = tl.load(shift + point * norm_stride + columns, there, 0.0)
+    centred = tl.where(there, x - tl.sum(x, 0) / width, 0.0)
+    x = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    y = x * (1.0 + scale_row) + shift_row
+    tl.store(normed + row * width + columns, y.to(normed.dtype.element_ty), there)
+
+
+@triton.jit
 def _add_and_norm(
     hidden,
     out,
@@ -33,26 +68,29 @@ def _add_and_norm(
     HAS_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    point = tl.load(points + row // SIZE % num_blocks)
-    columns = tl.arange(0, BLOCK)
-    there = columns < width
-    x = tl.load(hidden + row * width + columns, there, 0.0)
-    if HAS_OUT:
-        added = tl.load(out + row * width + columns, there, 0.0).to(tl.float32)
-        x += tl.load(gate + point * gate_stride + columns, there, 0.0) * added
-        tl.store(hidden + row * width + columns, x, there)
-    scale_row = tl.load(scale + point * norm_stride + columns, there, 0.0)
-    shift_row = tl.load(shift + point * norm_stride + columns, there, 0.0)
-    centred = tl.where(there, x - tl.sum(x, 0) / width, 0.0)
-    x = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
-    y = x * (1.0 + scale_row) + shift_row
-    tl.store(normed + row * width + columns, y.to(normed.dtype.element_ty), there)
+    add_and_norm_row(
+        tl.program_id(0),
+        hidden,
+        out,
+        HAS_OUT,
+        gate,
+        scale,
+        shift,
+        points,
+        normed,
+        num_blocks,
+        gate_stride,
+        norm_stride,
+        width,
+        eps,
+        SIZE,
+        BLOCK,
+    )
 
 
 def add_and_norm(
     hidden: torch.Tensor,
-    out: torch.Tensor | None,
+    out: torch.Tensor,
     gate: torch.Tensor | None,
     scale: torch.Tensor,
     shift: torch.Tensor,
@@ -61,7 +99,8 @@ def add_and_norm(
     eps: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`hidden` `[2 * N * size, width]` float32 += gate * out, in place; its modulated layer norm in `dtype`.
+    """`hidden` `[2 * N * size, width]` float32 += gate * out, in place, if there is a gate; its modulated layer norm
+    in `dtype`.
 
     `gate`, `scale`, `shift`: tables `[times, width]`, of which block n has row `point[n]`.
     """
@@ -69,7 +108,7 @@ def add_and_norm(
     normed = torch.empty(rows, width, dtype=dtype, device=hidden.device)
     _add_and_norm[(rows,)](
         hidden,
-        hidden if out is None else out,
+        out,
         scale if gate is None else gate,
         scale,
         shift,
@@ -81,7 +120,7 @@ def add_and_norm(
         width,
         eps,
         SIZE=size,
-        HAS_OUT=out is not None,
+        HAS_OUT=gate is not None,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
     )
@@ -93,8 +132,8 @@ def _load_rotated(rows, there, head, angles, first_place, size, table_length, HA
     """Both halves of one head of 24 rows; `rows`: pointers to their first column; the first head is rotated."""
     half = tl.arange(0, HALF)
     place = first_place + tl.arange(0, there.shape[0])
-    first = tl.load(rows[:, None] + half[None, :], there[:, None], 0.0)
-    second = tl.load(rows[:, None] + HALF + half[None, :], there[:, None], 0.0)
+    first = tl.load(rows[:, None] + half[None, :], there[:, None], 0.0, cache_modifier=".cg")
+    second = tl.load(rows[:, None] + HALF + half[None, :], there[:, None], 0.0, cache_modifier=".cg")
     if head == 0:
         cos = tl.load(angles + place[:, None] * HALF + half[None, :], there[:, None], 1.0)
         sin = tl.load(angles + (table_length + place[:, None]) * HALF + half[None, :], there[:, None], 0.0)
@@ -118,7 +157,9 @@ def _weigh(result, total, scores, highest, values, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _block_attention(
+def attend_block(
+    place,
+    head,
     qkv,
     attended,
     angles,
@@ -138,17 +179,17 @@ def _block_attention(
     AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """One head of one block; `place`: the block, behind all blocks if it is the unguided side's."""
     inner = 2 * HALF * HEADS
-    side = tl.program_id(0) // num_blocks  # guided or unguided
-    block = tl.program_id(0) % num_blocks
-    head = tl.program_id(1)
+    side = place // num_blocks  # guided or unguided
+    block = place % num_blocks
     frame = tl.arange(0, PAD)
     column = tl.arange(0, 2 * HALF)
     there = frame < SIZE
     own_length = tl.load(length + block)
     own_length = tl.where(own_length == 0, SIZE, own_length)  # a block that only fills the batch
 
-    rows = qkv + (tl.program_id(0) * SIZE + frame) * 3 * inner + head * 2 * HALF
+    rows = qkv + (place * SIZE + frame) * 3 * inner + head * 2 * HALF
     q1, q2 = _load_rotated(rows, there, head, angles, SIZE, SIZE, 3 * SIZE, HALF)
     k1, k2 = _load_rotated(rows + inner, there, head, angles, SIZE, SIZE, 3 * SIZE, HALF)
     scores = _scores(q1, q2, k1, k2, frame < own_length, scale, PRECISION)
@@ -178,18 +219,63 @@ def _block_attention(
 
     result = tl.zeros([PAD, 2 * HALF], tl.float32)
     total = tl.zeros([PAD], tl.float32)
-    v = tl.load((rows + 2 * inner)[:, None] + column[None, :], there[:, None], 0.0)
+    v = tl.load((rows + 2 * inner)[:, None] + column[None, :], there[:, None], 0.0, cache_modifier=".cg")
     result, total = _weigh(result, total, scores, highest, v, PRECISION)
     if BACK:
-        v = tl.load((batch_rows + inner)[:, None] + column[None, :], in_batch[:, None], 0.0)
-        v += tl.load((slot_rows + inner)[:, None] + column[None, :], in_store[:, None], 0.0)
+        v = tl.load((batch_rows + inner)[:, None] + column[None, :], in_batch[:, None], 0.0, cache_modifier=".cg")
+        v += tl.load((slot_rows + inner)[:, None] + column[None, :], in_store[:, None], 0.0, cache_modifier=".cg")
         result, total = _weigh(result, total, back_scores, highest, v, PRECISION)
     if AHEAD:
-        v = tl.load((next_rows + inner)[:, None] + column[None, :], next_there[:, None], 0.0)
+        v = tl.load((next_rows + inner)[:, None] + column[None, :], next_there[:, None], 0.0, cache_modifier=".cg")
         result, total = _weigh(result, total, next_scores, highest, v, PRECISION)
-    out = attended + (tl.program_id(0) * SIZE + frame) * inner + head * 2 * HALF
+    out = attended + (place * SIZE + frame) * inner + head * 2 * HALF
     result = (result / total[:, None]).to(attended.dtype.element_ty)
     tl.store(out[:, None] + column[None, :], result, there[:, None])
+
+
+@triton.jit
+def _block_attention(
+    qkv,
+    attended,
+    angles,
+    previous,
+    following,
+    length,
+    store,
+    point,
+    num_blocks,
+    store_point_stride,
+    scale,
+    SIZE: tl.constexpr,
+    PAD: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    BACK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    attend_block(
+        tl.program_id(0),
+        tl.program_id(1),
+        qkv,
+        attended,
+        angles,
+        previous,
+        following,
+        length,
+        store,
+        point,
+        num_blocks,
+        store_point_stride,
+        scale,
+        SIZE,
+        PAD,
+        HALF,
+        HEADS,
+        BACK,
+        AHEAD,
+        PRECISION,
+    )
 
 
 def block_attention(
@@ -230,6 +316,31 @@ def block_attention(
 
 
 @triton.jit
+def keep_row(
+    row,
+    qkv,
+    keep,
+    store,
+    point,
+    num_blocks,
+    store_point_stride,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """Key and value of one row, if its block has a slot."""
+    block = row // SIZE % num_blocks
+    slot = tl.load(keep + block)
+    if slot >= 0:
+        column = tl.arange(0, WIDTH)
+        there = column < 2 * INNER
+        kept = tl.load(qkv + row * 3 * INNER + INNER + column, there, cache_modifier=".cg")
+        side = row // SIZE // num_blocks
+        kept_row = ((slot * 2 + side) * SIZE + row % SIZE).to(tl.int64)
+        tl.store(store + tl.load(point + block) * store_point_stride + kept_row * 2 * INNER + column, kept, there)
+
+
+@triton.jit
 def _keep_blocks(
     qkv,
     keep,
@@ -241,22 +352,13 @@ def _keep_blocks(
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    side = tl.program_id(0) // num_blocks
-    block = tl.program_id(0) % num_blocks
-    slot = tl.load(keep + block)
-    frame = tl.program_id(1)
-    if slot >= 0:
-        column = tl.arange(0, WIDTH)
-        there = column < 2 * INNER
-        kept = tl.load(qkv + (tl.program_id(0) * SIZE + frame) * 3 * INNER + INNER + column, there)
-        row = ((slot * 2 + side) * SIZE + frame).to(tl.int64)
-        tl.store(store + tl.load(point + block) * store_point_stride + row * 2 * INNER + column, kept, there)
+    keep_row(tl.program_id(0), qkv, keep, store, point, num_blocks, store_point_stride, SIZE, WIDTH, INNER)
 
 
 def keep_blocks(qkv: torch.Tensor, keep: torch.Tensor, store: torch.Tensor, point: torch.Tensor, size: int) -> None:
     """Copies keys and values of each block that has a slot into `store` at the block's `point`."""
     inner = qkv.shape[1] // 3
-    _keep_blocks[(2 * keep.shape[0], size)](
+    _keep_blocks[(2 * keep.shape[0] * size,)](
         qkv,
         keep,
         store,

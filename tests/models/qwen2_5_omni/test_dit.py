@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, evaluation_times
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 
+ROOT = Path(__file__).parents[3]
 SIZE = 24
 SLOTS = 4
 
@@ -127,6 +130,31 @@ def test_attention_kernel_is_the_plain_attention(
     made, wanted = dit_kernels.block_attention(*asked), BlockDiT.attend_on_host(*asked)
     there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten().repeat(2)
     torch.testing.assert_close(made[there], wanted[there], atol=close, rtol=0)
+
+
+def test_one_kernel_of_all_layers_computes_the_plain_layers_as_triton_interprets_it(tiny: Path) -> None:
+    command = [sys.executable, "-m", "tests.models.qwen2_5_omni.interpreted_layers", str(tiny)]
+    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    assert len(made) == 3 and all(float(difference) < 1e-5 for difference in made)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_one_kernel_are_the_plain_layers(tiny: Path, dtype: torch.dtype) -> None:
+    """What is seen of neighbours and slots, what is kept, and each block's own time; again, for it counts on."""
+    plain, resident = (make_dit(tiny, "cuda", dtype) for _ in range(2))
+    resident.resident_blocks = 7
+    layout = blocks(*LAYOUT, device="cuda")
+    point = torch.tensor([5, 5, 5, 0, 7, 5, 5], device="cuda")
+    there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten()
+    plain.store.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    resident.store.copy_(plain.store)
+    for seed in range(3):
+        state = noise(7, seed).cuda().flatten(0, 1)
+        wanted, made = (dit.velocity(point, state, dit.conditions(layout), layout) for dit in (plain, resident))
+        close = 1e-5 if dtype == torch.float32 else 2e-2
+        assert (made[there] - wanted[there]).norm() <= close * wanted[there].norm()
+        assert (resident.store[0] - plain.store[0]).float().norm() <= close * plain.store[0].float().norm()
 
 
 @pytest.mark.gpu

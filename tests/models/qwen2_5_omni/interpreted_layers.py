@@ -1,0 +1,40 @@
+"""`python -m tests.models.qwen2_5_omni.interpreted_layers CHECKPOINT`: the layers' one kernel, as Triton interprets it.
+
+Triton decides where a kernel runs when it is imported, so this is a process of its own. Prints how far the kernel's
+output, residual stream and kept blocks are from those of the plain layers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from omni_cluster.models.qwen2_5_omni.dit import NORM_EPS
+from tests.models.qwen2_5_omni.test_dit import SIZE, blocks, make_dit
+
+LAYOUT = ([-1, 0, -5], [1, -1, -1], [24, 10, 24], [1, -1, 3])
+
+
+@torch.inference_mode()
+def differences(folder: Path) -> list[float]:
+    plain, one_kernel = (make_dit(folder, "cpu") for _ in range(2))
+    layout, point = blocks(*LAYOUT), torch.tensor([5, 5, 7])
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(2 * 3 * SIZE, plain.layers[0].out.shape[0], generator=generator)
+    plain.store.normal_(generator=generator)
+    one_kernel.store.copy_(plain.store)
+    again = hidden.clone()
+    wanted = plain._layer_by_layer(hidden, point, layout)
+    made = one_kernel.resident(again, point, layout, one_kernel.rotary, one_kernel.store, NORM_EPS)
+    there = (torch.arange(SIZE) < layout.length[:, None]).flatten().repeat(2)
+    pairs = ((made[there], wanted[there]), (again[there], hidden[there]), (one_kernel.store, plain.store))
+    return [float((a - b).norm() / b.norm()) for a, b in pairs]
+
+
+if __name__ == "__main__":
+    print(*differences(Path(sys.argv[1])))
