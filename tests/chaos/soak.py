@@ -20,7 +20,7 @@ from tests.chaos.cases import Case, cases, refused
 from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
 from tests.chaos.report import Leaks, Report, recoveries_in
 from tests.cluster.leftovers import KEPT, store_bytes
-from tests.cluster.processes import family, resident_bytes
+from tests.cluster.processes import family, resident_bytes, running_after
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, until
 
 GONE_S = 30
@@ -119,7 +119,7 @@ async def _leaks(app: ServedApp, breaker: Breaker, before: Baseline) -> Leaks:
     statuses = await _living(app)
     of_living = {pid for status in statuses for pid in _family_pids(status["pid"])}
     broken = [each for each in breaker.broken if each.pid not in of_living]  # a stopped one may have gone on
-    _, alive = await asyncio.to_thread(psutil.wait_procs, broken, GONE_S)
+    alive = await asyncio.to_thread(running_after, broken, GONE_S)
     return Leaks(
         logs=sum(status["open_outboxes"] for status in statuses),
         of_engines={name: sum(status["engine"].get(name, 0) for status in statuses) for name in KEPT},

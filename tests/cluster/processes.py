@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psutil
 
 LEAST_ENGINE_BYTES = 100 << 20
@@ -24,3 +26,16 @@ def engine_of(pid: int) -> int:
 def resident_bytes(process: psutil.Process) -> int:
     """What it has in memory."""
     return int(process.memory_info().rss)
+
+
+def running_after(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still run then. One that ended and whose parent has not asked how holds nothing any more."""
+    _, left = psutil.wait_procs(processes, timeout=timeout_s)
+    return [process for process in left if not _has_ended(process)]
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -115,7 +115,7 @@ def test_a_large_body_is_checked_beside_the_ingress(served: ServedApp, ingress: 
     body = json.dumps(asking(junk="\u00e9" * 5_000_000)).encode()  # escapes, which take longest to read
     answer = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200, answer.text
-    assert sum(map(cpu_s, decoders())) > before_s + 0.1
+    assert sum(map(cpu_s, decoders())) > before_s + 0.03  # three of the ticks in which it is counted
 
 
 async def test_long_videos_keep_no_small_request_waiting_and_are_dropped_with_their_clients(

@@ -12,10 +12,9 @@ import uuid
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from tests.cluster.processes import engine_of, family
+from tests.cluster.processes import engine_of, family, running_after
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.cluster.test_app import MODEL, assert_equals_reference, nothing_is_left
 from tests.reference import Reference, prompt_text
@@ -98,19 +97,19 @@ async def test_requests_survive_the_only_replica_of_a_stage_and_it_is_replaced(
     # An engine is stopped in the midst of a stream.
     talker = family(pids["talker"])
     await assert_a_stream_survives_stopping(engine_of(pids["talker"]))
-    assert not psutil.wait_procs(talker, timeout=NOTICED_S)[1], "a process of the talker stayed"
+    assert not running_after(talker, NOTICED_S), "a process of the talker stayed"
 
     # A replica is killed: what it started goes with it, and who asks meanwhile waits.
     thinker = family(pids["thinker"])
     os.kill(pids["thinker"], signal.SIGKILL)
-    assert not psutil.wait_procs(thinker, timeout=NOTICED_S)[1], "a process of the thinker stayed"
+    assert not running_after(thinker, NOTICED_S), "a process of the thinker stayed"
     new = await all_are_replaced(served, {name: pids[name] for name in ("thinker", "talker")})
     await assert_answers_exactly(served, reference)
 
     # A whole replica is stopped in the midst of a stream.
     code2wav = family(new["code2wav"])
     await assert_a_stream_survives_stopping(new["code2wav"])
-    assert not psutil.wait_procs(code2wav, timeout=NOTICED_S)[1], "a process of code2wav stayed"
+    assert not running_after(code2wav, NOTICED_S), "a process of code2wav stayed"
     newest = await all_are_replaced(served, {"code2wav": new["code2wav"]})
     assert {name: newest[name] for name in ("thinker", "talker")} == {name: new[name] for name in ("thinker", "talker")}
     await assert_answers_exactly(served, reference)

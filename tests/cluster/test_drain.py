@@ -20,6 +20,7 @@ import yaml
 from openai import AsyncOpenAI
 from ray import serve
 
+from tests.cluster.processes import running_after
 from tests.cluster.served import BASE_URL, PATIENCE_S, ROOT, STAGES, ServedApp, until
 from tests.cluster.test_app import nothing_is_left
 from tests.cluster.test_app_watchdog import CHAT, REPLACED_S, body, process_ids
@@ -170,7 +171,7 @@ async def test_streams_may_end_after_sigterm_or_are_told(ended: ServedApp) -> No
     await ends
     assert ended.process.returncode == 0
     assert len(started) > len(STAGES)
-    _, stayed = await asyncio.to_thread(psutil.wait_procs, started, PATIENCE_S)
+    stayed = await asyncio.to_thread(running_after, started, PATIENCE_S)
     assert not stayed, f"{stayed} stayed"
 
 

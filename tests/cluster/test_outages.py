@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.cluster.leftovers import store_bytes
-from tests.cluster.processes import family
+from tests.cluster.processes import family, running_after
 from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
 from tests.cluster.test_app import nothing_is_left, talker_runs
 from tests.cluster.test_app_watchdog import all_are_replaced, process_ids
@@ -72,7 +72,7 @@ async def test_a_frozen_replica_is_noticed_and_its_requests_go_on(watched: Serve
     talker = (await process_ids(watched))["talker"]
     os.kill(talker, signal.SIGSTOP)
     later = asyncio.create_task(asked())
-    _, stayed = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(talker)], NOTICED_S + BUSY_S)
+    stayed = await asyncio.to_thread(running_after, [psutil.Process(talker)], NOTICED_S + BUSY_S)
     assert not stayed
     answers = await asyncio.gather(*running, later)
     assert all(map(is_whole, answers)), [answer.text[-300:] for answer in answers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.processes import engine_of, family
+from tests.cluster.processes import engine_of, family, running_after
 
 
 @pytest.fixture
@@ -32,3 +33,11 @@ def test_the_engine_is_the_child_with_the_most_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(processes, "LEAST_ENGINE_BYTES", 0)
     (child,) = psutil.Process(parent).children()
     assert engine_of(parent) == child.pid
+
+
+def test_what_ended_runs_no_longer_and_what_sleeps_does(parent: int) -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as long as nobody asks how it ended
+    sleeping, zombie = psutil.Process(parent), psutil.Process(ended.pid)
+    assert running_after([sleeping, zombie], 0) == [sleeping]
+    ended.wait()

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import ray
 import yaml
@@ -25,7 +24,7 @@ from ray.serve._private.common import DeploymentID
 from omni_cluster.cluster.serve_private import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.chaos.soak import Plan, nothing_is_left, soaked
-from tests.cluster.processes import engine_of, family
+from tests.cluster.processes import engine_of, family, running_after
 from tests.cluster.served import BASE_URL, ROOT, STAGES, ServedApp, scrape, serve_run, until
 from tests.cluster.test_app import MODEL, PCM16_STEP, STREAM_TOLERANCE
 from tests.reference import media
@@ -165,7 +164,7 @@ async def kill_replica(app: ServedApp, stage: str) -> None:
     """With all that it started, which is gone at once."""
     processes = family((await at_work(app, stage))["pid"])
     os.kill(processes[0].pid, signal.SIGKILL)
-    _, stayed = await asyncio.to_thread(psutil.wait_procs, processes, ENDED_S)
+    stayed = await asyncio.to_thread(running_after, processes, ENDED_S)
     assert not stayed, f"a process of {stage} stayed: {stayed}"
 
 

@@ -111,50 +111,47 @@ def _product(
         tl.store(out + place, y.to(out.dtype.element_ty), present[:, None] & inside[None, :])
 
 
+@triton.jit
+def _attend(
+    kind, qkv, attended, angles, previous, following, length, store, point, num_blocks, store_point_stride, scale,
+    SIZE: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """All heads of all blocks, by turns."""
+    for task in range(tl.program_id(0), 2 * num_blocks * HEADS, PROGRAMS):
+        place, head = task // HEADS, task % HEADS
+        if kind == 0:
+            attend_block(
+                place, head, qkv, attended, angles, previous, following, length, store, point, num_blocks,
+                store_point_stride, scale, SIZE, PAD, HALF, HEADS, False, False, PRECISION,
+            )  # fmt: skip
+        elif kind == 1:
+            attend_block(
+                place, head, qkv, attended, angles, previous, following, length, store, point, num_blocks,
+                store_point_stride, scale, SIZE, PAD, HALF, HEADS, True, False, PRECISION,
+            )  # fmt: skip
+        elif kind == 2:
+            attend_block(
+                place, head, qkv, attended, angles, previous, following, length, store, point, num_blocks,
+                store_point_stride, scale, SIZE, PAD, HALF, HEADS, False, True, PRECISION,
+            )  # fmt: skip
+        else:
+            attend_block(
+                place, head, qkv, attended, angles, previous, following, length, store, point, num_blocks,
+                store_point_stride, scale, SIZE, PAD, HALF, HEADS, True, True, PRECISION,
+            )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["num_blocks", "num_layers"])
 def _all_layers(
-    hidden,
-    normed,
-    qkv,
-    attended,
-    up,
-    out,
-    weights,
-    modulation,
-    kinds,
-    angles,
-    previous,
-    following,
-    length,
-    keep,
-    store,
-    point,
-    arrived,
-    num_blocks,
-    num_layers,
-    layer_stride,
-    modulation_stride,
-    store_point_stride,
-    store_layer_stride,
-    scale,
-    eps,
-    SIZE: tl.constexpr,
-    PAD: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    HALF: tl.constexpr,
-    HEADS: tl.constexpr,
-    INNER: tl.constexpr,
-    BETWEEN: tl.constexpr,
-    NORM_BLOCK: tl.constexpr,
-    KEEP_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    NARROW: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-):
+    hidden, normed, qkv, attended, up, out, weights, modulation, kinds, angles, previous, following, length, keep,
+    store, point, arrived, num_blocks, num_layers, layer_stride, modulation_stride, store_point_stride,
+    store_layer_stride, scale, eps,
+    SIZE: tl.constexpr, PAD: tl.constexpr, HIDDEN: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
+    INNER: tl.constexpr, BETWEEN: tl.constexpr, NORM_BLOCK: tl.constexpr, KEEP_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, NARROW: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     num_rows = 2 * num_blocks * SIZE
     looking_back = 0  # layers before this one that look back
@@ -184,34 +181,14 @@ def _all_layers(
             STAGES, PRECISION, PROGRAMS,
         )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
-        for task in range(program, 2 * num_blocks * HEADS, PROGRAMS):
-            place, head = task // HEADS, task % HEADS
-            if kind == 0:
-                attend_block(
-                    place, head, qkv, attended, angles, previous, following, length, layer_store, point, num_blocks,
-                    store_point_stride, scale, SIZE, PAD, HALF, HEADS, False, False, PRECISION,
-                )  # fmt: skip
-            elif kind == 1:
-                attend_block(
-                    place, head, qkv, attended, angles, previous, following, length, layer_store, point, num_blocks,
-                    store_point_stride, scale, SIZE, PAD, HALF, HEADS, True, False, PRECISION,
-                )  # fmt: skip
-            elif kind == 2:
-                attend_block(
-                    place, head, qkv, attended, angles, previous, following, length, layer_store, point, num_blocks,
-                    store_point_stride, scale, SIZE, PAD, HALF, HEADS, False, True, PRECISION,
-                )  # fmt: skip
-            else:
-                attend_block(
-                    place, head, qkv, attended, angles, previous, following, length, layer_store, point, num_blocks,
-                    store_point_stride, scale, SIZE, PAD, HALF, HEADS, True, True, PRECISION,
-                )  # fmt: skip
+        _attend(
+            kind, qkv, attended, angles, previous, following, length, layer_store, point, num_blocks,
+            store_point_stride, scale, SIZE, PAD, HALF, HEADS, PRECISION, PROGRAMS,
+        )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
         if kind % 2 == 1:  # not before all have read what is kept
             for row in range(program, num_rows, PROGRAMS):
-                keep_row(
-                    row, qkv, keep, layer_store, point, num_blocks, store_point_stride, SIZE, KEEP_BLOCK, INNER
-                )  # fmt: skip
+                keep_row(row, qkv, keep, layer_store, point, num_blocks, store_point_stride, SIZE, KEEP_BLOCK, INNER)
         _product(
             attended, out_weight, out_bias, out, num_rows, INNER, HIDDEN, False, ROWS, NARROW, COLUMNS,
             STAGES, PRECISION, PROGRAMS,
@@ -224,13 +201,13 @@ def _all_layers(
             )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
         _product(
-            normed, up_weight, up_bias, up, num_rows, HIDDEN, BETWEEN, True, ROWS, FEATURES, COLUMNS,
-            STAGES, PRECISION, PROGRAMS,
+            normed, up_weight, up_bias, up, num_rows, HIDDEN, BETWEEN, True, ROWS, FEATURES, COLUMNS, STAGES,
+            PRECISION, PROGRAMS,
         )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
         _product(
-            up, down_weight, down_bias, out, num_rows, BETWEEN, HIDDEN, False, ROWS, NARROW, COLUMNS,
-            STAGES, PRECISION, PROGRAMS,
+            up, down_weight, down_bias, out, num_rows, BETWEEN, HIDDEN, False, ROWS, NARROW, COLUMNS, STAGES,
+            PRECISION, PROGRAMS,
         )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
         looking_back += kind % 2
