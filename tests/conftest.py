@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+pytest_plugins = ["tests.ending"]
 TESTS = Path(__file__).parent
 TRACED = {"openai_api", "config", "server", "fuzz", "bench"}
 """The rooms of whose tests the coverage is: tracing would add a third to the time of the others."""
