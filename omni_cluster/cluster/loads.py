@@ -48,16 +48,28 @@ class Loads:
         self._chance = chance or random.Random()
         self._by_replica: dict[str, Load] = {}
         self._lost_until_s: dict[str, float] = {}
+        self._reserved_until_s: dict[str, float] = {}
 
-    def told(self, replica_id: str, load: int) -> None:
-        """The replica reported its load."""
+    def told(self, replica_id: str, load: int, *, is_reserved: bool = False) -> None:
+        """The replica reported its load, and whether it is kept free for a request."""
         of = self._by_replica.setdefault(replica_id, Load())
         of.told, of.told_at_s = load, self._clock()
         of.drop_choices_before(of.told_at_s - LAG_S)
+        if is_reserved:
+            self.reserved(replica_id)
+        else:
+            self._reserved_until_s.pop(replica_id, None)
+
+    def reserved(self, replica_id: str) -> None:
+        """The replica is kept free for a request: until it says otherwise, or says nothing any more."""
+        now_s = self._clock()
+        self._reserved_until_s = {each: until_s for each, until_s in self._reserved_until_s.items() if until_s > now_s}
+        self._reserved_until_s[replica_id] = now_s + STALE_S
 
     def forget(self, replica_id: str) -> None:
         """The connection to the replica ended: its last report no longer counts."""
         self._of(replica_id).told = None
+        self._reserved_until_s.pop(replica_id, None)
         self._drop_unused(replica_id)
 
     def lost(self, replica_id: str, rest_s: float = LOST_S) -> None:
@@ -76,26 +88,49 @@ class Loads:
     def _is_idle(self, replica_id: str) -> bool:
         return self._of(replica_id).own <= 0 and not self._estimate(replica_id)
 
+    def to_reserve(self, living: Sequence[str], own: str | None = None) -> str | None:
+        """The least busy of those that are kept free for nobody, to be kept free for a request; None if it must wait.
+
+        `own`: the one that it has asked for already. One replica at least is left to all others. If each is kept free
+        for somebody, as when several processes have asked at once, whoever has the last by name gives it up.
+        """
+        free = [each for each in living if each != own and not self._is_reserved(each)]
+        if own in living:
+            return own if free or own != max(living) else None
+        return min(free, key=lambda each: (self._at_least(each), each)) if len(free) > 1 else None
+
+    def _at_least(self, replica_id: str) -> int:
+        """Requests that the replica has, as far as is known here."""
+        return max(self._of(replica_id).own, self._estimate(replica_id) or 0)
+
+    def _is_reserved(self, replica_id: str) -> bool:
+        return self._reserved_until_s.get(replica_id, 0.0) > self._clock()
+
     def choose(
         self, replica_ids: Sequence[str], conversation: bytes = b"", nearby: Sequence[Sequence[str]] = ()
     ) -> str:
-        """One of them, for a new request; `ended` tells when it is over.
+        """One of them, for a new request; `ended` tells when it is over. None that is kept free, if there is another.
 
         The turns of a conversation, 64 bytes of a name at most, go to one replica unless that is busier than another.
         `nearby`: those of them that are nearest to where the request's input is, then those that are rather near; one
         of the two is of the first of these that are any. A third to choose from would be worse: what is known is old,
         and the more each process chooses from, the more of them choose the same.
         """
-        near = next(filter(None, nearby), replica_ids)
+        replica_ids = [each for each in replica_ids if not self._is_reserved(each)] or replica_ids
+        near = next(filter(None, ([each for each in some if each in replica_ids] for some in nearby)), replica_ids)
         one = self._chance.choice(near)
         chosen = self._less_busy(one, self._chance.choice([each for each in replica_ids if each != one] or [one]))
         if conversation:
             chosen = self._less_busy(home_of(conversation, replica_ids), chosen, lead=HOME_LEAD)
-        of = self._by_replica.setdefault(chosen, Load())
+        self.chosen(chosen)
+        return chosen
+
+    def chosen(self, replica_id: str) -> None:
+        """The replica has a new request; `ended` tells when it is over."""
+        of = self._by_replica.setdefault(replica_id, Load())
         of.own += 1
         of.chosen_at_s.append(self._clock())
         of.drop_choices_before(self._clock() - STALE_S)
-        return chosen
 
     def ended(self, replica_id: str) -> None:
         """A request for which the replica was chosen is over."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from omni_cluster.cluster.loads import LOST_S, SILENT_S
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.run import Run, StageAccess, cause_awaited
+from omni_cluster.cluster.suspect import ASK_S, Suspect
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaSilent
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -40,8 +41,8 @@ class Orchestrator:
         """
         course = Course(self._bound, posted.request)
         while stages := course.stages_left():
-            await self._until_replicas_live(stages, course, deadline)
-            with self._chosen_replicas(stages, course) as chosen:
+            alone_on = await self._until_replicas_live(stages, course, deadline)
+            with self._chosen_replicas(stages, course, alone_on) as chosen:
                 run = Run(self._bound, self._stages, course.next_request(), posted, chosen)
                 try:
                     await self._admit(course, run)
@@ -57,18 +58,31 @@ class Orchestrator:
                     # As a string: a log's record outlives the request, and an error has the frames it came through.
                     logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
 
-    async def _until_replicas_live(self, stages: Sequence[StageConfig], course: Course, deadline: Deadline) -> None:
-        """Raises DeadlineExceeded."""
+    async def _until_replicas_live(
+        self, stages: Sequence[StageConfig], course: Course, deadline: Deadline
+    ) -> Mapping[int, str]:
+        """Returns the replicas that the request must have alone, by stage id. Raises DeadlineExceeded."""
+        alone = {stage.stage_id: self._calls(stage) for stage in stages if course.must_be_alone_in(stage)}
+        suspect = Suspect(course.next_request().request_id)
         async with deadline.kept():
-            while not all(self._calls(stage).can_choose(idle=course.must_be_alone_in(stage)) for stage in stages):
-                await asyncio.sleep(LOOK_S)
+            # Nothing is kept free while a stage has no replica, and one may be lost while others are asked.
+            while not (self._can_choose(stages) and await suspect.has_turn(alone) and self._can_choose(stages)):
+                await asyncio.sleep(ASK_S if alone else LOOK_S)
+        return suspect.replicas
+
+    def _can_choose(self, stages: Sequence[StageConfig]) -> bool:
+        return all(self._calls(stage).can_choose() for stage in stages)
 
     @contextlib.contextmanager
-    def _chosen_replicas(self, stages: Sequence[StageConfig], course: Course) -> Iterator[dict[int, str | None]]:
+    def _chosen_replicas(
+        self, stages: Sequence[StageConfig], course: Course, alone_on: Mapping[int, str]
+    ) -> Iterator[dict[int, str | None]]:
         """A replica of each stage, which counts as busy with the request as long as the context is open."""
         chosen: dict[int, str | None] = {}
         for stage in stages:
-            chosen[stage.stage_id] = self._choose(stage, course, chosen)
+            if (replica_id := alone_on.get(stage.stage_id)) is not None:
+                self._calls(stage).loads.chosen(replica_id)
+            chosen[stage.stage_id] = replica_id or self._choose(stage, course, chosen)
         try:
             yield chosen
         finally:
@@ -81,12 +95,12 @@ class Orchestrator:
 
         `chosen`: the replicas of the stages before this one.
         """
-        source, idle = self._bound.source(stage), course.must_be_alone_in(stage)
+        source = self._bound.source(stage)
         if source is None:
-            return self._calls(stage).choose_replica(course.conversation, idle=idle)
+            return self._calls(stage).choose_replica(course.conversation)
         replica_id = chosen.get(source.stage_id)
         near = None if replica_id is None else self._calls(source).place_of(replica_id)
-        return self._calls(stage).choose_replica(near=near, idle=idle)
+        return self._calls(stage).choose_replica(near=near)
 
     def _calls(self, stage: StageConfig) -> RemoteStage:
         return self._stages[stage.model_stage].calls

@@ -57,7 +57,7 @@ class SocketClient:
             while True:
                 frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
                 clock.heard(frame.sent_at_s)
-                self._source.loads.told(self._replica_id, frame.load)
+                self._source.loads.told(self._replica_id, frame.report.load, is_reserved=frame.report.is_reserved)
                 if frame.parts:
                     yield [_in_own_time(item, clock) for item in unpacked(frame.parts)]
         except (OSError, asyncio.IncompleteReadError) as error:

@@ -10,12 +10,13 @@ from typing import cast
 
 import msgspec
 
-from omni_cluster.cluster.frame import read_frame, write_frame
+from omni_cluster.cluster.frame import Report, read_frame, write_frame
 from omni_cluster.cluster.handshake import peer_knows_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.message import packed
 from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
 from omni_cluster.cluster.peer_clock import boot_id
+from omni_cluster.cluster.reservation import Reservation
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import Subscription
 from omni_cluster.engine.output_log import OutputLogs
@@ -27,7 +28,7 @@ MAX_REQUEST_BYTES = 4096
 MAX_STRANGERS = 16
 """Connections that have not proved the secret yet. One more ends the oldest: a replica's proof takes milliseconds."""
 TELL_S = 0.1
-"""How often readers are told of a new load of this replica."""
+"""How often readers are told of a new report of this replica."""
 SECRET_BYTES = 32
 
 
@@ -42,15 +43,15 @@ class Address:
 
 
 class Connection:
-    """The connection to one reader. Every frame to it carries the replica's load."""
+    """The connection to one reader. Every frame to it carries the replica's report."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, publisher: MessagePublisher, load: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, publisher: MessagePublisher, report: Report
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._publisher = publisher
-        self._load = load
+        self._report = report
         self._heartbeat = Heartbeat(writer)
 
     async def serve(self) -> None:
@@ -69,15 +70,15 @@ class Connection:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
 
-    def tell(self, load: int) -> None:
-        """Sends the load if it has changed."""
-        if load != self._load:
-            self._load = load
+    def tell(self, report: Report) -> None:
+        """Sends the report if it has changed."""
+        if report != self._report:
+            self._report = report
             self._beat()
 
     def _beat(self) -> None:
         if not self._writer.is_closing():
-            write_frame(self._writer, [], self._load)
+            write_frame(self._writer, [], self._report)
 
     async def _take_subscriptions(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
@@ -90,18 +91,24 @@ class Connection:
         with contextlib.suppress(ConnectionError):
             async with contextlib.aclosing(self._publisher.messages()) as messages:
                 async for message in messages:
-                    write_frame(self._writer, packed(message), self._load)
+                    write_frame(self._writer, packed(message), self._report)
                     await self._writer.drain()
 
 
 class SocketServer:
-    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see there."""
+    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see there.
 
-    def __init__(self, logs: OutputLogs, host: str, *, inline: bool = False) -> None:
+    `reservation`: the replica's.
+    """
+
+    def __init__(
+        self, logs: OutputLogs, host: str, *, inline: bool = False, reservation: Reservation | None = None
+    ) -> None:
         self.rows_publishers = RowsPublishers(logs.room)
         self.rows_sent = RowsSent()
         self._inline = inline
         self._logs = logs
+        self._reservation = reservation or Reservation(logs)
         self._host = host
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._starting = asyncio.Lock()
@@ -144,7 +151,7 @@ class SocketServer:
         publisher = MessagePublisher(
             self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent, inline=self._inline
         )
-        connection = Connection(reader, writer, publisher, self._logs.unfinished)
+        connection = Connection(reader, writer, publisher, self._report())
         self._known.add(connection)
         try:
             await connection.serve()
@@ -155,7 +162,10 @@ class SocketServer:
         while True:
             await asyncio.sleep(TELL_S)
             for connection in self._known:
-                connection.tell(self._logs.unfinished)
+                connection.tell(self._report())
+
+    def _report(self) -> Report:
+        return Report(self._logs.unfinished, self._reservation.is_held)
 
     def __len__(self) -> int:
         return len(self._accepted)

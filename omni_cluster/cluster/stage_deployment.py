@@ -21,6 +21,7 @@ from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.reservation import Reservation, Turn
 from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
@@ -82,8 +83,12 @@ class StageReplica:
         self._parcels = Parcels()
         self._requests = 0
         self._metrics = StageMetrics()
+        self._reservation = Reservation(self._logs)
         self._sockets = SocketServer(
-            self._logs, ray.util.get_node_ip_address(), inline=config.handover.rows == "inline"
+            self._logs,
+            ray.util.get_node_ip_address(),
+            inline=config.handover.rows == "inline",
+            reservation=self._reservation,
         )
         self._source = self._connections_to(source) if source is not None else None
         with starting.step("starts the engine"), environment(_where_ray_is(stage)):
@@ -113,7 +118,7 @@ class StageReplica:
         meter = self._metrics.begin(request.known_of(self._stage.model_stage))
         log = self._logs.open(request.request_id)
         try:
-            with self._parcels.expecting(request.request_id):
+            with self._parcels.expecting(request.request_id), self._reservation.used_by(request.request_id):
                 yield Ticket(request.request_id, own_replica_id())
                 await self._until_let_go(log, self._fill(log, request, ticket, meter, has_media))
         finally:
@@ -123,6 +128,10 @@ class StageReplica:
     async def admit(self, request_id: str) -> bool:
         """See `Stage.admit`."""
         return await self._engine.admit(request_id)
+
+    async def reserve(self, request_id: str) -> Turn:
+        """See `Reservation.ask`."""
+        return self._reservation.ask(request_id)
 
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""
@@ -222,7 +231,7 @@ class StageReplica:
         self._metrics.hold(counts, len(self._logs), self._logs.room.held_bytes)
 
     async def status(self) -> dict[str, Any]:
-        """For tests and operators: where it runs, requests so far, open logs and connections, what the engine holds."""
+        """For tests and operators: where it runs, its requests, open logs and connections, what the engine holds."""
         return {
             "pid": os.getpid(),
             "node_id": ray.get_runtime_context().get_node_id(),
@@ -230,6 +239,7 @@ class StageReplica:
             "requests": self._requests,
             "open_outboxes": len(self._logs),
             "held_bytes": self._logs.room.held_bytes,
+            "is_reserved": self._reservation.is_held,
             "open_links": len(self._sockets),
             "open_rows_calls": self._sockets.rows_publishers.calls,
             "rows_sent_bytes": asdict(self._sockets.rows_sent),

@@ -161,12 +161,16 @@ class RemoteStage:
         self._by_reference = handle.options(stream=True, _by_reference=True)
         self._by_value = handle.options(stream=True, _by_reference=False)
 
-    def can_choose(self, *, idle: bool = False) -> bool:
-        """Whether there is a replica for a request; `idle`: only one that has nothing to do."""
+    def living(self) -> list[str] | None:
+        """The replicas that were not lost; None as long as none of them is known here."""
         known = known_replicas(*self._name)
-        return not known or bool(self.loads.living(list(known), idle=idle))
+        return self.loads.living(list(known)) if known else None
 
-    def choose_replica(self, conversation: bytes = b"", near: Place | None = None, *, idle: bool = False) -> str | None:
+    def can_choose(self) -> bool:
+        """Whether there is a replica for a request."""
+        return self.living() != []
+
+    def choose_replica(self, conversation: bytes = b"", near: Place | None = None) -> str | None:
         """A replica for a request, if `can_choose`; None as long as none of them is known here. See `Loads.choose`.
 
         `near`: where the request's input comes from.
@@ -174,7 +178,7 @@ class RemoteStage:
         known = known_replicas(*self._name)
         if not known:
             return None
-        living = self.loads.living(list(known), idle=idle)
+        living = self.loads.living(list(known))
         nearby = [] if near is None else _nearby(near, {each: known[each] for each in living})
         return self.loads.choose(living, conversation, nearby)
 

@@ -12,16 +12,9 @@ from statistics import mean
 import pytest
 
 from omni_cluster.cluster.loads import HOME_LEAD, LAG_S, LOST_S, SILENT_S, STALE_S, Loads, home_of
+from tests.cluster.clock import Clock
 
 REPLICAS = ("a", "b", "c", "d")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def loads(seed: int = 0, clock: Callable[[], float] | None = None) -> Loads:
@@ -235,3 +228,62 @@ def test_idle_is_what_has_no_work_by_its_word_or_by_what_it_was_given_here() -> 
     some.told("b", 0)
     some.choose(["c"])
     assert some.living(["a", "b", "c", "d"], idle=True) == ["b", "d"]
+
+
+def test_a_replica_that_is_kept_free_is_passed_over_while_there_is_another() -> None:
+    some = loads()
+    some.told("a", 0, is_reserved=True)
+    for other in ("b", "c"):
+        some.told(other, 9)
+    conversations = [each for each in CONVERSATIONS if home_of(each, ["a", "b", "c"]) == "a"]
+    for ask in [{}, {"nearby": [["a"], ["a", "b"]]}, {"nearby": [["a"], []]}, {"conversation": conversations[0]}]:
+        for _ in range(4):
+            some.ended(chosen := some.choose(["a", "b", "c"], **ask))  # type: ignore[arg-type]
+            assert chosen != "a"
+    assert some.choose(["a"]) == "a"
+    some.told("b", 9, is_reserved=True)
+    assert some.choose(["a", "b"]) == "a"  # none is left that is not: the less busy of them
+
+
+def test_a_replica_is_kept_free_until_it_says_otherwise_or_nothing() -> None:
+    clock = Clock()
+    some = loads(clock=clock)
+    some.told("a", 0, is_reserved=True)
+    some.told("b", 9)
+    assert some.choose(["a", "b"]) == "b"
+    some.told("a", 0)
+    assert some.choose(["a", "b"]) == "a"
+    for end in (lambda: setattr(clock, "now_s", clock.now_s + STALE_S), lambda: some.forget("a")):
+        some.told("a", 0, is_reserved=True)
+        assert some._is_reserved("a")
+        end()
+        assert not some._is_reserved("a")
+
+
+def test_the_least_busy_is_kept_free_but_one_is_left() -> None:
+    some = loads()
+    for replica, load in {"a": 3, "b": 1, "c": 2}.items():
+        some.told(replica, load)
+    assert some.to_reserve(["a", "b", "c"]) == "b"
+    some.reserved("b")
+    assert some.to_reserve(["a", "b", "c"]) == "c" and some.to_reserve(["a", "b"]) is None
+    some.reserved("c")
+    assert some.to_reserve(["a", "b", "c"]) is None
+    assert some.to_reserve(["a", "b", "c"], "b") == "b"  # its own
+
+
+def test_of_those_who_have_asked_for_all_that_lives_one_gives_it_up() -> None:
+    some = loads()
+    for replica in ("a", "b", "c"):
+        some.reserved(replica)
+    assert [some.to_reserve(["a", "b", "c"], own) for own in ("a", "b", "c")] == ["a", "b", None]
+    assert some.to_reserve(["a", "b"], "c") is None  # it was lost
+
+
+def test_nothing_is_kept_of_reservations_that_are_over() -> None:
+    clock = Clock()
+    some = loads(clock=clock)
+    for number in range(100):
+        some.reserved(f"replica-{number}")
+        clock.now_s += STALE_S
+    assert len(some._reserved_until_s) == 1

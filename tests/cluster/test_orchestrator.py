@@ -7,143 +7,23 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from omni_cluster.cluster import run
 from omni_cluster.cluster.failures import lost_with
-from omni_cluster.cluster.loads import LOST_S, SILENT_S, Loads
-from omni_cluster.cluster.orchestrator import LOOK_S, Orchestrator
+from omni_cluster.cluster.loads import LOST_S, SILENT_S
 from omni_cluster.cluster.parcel import Posted
-from omni_cluster.cluster.run import StageAccess
 from omni_cluster.cluster.running import Place
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, ReplicaSilent, Ticket
-from omni_cluster.config.loader import load_config
-from omni_cluster.engine.build import BoundPipeline, bind
+from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
-from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.recovery import AnswerDiffers
 from omni_cluster.errors import RequestError, RequestGone, StageDied, TooManyVoices
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import StageChunk
-
-STAGES = ("thinker", "talker", "code2wav")
-ANSWER = (1, 2, 3, 4, 5, 6)
-
-Breaks = Callable[[str, Ticket], Exception | None]
-"""What breaks when half of the answer was read, if anything: by stage, and where it is read."""
-
-
-class Stage:
-    """Replicas of a stage, calls of them, and what is read from them: an answer of six tokens."""
-
-    def __init__(self, name: str, breaks: Breaks, *, admits: bool = True, replicas: tuple[str, ...] = ()) -> None:
-        self.loads = Loads()
-        self.replicas = list(replicas or (f"{name}-0", f"{name}-1"))
-        self.said: list[tuple[str, str]] = []
-        self.requests: list[OmniRequest] = []
-        self.ran_on: list[str] = []
-        self.asked_near: list[Place | None] = []
-        self.woken = asyncio.Event()
-        self._name, self._breaks, self._admits = name, breaks, admits
-
-    def can_choose(self, *, idle: bool = False) -> bool:
-        return not self.replicas or bool(self.loads.living(self.replicas, idle=idle))
-
-    def choose_replica(self, conversation: bytes = b"", near: Place | None = None, *, idle: bool = False) -> str | None:
-        self.asked_near.append(near)
-        if not self.replicas:
-            return None
-        return self.loads.choose(self.loads.living(self.replicas, idle=idle), conversation)
-
-    def place_of(self, replica_id: str) -> Place:
-        return Place(f"node of {replica_id}")
-
-    async def wake(self) -> None:
-        """Its replica is up when the test says so."""
-        self.said.append(("wake", ""))
-        await self.woken.wait()
-
-    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None) -> bool:
-        assert replica_id in self.replicas and (wait_s is None or wait_s > 0.5)
-        self.said.append((method, args[0]))
-        return self._admits
-
-    async def stream(self, method: str, request: OmniRequest, *_: Any, replica_id: str) -> AsyncGenerator[Any, None]:
-        self.said.append((method, request.request_id))
-        if not replica_id:
-            await self.woken.wait()
-            replica_id = "woken"
-        self.requests.append(request)
-        self.ran_on.append(replica_id)
-        yield Ticket(request.request_id, replica_id)
-        await asyncio.Event().wait()
-
-    async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
-        yield StageChunk(0, ANSWER[:3], "abc")
-        await asyncio.sleep(0)
-        if (error := self._breaks(self._name, ticket)) is not None:
-            raise error
-        yield StageChunk(3, ANSWER[3:], "def", finish_reason="stop")
-
-    @property
-    def is_free(self) -> bool:
-        return not any(load.own for load in self.loads._by_replica.values())
-
-
-class Cluster:
-    """Three stages, and an ingress's orchestrator over them."""
-
-    def __init__(
-        self, breaks: Breaks = lambda *_: None, *, admits: bool = True, talkers: tuple[str, ...] = (), **limits: Any
-    ) -> None:
-        self.stages = {
-            name: Stage(name, breaks, admits=admits, replicas=talkers if name == "talker" else ()) for name in STAGES
-        }
-        self.orchestrator = Orchestrator(
-            bound(**limits),
-            {name: StageAccess(cast(RemoteStage, each), cast(Any, each)) for name, each in self.stages.items()},
-        )
-
-    async def ask(self, deadline_s: float = 60, **fields: Any) -> list[StageEvent]:
-        """All events of a request."""
-        return [event async for event in self.events(deadline_s, **fields)]
-
-    async def events(self, deadline_s: float = 60, **fields: Any) -> AsyncGenerator[StageEvent, None]:
-        sent = Posted(OmniRequest("r", "Hello.", **fields), None)
-        async with contextlib.aclosing(self.orchestrator.stream(sent, Deadline(deadline_s))) as events:
-            async for event in events:
-                yield event
-        assert all(each.is_free for each in self.stages.values())
-
-
-def bound(**limits: Any) -> BoundPipeline:
-    config = load_config(known_families=known_families())
-    return bind(config.model_copy(update={"limits": config.limits.model_copy(update=limits)}))
-
-
-def tokens_of(events: list[StageEvent], stage: str) -> tuple[int, ...]:
-    return tuple(token for event in events if event.stage == stage for token in event.chunk.token_ids)
-
-
-def once(stage: str, replica_ids: set[str] | None = None, kind: type[StageDied] = ReplicaLost) -> Breaks:
-    """The stage is lost once with each of its replicas of these ids; None: with the first that it runs on."""
-
-    def breaks(name: str, ticket: Ticket) -> Exception | None:
-        nonlocal replica_ids
-        if name != stage:
-            return None
-        replica_ids = {ticket.replica_id} if replica_ids is None else replica_ids
-        if ticket.replica_id not in replica_ids:
-            return None
-        replica_ids = replica_ids - {ticket.replica_id}
-        return lost_with(kind("gone"), ticket.replica_id)
-
-    return breaks
+from tests.cluster.stand_ins import ANSWER, STAGES, Cluster, once, tokens_of
 
 
 async def test_each_stage_is_asked_for_a_replica_near_the_one_that_feeds_it(tiny: Path) -> None:
@@ -366,22 +246,6 @@ async def test_it_is_waited_for_no_longer_than_the_request_has(tiny: Path) -> No
     cluster = Cluster(once("talker", {"only"}), talkers=("only",))
     with pytest.raises(DeadlineExceeded):
         await cluster.ask(deadline_s=0.3)
-
-
-async def test_a_suspect_gets_a_third_replica_only_if_that_is_idle(tiny: Path) -> None:
-    cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
-    talker = cluster.stages["talker"]
-    talker.loads.choose(["c"])
-    asked = asyncio.create_task(cluster.ask())
-    while talker.can_choose():
-        await asyncio.sleep(0)
-    talker.replicas.append("c")
-    assert not talker.can_choose(idle=True) and talker.can_choose()
-    await asyncio.wait([asked], timeout=3 * LOOK_S)
-    assert "c" not in talker.ran_on
-    talker.loads.ended("c")
-    talker.loads.forget("c")
-    assert tokens_of(await asked, "talker") == ANSWER and talker.ran_on[-1] == "c"
 
 
 async def test_a_request_that_ended_holds_nothing(tiny: Path) -> None:

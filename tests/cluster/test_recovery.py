@@ -21,7 +21,9 @@ import yaml
 from ray import serve
 from ray.serve._private.common import DeploymentID
 
+from omni_cluster.cluster.reservation import Turn
 from omni_cluster.cluster.serve_private import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.chaos.soak import Plan, nothing_is_left, soaked
 from tests.cluster.processes import engine_of, family, running_after
@@ -63,6 +65,11 @@ def body(content: Any = "Tell me a story.", **fields: Any) -> dict[str, Any]:
         },
         **fields,
     }
+
+
+def short_body() -> dict[str, Any]:
+    lengths = {"thinker": 8, "talker": 40}
+    return body(stage_sampling_params={name: {"max_tokens": n, "min_tokens": n} for name, n in lengths.items()})
 
 
 def media_parts() -> list[dict[str, Any]]:
@@ -158,6 +165,11 @@ async def at_work(app: ServedApp, stage: str) -> dict[str, Any]:
 
     await until(has_one, f"one replica of {stage} has the request")
     return found[0]
+
+
+async def requests_of(app: ServedApp, stage: str) -> dict[str, int]:
+    """How many requests each replica of the stage has had."""
+    return {status["replica_id"]: status["requests"] for status in await app.living(stage)}
 
 
 async def kill_replica(app: ServedApp, stage: str) -> None:
@@ -260,6 +272,37 @@ async def test_a_stream_goes_on_while_serve_s_controller_is_killed(pairs: Served
 
     assert await survives(pairs, body(), (much_sound, kill_controller, "")) == {}
     await until(lambda: is_ready(pairs), "the next controller knows the replicas")
+
+
+@pytest.mark.timeout(900)
+async def test_a_replica_that_is_kept_free_for_a_request_gets_no_other(pairs: ServedApp) -> None:
+    """It is asked for here as the ingress does for a request that may be what ends replicas."""
+    await are_there(pairs, {"talker"})
+    await until(lambda: nothing_is_left(pairs), "earlier requests are gone")
+    (kept, before), (other, _) = (await requests_of(pairs, "talker")).items()
+    short, calls = short_body(), RemoteStage(pairs.handle("talker"))
+
+    async def both_have_had_some() -> bool:
+        await asyncio.gather(*(answer_with(pairs, short) for _ in range(2)))
+        had = await requests_of(pairs, "talker")
+        return had[kept] > before and had[other] > 0
+
+    async def is_free() -> bool:
+        return bool(await calls.call("reserve", "suspect", replica_id=kept) is Turn.FREE)
+
+    await until(both_have_had_some, "the ingress is connected to both replicas")
+    await until(is_free, "the replica is free")
+    had = await requests_of(pairs, "talker")
+    for _ in range(2):
+        await asyncio.gather(is_free(), *(answer_with(pairs, short) for _ in range(2)))
+    have = await requests_of(pairs, "talker")
+    assert (have[kept] - had[kept], have[other] - had[other]) == (0, 4)
+
+    async def is_used_again() -> bool:
+        await asyncio.gather(*(answer_with(pairs, short) for _ in range(2)))
+        return (await requests_of(pairs, "talker"))[kept] > had[kept]
+
+    await until(is_used_again, "nobody asks for it any more")
 
 
 @pytest.mark.timeout(900)

@@ -21,6 +21,7 @@ from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
 from omni_cluster.cluster.handshake import prove_secret
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.message import error_named, packed, unpacked
+from omni_cluster.cluster.reservation import LEASE_S, Reservation
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription, WireChunk
@@ -28,6 +29,7 @@ from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import AudioChunk, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import RowsChunk
+from tests.cluster.clock import Clock
 
 READER = Subscription(3, "r", "publisher")
 
@@ -199,7 +201,7 @@ async def message_of(reader: asyncio.StreamReader) -> Sequence[bytes | bytearray
 @pytest.mark.parametrize("parts", [[b"x" * 90, b"x" * 11], [b""] * 13])
 async def test_a_frame_above_what_is_accepted_breaks_the_line(parts: list[bytes]) -> None:
     reader = asyncio.StreamReader()
-    reader.feed_data(_HEAD.pack(len(parts), 0, 0.0))
+    reader.feed_data(_HEAD.pack(len(parts), 0, False, 0.0))
     reader.feed_data(b"".join(_LENGTH.pack(len(part)) for part in parts) + b"".join(parts))
     with pytest.raises(ConnectionError, match=r"101 bytes, and 100 are accepted|13 parts"):
         await read_frame(reader, 100)
@@ -255,6 +257,27 @@ async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
     await waiting
     await messages.aclose()
     assert stage.loads._estimate("replica") is None  # what nobody tells any more is not known
+
+
+async def test_all_readers_are_told_soon_that_a_replica_is_kept_free_and_that_it_is_no_longer(logs: OutputLogs) -> None:
+    clock = Clock()
+    reservation = Reservation(logs, clock)
+    server = SocketServer(logs, "127.0.0.1", reservation=reservation)
+    stages = [Stage(await server.address()) for _ in range(2)]
+    readers = [SocketClient(cast(RemoteStage, stage), "replica").messages(READER) for stage in stages]
+    assert [await anext(each) for each in readers] == [[], []]
+    waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+    reservation.ask("suspect")
+    while not all(stage.loads._is_reserved("replica") for stage in stages):
+        await asyncio.sleep(0.01)
+    clock.now_s = LEASE_S
+    while any(stage.loads._is_reserved("replica") for stage in stages):
+        await asyncio.sleep(0.01)
+    logs.open("r").put(with_rows(1))
+    for message, reader in zip(waiting, readers, strict=True):
+        await message
+        await reader.aclose()
+    await server.close()
 
 
 async def test_a_replica_whose_connection_breaks_is_known_to_be_lost_though_nobody_reads(server: SocketServer) -> None:

@@ -1,0 +1,172 @@
+"""Stand-ins for the replicas of three stages, and an ingress's orchestrator over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, cast
+
+from omni_cluster.cluster.failures import lost_with
+from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.orchestrator import Orchestrator
+from omni_cluster.cluster.parcel import Posted
+from omni_cluster.cluster.reservation import Reservation, Turn
+from omni_cluster.cluster.run import StageAccess
+from omni_cluster.cluster.running import Place
+from omni_cluster.cluster.suspect import ASK_S
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
+from omni_cluster.config.loader import load_config
+from omni_cluster.engine.build import BoundPipeline, bind
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.output_log import OutputLogs
+from omni_cluster.errors import StageDied
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.registry import known_families
+from omni_cluster.outputs import StageChunk
+from tests.cluster.clock import Clock
+
+STAGES = ("thinker", "talker", "code2wav")
+ANSWER = (1, 2, 3, 4, 5, 6)
+
+Breaks = Callable[[str, Ticket], Exception | None]
+"""What breaks when half of the answer was read, if anything: by stage, and where it is read."""
+
+
+class Stage:
+    """Replicas of a stage, calls of them, and what is read from them: an answer of six tokens."""
+
+    def __init__(self, name: str, breaks: Breaks, *, admits: bool = True, replicas: tuple[str, ...] = ()) -> None:
+        self.loads = Loads()
+        self.replicas = list(replicas or (f"{name}-0", f"{name}-1"))
+        self.said: list[tuple[str, str]] = []
+        self.requests: list[OmniRequest] = []
+        self.ran_on: list[str] = []
+        self.asked_near: list[Place | None] = []
+        self.woken = asyncio.Event()
+        self.looks = 0
+        self.stuck_request_id = ""
+        self.is_stuck = asyncio.Event()
+        self.together: set[tuple[str, str]] = set()
+        self.clock = Clock()
+        self._logs: dict[str, OutputLogs] = {}
+        self._reservations: dict[str, Reservation] = {}
+        self._name, self._breaks, self._admits = name, breaks, admits
+
+    def living(self) -> list[str] | None:
+        return self.loads.living(self.replicas) if self.replicas else None
+
+    def can_choose(self) -> bool:
+        self.looks += 1
+        return self.living() != []
+
+    def choose_replica(self, conversation: bytes = b"", near: Place | None = None) -> str | None:
+        self.asked_near.append(near)
+        living = self.living()
+        return None if living is None else self.loads.choose(living, conversation)
+
+    def place_of(self, replica_id: str) -> Place:
+        return Place(f"node of {replica_id}")
+
+    async def wake(self) -> None:
+        """Its replica is up when the test says so."""
+        self.said.append(("wake", ""))
+        await self.woken.wait()
+
+    def reservation_of(self, replica_id: str) -> Reservation:
+        logs = self._logs.setdefault(replica_id, OutputLogs(1 << 20))
+        return self._reservations.setdefault(replica_id, Reservation(logs, self.clock))
+
+    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = None) -> bool | Turn:
+        assert replica_id in self.replicas and (wait_s is None or wait_s > 0.5)
+        if method == "reserve":
+            self.clock.now_s += ASK_S
+            return self.reservation_of(replica_id).ask(*args)
+        self.said.append((method, args[0]))
+        return self._admits
+
+    async def stream(self, method: str, request: OmniRequest, *_: Any, replica_id: str) -> AsyncGenerator[Any, None]:
+        self.said.append((method, request.request_id))
+        if not replica_id:
+            await self.woken.wait()
+            replica_id = "woken"
+        self.requests.append(request)
+        self.ran_on.append(replica_id)
+        reservation, logs = self.reservation_of(replica_id), self._logs[replica_id]
+        self.together |= {(each, request.request_id) for each in logs._open}
+        logs.open(request.request_id)
+        try:
+            with reservation.used_by(request.request_id):
+                yield Ticket(request.request_id, replica_id)
+                await asyncio.Event().wait()
+        finally:
+            logs.remove(request.request_id)
+
+    def works_on(self, replica_id: str) -> int:
+        return len(self._logs.get(replica_id, ()))
+
+    async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
+        if ticket.request_id == self.stuck_request_id:
+            self.is_stuck.set()
+            await asyncio.Event().wait()
+        yield StageChunk(0, ANSWER[:3], "abc")
+        await asyncio.sleep(0)
+        if (error := self._breaks(self._name, ticket)) is not None:
+            raise error
+        yield StageChunk(3, ANSWER[3:], "def", finish_reason="stop")
+
+    @property
+    def is_free(self) -> bool:
+        return not any(load.own for load in self.loads._by_replica.values())
+
+
+class Cluster:
+    """Three stages, and an ingress's orchestrator over them."""
+
+    def __init__(
+        self, breaks: Breaks = lambda *_: None, *, admits: bool = True, talkers: tuple[str, ...] = (), **limits: Any
+    ) -> None:
+        self.stages = {
+            name: Stage(name, breaks, admits=admits, replicas=talkers if name == "talker" else ()) for name in STAGES
+        }
+        self.orchestrator = Orchestrator(
+            bound(**limits),
+            {name: StageAccess(cast(RemoteStage, each), cast(Any, each)) for name, each in self.stages.items()},
+        )
+
+    async def ask(self, deadline_s: float = 60, **fields: Any) -> list[StageEvent]:
+        """All events of a request."""
+        return [event async for event in self.events(deadline_s, **fields)]
+
+    async def events(self, deadline_s: float = 60, **fields: Any) -> AsyncGenerator[StageEvent, None]:
+        sent = Posted(OmniRequest("r", "Hello.", **fields), None)
+        async with contextlib.aclosing(self.orchestrator.stream(sent, Deadline(deadline_s))) as events:
+            async for event in events:
+                yield event
+        assert all(each.is_free for each in self.stages.values())
+
+
+def bound(**limits: Any) -> BoundPipeline:
+    config = load_config(known_families=known_families())
+    return bind(config.model_copy(update={"limits": config.limits.model_copy(update=limits)}))
+
+
+def tokens_of(events: list[StageEvent], stage: str) -> tuple[int, ...]:
+    return tuple(token for event in events if event.stage == stage for token in event.chunk.token_ids)
+
+
+def once(stage: str, replica_ids: set[str] | None = None, kind: type[StageDied] = ReplicaLost) -> Breaks:
+    """The stage is lost once with each of its replicas of these ids; None: with the first that it runs on."""
+
+    def breaks(name: str, ticket: Ticket) -> Exception | None:
+        nonlocal replica_ids
+        if name != stage:
+            return None
+        replica_ids = {ticket.replica_id} if replica_ids is None else replica_ids
+        if ticket.replica_id not in replica_ids:
+            return None
+        replica_ids = replica_ids - {ticket.replica_id}
+        return lost_with(kind("gone"), ticket.replica_id)
+
+    return breaks
