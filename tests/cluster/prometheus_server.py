@@ -17,12 +17,11 @@ import httpx
 import pytest
 import yaml
 
-from deploy.grafana.make_board import PANELS
+from deploy.grafana.make_board import PANELS, sent
 from tests.cluster.served import until
 
 SCRAPE_S = 3
 BINARY = shutil.which("prometheus")
-OF_GRAFANA = {"$__rate_interval": "30s", "$Application": ".*", "$Cluster": ".*"}
 
 needs_prometheus = pytest.mark.skipif(
     BINARY is None, reason="there is no `prometheus` on the PATH; Debian's package of that name has it"
@@ -31,10 +30,7 @@ needs_prometheus = pytest.mark.skipif(
 
 def expressions() -> dict[str, list[str]]:
     """The queries of each panel as Grafana would send them."""
-    found = {panel.title: [query.expression for query in panel.queries] for panel in PANELS}
-    for variable, value in OF_GRAFANA.items():
-        found = {title: [each.replace(variable, value) for each in queries] for title, queries in found.items()}
-    return found
+    return {panel.title: [sent(query.expression) for query in panel.queries] for panel in PANELS}
 
 
 @dataclass
