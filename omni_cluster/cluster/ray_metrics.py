@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -11,6 +12,9 @@ from prometheus_client.samples import Sample
 from ray.serve.metrics import Counter, Gauge
 
 from omni_cluster.engine.metric_definitions import MetricDefinition
+from omni_cluster.errors import OmniError
+
+logger = logging.getLogger("ray.serve")
 
 PUSH_S: Final = 5.0
 """Ray sends what it was given each 10 s, and forgets a gauge that is 20 s old."""
@@ -66,9 +70,18 @@ def is_gauge(definition: MetricDefinition) -> bool:
 
 
 async def pushed_in_turn(metrics: RayMetrics, refreshed: Callable[[], Awaitable[None]] | None = None) -> None:
-    """Pushes until it is cancelled; before each, `refreshed` sees to it that the registry has what is held now."""
+    """Pushes until it is cancelled; before each, `refreshed` sees to it that the registry has what is held now.
+
+    While an engine does not answer nothing is pushed. Whatever else breaks ends it, with a line in the log.
+    """
     while True:
-        if refreshed is not None:
-            await refreshed()
-        metrics.push()
+        try:
+            if refreshed is not None:
+                await refreshed()
+            metrics.push()
+        except (OmniError, TimeoutError) as error:
+            logger.warning("the metrics were not given to Ray, which is tried again in %g s: %s", PUSH_S, error)
+        except Exception:
+            logger.exception("the metrics are given to Ray no more")
+            raise
         await asyncio.sleep(PUSH_S)

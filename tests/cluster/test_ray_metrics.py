@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from omni_cluster.cluster import ray_metrics
+from omni_cluster.errors import StageDied
 from tests.cluster.prometheus_server import expressions, needs_prometheus, prometheus
 from tests.cluster.served import PATIENCE_S, ROOT, until
 
@@ -39,6 +41,50 @@ async def said(process: Process) -> Any:
         if line[:1] in (b"[", b"{"):
             return json.loads(line)
     raise AssertionError("it ended before it said anything")
+
+
+class Pushed:
+    """In place of `RayMetrics`: says when it is pushed."""
+
+    def __init__(self) -> None:
+        self.is_pushed = asyncio.Event()
+
+    def push(self) -> None:
+        self.is_pushed.set()
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The levels of what is logged; Serve's logger hands nothing on to pytest's."""
+    levels: list[str] = []
+    monkeypatch.setattr(ray_metrics.logger, "handle", lambda record: levels.append(record.levelname))
+    return levels
+
+
+async def test_an_engine_that_does_not_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    monkeypatch.setattr(ray_metrics, "PUSH_S", 0)
+    errors: list[Exception] = [TimeoutError("no answer"), StageDied("it is gone")]
+
+    async def refreshed() -> None:
+        if errors:
+            raise errors.pop(0)
+
+    metrics = Pushed()
+    pushing = asyncio.create_task(ray_metrics.pushed_in_turn(metrics, refreshed))  # type: ignore[arg-type]
+    await asyncio.wait_for(metrics.is_pushed.wait(), PATIENCE_S)
+    pushing.cancel()
+    assert logged == ["WARNING"] * 2
+
+
+async def test_what_else_breaks_ends_it_with_a_line_in_the_log(logged: list[str]) -> None:
+    async def refreshed() -> None:
+        raise ValueError("a fault of ours")
+
+    with pytest.raises(ValueError, match="a fault of ours"):
+        await ray_metrics.pushed_in_turn(Pushed(), refreshed)  # type: ignore[arg-type]
+    assert logged == ["ERROR"]
 
 
 @needs_prometheus
