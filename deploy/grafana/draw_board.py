@@ -79,7 +79,12 @@ def history(prometheus: str, expression: str, start_s: float, end_s: float) -> S
 
 def named(legend: str, labels: Mapping[str, str]) -> str:
     """Grafana's legend with the series' labels in it; of a replica's name the end is enough."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], "")[-8:], legend) or "all"
+
+    def value(found: re.Match[str]) -> str:
+        whole = labels.get(found[1], "")
+        return whole[-8:] if found[1] == "replica" else whole
+
+    return re.sub(r"\{\{(\w+)\}\}", value, legend) or "all"
 
 
 if __name__ == "__main__":

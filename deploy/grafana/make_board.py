@@ -26,6 +26,7 @@ OF_GRAFANA = {"$__rate_interval": "30s", "$Application": ".*", "$Cluster": ".*"}
 """What stands for Grafana's variables where there is no Grafana."""
 UNHEARD_S = 0.1
 """Players that stood still for less are counted as without a gap."""
+WITHOUT_GAP = f',le="{UNHEARD_S:g}"'
 
 KV_USE = MetricDefinition(
     "vllm_kv_cache_usage_perc", "gauge", "requests", "Part of an engine's KV cache that is in use.", ("model_name",)
@@ -60,8 +61,8 @@ def held(gauge: MetricDefinition, *, by: str = "stage, replica") -> str:
     return f"sum by ({by}) (ray_{gauge.name}{{{OURS}}})"
 
 
-def rate(counter: MetricDefinition, *, by: str) -> str:
-    return f"sum by ({by}) (rate(ray_{counter.name}{{{OURS}}}{RATE}))"
+def rate(counter: MetricDefinition, *, by: str, only: str = "") -> str:
+    return f"sum by ({by}) (rate(ray_{counter.name}{{{OURS}{only}}}{RATE}))"
 
 
 def part_rate(
@@ -107,8 +108,8 @@ HEARD = (
         f"Streams with sound that ended, and whose players stood still for at most {UNHEARD_S:g} s in all.",
         (
             Query(
-                part_rate(define.STALL, "bucket", only=f',le="{UNHEARD_S:g}"')
-                + f" / ({part_rate(define.STALL, 'count')} > 0)",
+                f"({or_none(part_rate(define.STALL, 'bucket', only=WITHOUT_GAP))})"
+                f" / ({part_rate(define.STALL, 'count')} > 0)",
                 "without a gap",
             ),
         ),
@@ -215,8 +216,8 @@ INGRESSES = (
     Panel(
         "Refusals",
         "reqps",
-        "Answers with an error, by the code that the client reads.",
-        (Query(or_none(rate(define.REFUSALS, by="reason")), "{{reason}}"),),
+        "Answers with an error, by the code that the client reads; `/ready` says 503 as long as a start takes.",
+        (Query(or_none(rate(define.REFUSALS, by="reason", only=',endpoint!="/ready"')), "{{reason}}"),),
     ),
     Panel(
         "Recoveries",
