@@ -40,7 +40,8 @@ def main() -> None:
 
 
 def compare(sizes: Sequence[int], beside: Sequence[str]) -> None:
-    dit, device = random_dit(torch.device("cuda")), torch.device("cuda")
+    device = torch.device("cuda")
+    dit = random_dit(device, max(sizes))
     flows = {}
     for name, resident in (("layer by layer", 0), ("one kernel", max(sizes))):
         dit.resident_blocks = resident
@@ -52,14 +53,14 @@ def compare(sizes: Sequence[int], beside: Sequence[str]) -> None:
             print(name, *(f"{size}: {step_ms(flow, size):.3f}" for size in sizes), sep="\t", flush=True)
 
 
-def random_dit(device: torch.device) -> BlockDiT:
+def random_dit(device: torch.device, resident_blocks: int) -> BlockDiT:
     torch.manual_seed(0)
     config = Qwen2_5OmniDiTConfig()
     config._attn_implementation = "eager"
     with device:
         model = Qwen2_5OmniToken2WavDiTModel(config).eval()
         voice = Voice("Ethan", 0, torch.randn(1, config.enc_emb_dim), torch.randn(1, 30, config.mel_dim))
-    return BlockDiT(model, [voice], evaluation_times(device), torch.bfloat16, slots=2)
+    return BlockDiT(model, [voice], evaluation_times(device), torch.bfloat16, 2, resident_blocks)
 
 
 def step_ms(flow: Flow, blocks: int) -> float:

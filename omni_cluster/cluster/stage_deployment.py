@@ -250,7 +250,7 @@ class StageReplica:
         self._beating.cancel()
         if self._pushing is not None:
             self._pushing.cancel()
-            await asyncio.gather(self._pushing, return_exceptions=True)  # it broke with its engine, if that died
+            await asyncio.gather(self._pushing, return_exceptions=True)  # what broke it is logged
         if self._source is not None:
             await self._source.close()
         await self._sockets.close()

@@ -97,8 +97,10 @@ class BlockDiT:
         modulation = _modulation(dit, times)
         self.modulation = [layer.chunk(6, dim=-1) for layer in modulation]
         self.resident_blocks = resident_blocks
-        self.resident = ResidentLayers(layers, modulation, self.num_heads, self.block_size)
-        self.layers = self.resident.layers
+        self.resident: ResidentLayers | None = None
+        if resident_blocks:
+            self.resident = ResidentLayers(layers, modulation, self.num_heads, self.block_size)
+        self.layers = self.resident.layers if self.resident else layers
         self.final_modulation = _final_modulation(dit, times)
         self._embed_inputs(dit, voices)
         self.proj_out, self.proj_out_bias = self._cast(dit.proj_out)
@@ -164,7 +166,7 @@ class BlockDiT:
         """
         hidden = (F.linear(state.to(self.dtype), self.state_in).float() + conditions).flatten(0, 1)
         final_scale, final_shift = self.final_modulation
-        if hidden.is_cuda and point.shape[0] <= self.resident_blocks:
+        if self.resident is not None and hidden.is_cuda and point.shape[0] <= self.resident_blocks:
             out = self.resident(hidden, point, blocks, self.rotary, self.store, NORM_EPS)
         else:
             out = self._layer_by_layer(hidden, point, blocks)

@@ -22,7 +22,8 @@ LAYOUT = ([-1, 0, -5], [1, -1, -1], [24, 10, 24], [1, -1, 3])
 
 @torch.inference_mode()
 def differences(folder: Path) -> list[float]:
-    plain, one_kernel = (make_dit(folder, "cpu") for _ in range(2))
+    plain, one_kernel = (make_dit(folder, "cpu", resident_blocks=blocks_at_most) for blocks_at_most in (0, 3))
+    assert one_kernel.resident is not None
     layout, point = blocks(*LAYOUT), torch.tensor([5, 5, 7])
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(2 * 3 * SIZE, plain.layers[0].out.shape[0], generator=generator)

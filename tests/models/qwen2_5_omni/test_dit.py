@@ -35,10 +35,10 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def make_dit(folder: Path, device: str, dtype: torch.dtype = torch.float32) -> BlockDiT:
+def make_dit(folder: Path, device: str, dtype: torch.dtype = torch.float32, resident_blocks: int = 0) -> BlockDiT:
     place = torch.device(device)
     model = load_token2wav(folder, place).code2wav_dit_model
-    return BlockDiT(model, list(load_voices(folder).values()), evaluation_times(place), dtype, SLOTS)
+    return BlockDiT(model, list(load_voices(folder).values()), evaluation_times(place), dtype, SLOTS, resident_blocks)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +142,7 @@ def test_one_kernel_of_all_layers_computes_the_plain_layers_as_triton_interprets
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_of_one_kernel_are_the_plain_layers(tiny: Path, dtype: torch.dtype) -> None:
     """What is seen of neighbours and slots, what is kept, and each block's own time; again, for it counts on."""
-    plain, resident = (make_dit(tiny, "cuda", dtype) for _ in range(2))
-    resident.resident_blocks = 7
+    plain, resident = (make_dit(tiny, "cuda", dtype, resident_blocks) for resident_blocks in (0, 7))
     layout = blocks(*LAYOUT, device="cuda")
     point = torch.tensor([5, 5, 5, 0, 7, 5, 5], device="cuda")
     there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten()
