@@ -62,15 +62,18 @@ async def test_clients_that_leave_within_a_long_prompt_leave_nothing_and_disturb
     before = store_bytes()
     stays = asyncio.create_task(asyncio.to_thread(ask, watched, text(4000), **SPOKEN))
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=PATIENCE_S) as client:
-        body = body_of(text(3000), **SPOKEN) | {"model": str(long_checkpoint())}
+        # They speak for so long that none can end before the test has seen that both began.
+        endless = SPOKEN | {"stage_sampling_params": {"talker": {"max_tokens": 2048, "min_tokens": 2048}}}
+        body = body_of(text(3000), **endless) | {"model": str(long_checkpoint())}
         headers = {"Authorization": f"Bearer {KEY}"}
         leaving = [asyncio.create_task(client.post(CHAT, json=body, headers=headers)) for _ in range(2)]
 
         async def talker_follows() -> bool:
+            ended = [task.result().text[:300] for task in leaving if task.done()]
+            assert not ended, ended
             return any(s["engine"]["running"] >= 2 for s in await watched.statuses_of("talker"))
 
         await until(talker_follows, "the talker began")
-        assert not any(task.done() for task in leaving)
         for task in leaving:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
