@@ -20,8 +20,8 @@ from tests.chaos.cases import Case, cases, refused
 from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
 from tests.chaos.report import Leaks, Report, recoveries_in
 from tests.cluster.leftovers import KEPT, store_bytes
-from tests.cluster.processes import family, resident_bytes, running_after
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, until
+from tests.processes import family, resident_bytes, running_after
 
 GONE_S = 30
 """Until a broken replica's processes are gone: one that is stopped is noticed after 10 to 15 s."""

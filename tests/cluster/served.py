@@ -27,6 +27,7 @@ from omni_cluster.cluster.transport import ANSWER_S, ask_all
 from omni_cluster.engine.exposition import CONTENT_TYPE
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+from tests.processes import command_line
 from tests.reference import media, prompt_text
 from tests.server.samples import totals
 
@@ -78,7 +79,7 @@ class ServedApp:
     def actor(self, name: str) -> psutil.Process:
         """The process of the only actor whose class's name begins so."""
         processes = psutil.Process().children(recursive=True)  # those of nodes that were added are not the server's
-        (found,) = [each for each in processes if "".join(each.cmdline()[:1]).startswith(f"ray::{name}")]
+        (found,) = [each for each in processes if command_line(each).startswith(f"ray::{name}")]
         return found
 
     def replicas(self, stage: str) -> int:

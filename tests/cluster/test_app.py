@@ -28,6 +28,7 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.cluster.leftovers import KEPT, store_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
+from tests.processes import engine_of
 from tests.reference import KINDS, Reference, media, prompt_text
 
 MODEL = "preset:tiny"
@@ -334,8 +335,7 @@ async def test_the_engines_of_all_stages_keep_what_they_compile_in_one_folder(se
     folder = compiled_folder(None)
     for stage in ("thinker", "talker"):
         (status,) = await served.statuses_of(stage)
-        children = psutil.Process(status["pid"]).children(recursive=True)
-        environment = max(children, key=lambda child: child.memory_info().rss).environ()
+        environment = psutil.Process(engine_of(status["pid"])).environ()
         assert {name: environment.get(name) for name in PARTS} == {n: f"{folder}/{part}" for n, part in PARTS.items()}
 
 

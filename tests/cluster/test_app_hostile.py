@@ -22,6 +22,7 @@ from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
 from tests.cluster.test_app import nothing_is_left
 from tests.fuzz.bodies import chat_body, speech_body, take_chat, take_speech
 from tests.fuzz.hostile import HOSTILE
+from tests.processes import command_line
 from tests.server.bad_inputs import CHAT, SPEECH, chat
 
 SIZE = 60_000_000
@@ -39,8 +40,7 @@ def family(tiny: Path) -> Qwen2_5Omni:
 
 
 def ingress() -> psutil.Process:
-    return next(p for p in psutil.process_iter() if p.name().startswith("ray::ServeReplica:default:ingress"[:15])
-                and "ServeReplica:default:ingress" in " ".join(p.cmdline()))  # fmt: skip
+    return next(each for each in psutil.process_iter() if "ServeReplica:default:ingress" in command_line(each))
 
 
 def peak_mb(process: psutil.Process) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.processes import engine_of, family, running_after
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.cluster.test_app import MODEL, assert_equals_reference, nothing_is_left
+from tests.processes import engine_of, family, running_after
 from tests.reference import Reference, prompt_text
 
 CHAT = "/v1/chat/completions"

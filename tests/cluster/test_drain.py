@@ -20,10 +20,10 @@ import yaml
 from openai import AsyncOpenAI
 from ray import serve
 
-from tests.cluster.processes import running_after
 from tests.cluster.served import BASE_URL, PATIENCE_S, ROOT, STAGES, ServedApp, until
 from tests.cluster.test_app import nothing_is_left
 from tests.cluster.test_app_watchdog import CHAT, REPLACED_S, body, process_ids
+from tests.processes import command_line, running_after
 
 LONG = 2000
 """Codes of an answer that takes longer than the grace where eight are asked for at once: 20 s for one on two cores."""
@@ -90,7 +90,7 @@ def ingress_pid(app: ServedApp) -> int:
     (found,) = [
         process.pid
         for process in psutil.Process(app.process.pid).children(recursive=True)
-        if "ServeReplica:default:ingress" in " ".join(process.cmdline())
+        if "ServeReplica:default:ingress" in command_line(process)
     ]
     return found
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from tests.cluster.leftovers import store_bytes
-from tests.cluster.processes import family, running_after
 from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
 from tests.cluster.test_app import nothing_is_left, talker_runs
 from tests.cluster.test_app_watchdog import all_are_replaced, process_ids
+from tests.processes import family, running_after
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"

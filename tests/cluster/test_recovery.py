@@ -26,9 +26,9 @@ from omni_cluster.cluster.serve_private import SERVE_CONTROLLER_NAME, SERVE_NAME
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.chaos.soak import Plan, nothing_is_left, soaked
-from tests.cluster.processes import engine_of, family, running_after
 from tests.cluster.served import BASE_URL, ROOT, STAGES, ServedApp, scrape, serve_run, until
 from tests.cluster.test_app import MODEL, PCM16_STEP, STREAM_TOLERANCE
+from tests.processes import engine_of, family, running_after
 from tests.reference import media
 from tests.server.samples import totals
 

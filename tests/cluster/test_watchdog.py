@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from omni_cluster.cluster.watchdog_process import STOPPED_S
+from tests.processes import running_after
 
 PATIENCE_S = 60.0
 FOR_EVER = 1e6
@@ -58,8 +59,7 @@ class Replica:
 
     def all_end(self) -> bool:
         self.process.wait(timeout=PATIENCE_S)
-        _, alive = psutil.wait_procs([self.engine, self.watchdog], timeout=PATIENCE_S)
-        return not alive
+        return not running_after([self.engine, self.watchdog], PATIENCE_S)
 
 
 @contextmanager

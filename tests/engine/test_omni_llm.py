@@ -16,6 +16,7 @@ from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import Media
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import Speak, code2wav_stage, pipeline_config, talker_stage, thinker_stage
+from tests.processes import running_after
 from tests.reference import KINDS, media, prompt_text
 
 
@@ -24,14 +25,12 @@ def prompt(kind: str) -> OmniPrompt:
     return OmniPrompt(prompt_text(kind), Media(tuple(audios), tuple(images)))
 
 
-def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+GONE_S = 30
+"""One that was killed takes a moment to go."""
 
 
-def still_running(pids: set[int]) -> list[psutil.Process]:
-    """Those that have not ended by themselves; one that was killed takes a moment to go."""
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
-    return alive  # type: ignore[no-any-return]
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
 def threads() -> list[str]:
@@ -129,7 +128,7 @@ def test_shutdown_ends_processes_and_threads_and_may_come_twice() -> None:
         omni.shutdown()
         assert threads().count("omni-llm") == threads_before - 1
         omni.shutdown()
-    assert still_running(children() - before) == []
+    assert running_after(list(children() - before), GONE_S) == []
     omni.shutdown()
 
 

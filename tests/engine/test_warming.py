@@ -10,6 +10,7 @@ import pytest
 
 from omni_cluster.cli import main
 from omni_cluster.config.loader import DEFAULT_CONFIG
+from tests.processes import command_line
 
 UP = re.compile(r"(\w+): its engine was up after \d+\.\d s")
 
@@ -27,4 +28,4 @@ def test_each_engine_is_started_once_with_the_folder_as_its_cache(
     # On a CPU these engines compile nothing. What vLLM notes of their models is there.
     assert list((folder / "vllm" / "modelinfos").iterdir())
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
+    assert not [child for child in left if "resource_tracker" not in command_line(child)]

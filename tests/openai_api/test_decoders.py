@@ -34,6 +34,7 @@ from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
 from omni_cluster.openai_api.video import VideoLimits
 from tests.openai_api.test_chat import audio_part, png_of, wav_of
 from tests.openai_api.test_video import video_file
+from tests.processes import command_line, resident_bytes
 
 PATIENCE_S = 120
 LIMITS = ApiLimits(
@@ -113,14 +114,7 @@ async def decoders(limits: ApiLimits = LIMITS, **bounds: Any) -> AsyncIterator[D
 
 def children() -> list[psutil.Process]:
     found = psutil.Process().children()
-    return [each for each in found if "omni_cluster.openai_api.decoder" in " ".join(_command(each))]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+    return [each for each in found if "omni_cluster.openai_api.decoder" in command_line(each)]
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -211,7 +205,7 @@ async def test_headers_are_enough_to_refuse(parts: list[dict[str, Any]], code: s
     async with decoders() as pool:
         error = await refused(pool, body_of(*parts))
         assert error.code == code and words in error.message
-        assert max(each.memory_info().rss for each in children()) < 300 << 20
+        assert max(resident_bytes(each) for each in children()) < 300 << 20
 
 
 async def test_all_kinds_of_media_count_together() -> None:

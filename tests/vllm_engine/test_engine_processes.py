@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.engine.stages import MAX_TOKENS
+from tests.processes import running_after
 from tests.reference import Reference, prompt_text
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +75,7 @@ def replica() -> Iterator[tuple[psutil.Process, psutil.Process, psutil.Process]]
 
 
 def ended(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=GONE_S)
-    return not alive
+    return not running_after(processes, GONE_S)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])

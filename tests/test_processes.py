@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.cluster import processes
-from tests.cluster.processes import engine_of, family, running_after
+from tests import processes
+from tests.processes import command_line, engine_of, family, resident_bytes, running_after
 
 
 @pytest.fixture
@@ -40,4 +40,7 @@ def test_what_ended_runs_no_longer_and_what_sleeps_does(parent: int) -> None:
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as long as nobody asks how it ended
     sleeping, zombie = psutil.Process(parent), psutil.Process(ended.pid)
     assert running_after([sleeping, zombie], 0) == [sleeping]
+    assert (command_line(zombie), resident_bytes(zombie)) == ("", 0)
+    assert command_line(sleeping).startswith("sh -c") and resident_bytes(sleeping) > 0
     ended.wait()
+    assert (command_line(zombie), resident_bytes(zombie)) == ("", 0)

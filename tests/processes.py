@@ -1,4 +1,4 @@
-"""The processes of a replica."""
+"""Processes of the machine, any of which may end while a test looks at it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,19 @@ def engine_of(pid: int) -> int:
 
 
 def resident_bytes(process: psutil.Process) -> int:
-    """What it has in memory."""
-    return int(process.memory_info().rss)
+    """What it has in memory; nothing once it has ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its words, or the name that it gave itself; nothing once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def running_after(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
