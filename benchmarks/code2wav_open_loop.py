@@ -390,7 +390,7 @@ class Bench:
         session = Code2WavSession(asked, voice.read(), self._ids, self._blocks, speaker, blocks)
         chunks = []
         async with contextlib.aclosing(loop.waveforms(session, Playback())) as waveforms:
-            async for samples in waveforms:
+            async for _, samples in waveforms:
                 chunks.append(AudioArrival(time.monotonic() - voice.arrived_s + HTTP_S, len(samples)))
         return Heard(chunks)
 

@@ -88,13 +88,12 @@ class DiffusionEngine:
         if known.has_ended:
             yield StageChunk(finish_reason=known.finish_reason)
             return
-        loop, position = self._running_loop(), 0
+        loop = self._running_loop()
         with self._player(request) as player:
             async with contextlib.aclosing(loop.waveforms(self._session(request, upstream), player)) as waveforms:
-                async for samples in waveforms:
+                async for position, samples in waveforms:
                     audio = AudioChunk(position, samples, self._sample_rate_hz)
-                    position = audio.end
-                    if position > known.num_samples:
+                    if audio.end > known.num_samples:
                         first_new = max(0, known.num_samples - audio.start)
                         yield StageChunk(audio=audio.part(first_new, len(samples)))
         yield StageChunk(finish_reason="stop")

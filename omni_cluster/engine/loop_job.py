@@ -90,6 +90,11 @@ class LoopJob:
             self.done.exception()  # marks it as seen: the caller may have left with an earlier job's error
 
 
+def heard_codes(job: DiffusionJob) -> int:
+    """The job's codes without those of its look-ahead."""
+    return len(job.codes) - job.look_ahead
+
+
 def heard_frames(job: DiffusionJob) -> float:
     """The job's frames without those of its look-ahead."""
-    return job.frames * (1 - job.look_ahead / len(job.codes))
+    return job.frames * heard_codes(job) / len(job.codes)

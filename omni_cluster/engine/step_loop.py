@@ -14,7 +14,7 @@ import numpy as np
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.job_queue import JobQueue
-from omni_cluster.engine.loop_job import LoopJob, heard_frames
+from omni_cluster.engine.loop_job import LoopJob, heard_codes, heard_frames
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.round_cost import RoundCost
 from omni_cluster.engine.step_scheduler import Scheduler
@@ -62,15 +62,20 @@ class StepLoop:
 
     # ------------------------------------------------------------- one request
 
-    async def waveforms(self, session: DiffusionSession, playback: Playback) -> AsyncGenerator[np.ndarray, None]:
-        """The sound of one request, job by job, for its player; a job may begin while the one before it is made."""
+    async def waveforms(
+        self, session: DiffusionSession, playback: Playback
+    ) -> AsyncGenerator[tuple[int, np.ndarray], None]:
+        """The sound of one request, job by job, for its player; a job may begin while the one before it is made.
+
+        Each with the position of its first sample in the request: a stream may begin in the midst of it.
+        """
         queue = JobQueue(self._config.max_pieces_at_once)
         async with queue.filled_by(self._ask_all(session, playback, queue)):
             async for job, samples in queue.sounds():
                 self._frame_s = len(samples) / self._sample_rate_hz / heard_frames(job)
                 if job.is_heard:
                     playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
-                yield samples
+                yield job.start * len(samples) // heard_codes(job), samples
 
     async def _ask_all(self, session: DiffusionSession, playback: Playback, queue: JobQueue) -> None:
         """Asks for each job once it can be made and the one before it is begun, until all are made."""
@@ -79,7 +84,7 @@ class StepLoop:
             jobs = await cleanup.enter_async_context(_closing(session.jobs()))
             await queue.room()
             async for job in jobs:
-                if job.stream is not None and job.start == 0:
+                if job.stream is not None and before is None:
                     await cleanup.enter_async_context(self._streams.one_more(job.stream))
                     cleanup.push_async_callback(queue.made)  # until then the stream keeps its place
                 before = self._ask(job, playback, session, before)

@@ -107,7 +107,8 @@ class DiffusionJob:
 
     Whole mode: `stream` is None and the piece is all of the request. Streaming: the pieces of one `stream` come in
     order, each once the one before it is begun; `start` is the position of the first code in the request, and the last
-    `look_ahead` codes only tell the piece what follows: their own sound is made by the next piece.
+    `look_ahead` codes only tell the piece what follows: their own sound is made by the next piece. A stream may begin
+    in the midst of its request, with nothing before it, but with the noise that a stream from the beginning has there.
     `frames` is the length that batching goes by (mel frames, those of the look-ahead among them). `is_heard`: False for
     a piece whose sound was delivered before its request was begun again: it is made for what it leaves to the next one.
     """

@@ -24,6 +24,7 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.family import DiffusionJob, StepTime
+from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.progress import StallWatch
@@ -328,7 +329,7 @@ async def test_sound_goes_on_where_it_was_cut(engine: DiffusionEngine, watch: Wa
     assert snr_db(joint[around], whole[around]) >= STREAMING_SNR_DB
     assert [job.is_heard for job in watch.begun].count(True) == len(parts)
     silent_blocks = sum(len(job.codes) // BLOCK - 1 for job in watch.begun if not job.is_heard)
-    assert silent_blocks == delivered // (BLOCK * SAMPLES_PER_CODE)
+    assert silent_blocks == min(REPLAYED_BLOCKS, delivered // (BLOCK * SAMPLES_PER_CODE))
 
 
 async def test_the_rest_of_a_whole_answer_is_the_wholes(engine: DiffusionEngine) -> None:
@@ -357,9 +358,9 @@ async def test_sound_behind_what_was_delivered_is_due_at_once(engine: DiffusionE
     asked, playback = replace(spoken("urgent"), known=known), Playback()
     session = engine._session(asked, at_once([codes(11 * BLOCK)]))
     due: list[float] = []
-    async for samples in engine._running_loop().waveforms(session, playback):
+    async for _, samples in engine._running_loop().waveforms(session, playback):
         due.append(playback.left_s(0.0) if not samples.any() else 1.0)
-    assert due[:2] == [0.0, 0.0] and all(due[2:])
+    assert due[0] == 0.0 and len(due) > 1 and all(due[1:])
 
 
 # ---------------------------------------------------------- how a stream ends

@@ -83,7 +83,7 @@ class Stage:
         asked = OmniRequest(name, "", seed=seed, streams_audio=streams)
         session = self._family.diffusion_session("code2wav", asked, upstream, CONFIG)
         async with contextlib.aclosing(self.loop.waveforms(session, Playback())) as waveforms:
-            return np.concatenate([samples async for samples in waveforms])
+            return np.concatenate([samples async for _, samples in waveforms])
 
     async def until_free(self) -> None:
         async def free() -> None:

@@ -23,6 +23,10 @@ client can wait for the next one. Those that follow have `LATER_BLOCKS` at least
 more when more codes wait."""
 LATER_BLOCKS = 8
 
+REPLAYED_BLOCKS = 4
+"""Of a request that is begun again, so many blocks are made again before the one in which the client's sound ends. What
+a block leaves in those behind it fades by some 40 dB a block; docs/reliability.md has the measurement."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodeBlocks:
@@ -52,8 +56,9 @@ class Code2WavSession:
     """One request in code2wav.
 
     Whole mode is one job of all codes, which is what the reference computes. Streaming, a piece is whole blocks and,
-    as look-ahead, the block after them; the last piece is what remains. Of a request that is begun again, the pieces
-    before the block in which the client's sound ends are as large as they may be; then it is a stream that begins.
+    as look-ahead, the block after them; the last piece is what remains. A request that is begun again starts
+    `REPLAYED_BLOCKS` before the block in which the client's sound ends, in pieces as large as they may be; then it is a
+    stream that begins.
     """
 
     def __init__(
@@ -72,7 +77,8 @@ class Code2WavSession:
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
         self._delivered = request.known_of("code2wav").num_samples
-        self._start = self._taken = self._most_blocks = 0
+        self._start = max(0, self._delivered_blocks - REPLAYED_BLOCKS) * blocks.codes_per_block
+        self._taken = self._most_blocks = 0
 
     async def jobs(self) -> AsyncGenerator[DiffusionJob, None]:
         """See `DiffusionSession.jobs`; raises what the upstream raised. Closing it ends the reading of the upstream."""
@@ -85,19 +91,22 @@ class Code2WavSession:
             for min_blocks, max_blocks in self._piece_ranges():
                 self._most_blocks = max_blocks
                 await self._codes.wait_for(self._start + (min_blocks + 1) * self._blocks.codes_per_block)
-                if len(self._codes) == self._start:
+                if len(self._codes) <= self._start:
                     return
                 yield self.latest()
                 self._start += self._taken
 
     def _piece_ranges(self) -> Iterator[tuple[int, int]]:
         """Blocks of the next piece, at least and at most; asked when the one before it has its size."""
-        block = self._blocks.codes_per_block
-        delivered_blocks = self._delivered // (self._blocks.samples_per_code * block)
-        while (left := delivered_blocks - self._start // block) > 0:
+        while (left := self._delivered_blocks - self._start // self._blocks.codes_per_block) > 0:
             yield (min(left, self._max_piece_blocks),) * 2
         for number in itertools.count():
             yield piece_range(number, self._max_piece_blocks)
+
+    @property
+    def _delivered_blocks(self) -> int:
+        """Whole blocks of sound that the client has."""
+        return self._delivered // (self._blocks.samples_per_code * self._blocks.codes_per_block)
 
     def latest(self) -> DiffusionJob:
         """See `DiffusionSession.latest`."""

@@ -42,10 +42,12 @@ class StreamState:
     generator: torch.Generator
     noise: torch.Tensor
     mel: torch.Tensor | None = None
+    is_begun: bool = False
 
     def turn_slots(self) -> None:
-        """The next piece is begun."""
+        """A piece is begun: the next one is behind it."""
         self.slots = self.slots[::-1]
+        self.is_begun = True
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class Code2WavModel:
     def begin(self, number: int, job: DiffusionJob) -> None:
         """See `DiffusionModel.begin`."""
         self._check_codes(job)
-        state = None if job.stream is None else self._streams.get(job.stream) or self._open(job.stream, job.seed)
+        state = None if job.stream is None else self._streams.get(job.stream) or self._open(job.stream, job)
         frames = len(job.codes) * self._dit.repeats
         kept = frames - job.look_ahead * self._dit.repeats
         noise = self._noise(job, state, frames, kept)
@@ -170,12 +172,13 @@ class Code2WavModel:
         state.noise = noise[kept:]
         return noise
 
-    def _open(self, name: str, seed: int) -> StreamState:
+    def _open(self, name: str, first: DiffusionJob) -> StreamState:
+        """A stream that begins in the midst of its request draws the noise of what is before it, and drops it."""
         if not self._free_slots:
             raise RuntimeError(f"{len(self._streams)} streams are open, which is all there is room for.")
-        state = StreamState(
-            self._free_slots.pop(), torch.Generator().manual_seed(seed), torch.empty(0, self._dit.mel_dim)
-        )
+        generator = torch.Generator().manual_seed(first.seed)
+        self._draw(generator, first.start * self._dit.repeats)
+        state = StreamState(self._free_slots.pop(), generator, torch.empty(0, self._dit.mel_dim))
         self._streams[name] = state
         return state
 
@@ -201,7 +204,7 @@ class Code2WavModel:
         codes = np.zeros(blocks * codes_per_block, np.int32)
         codes[: len(job.codes)] = job.codes
         table[BLOCK_ROWS:] = codes.reshape(blocks, codes_per_block).T
-        if state is not None and job.start > 0:
+        if state is not None and state.is_begun:
             previous[0] = FIRST_SLOT - state.slots[0]
         if state is not None and job.look_ahead:
             keep[(len(job.codes) - job.look_ahead) // codes_per_block - 1] = state.slots[1]

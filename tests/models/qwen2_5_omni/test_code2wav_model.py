@@ -15,6 +15,7 @@ import torch
 from omni_cluster.config.schema import DiffusionConfig, Precision
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from tests.reference import Reference
@@ -224,6 +225,27 @@ def test_pieces_that_nobody_hears_leave_the_next_ones_what_they_need(
     assert [len(one) for one in made] == [len(one) for one in expected]
     for one, wanted_one in zip(made[2:], expected[2:], strict=True):
         np.testing.assert_array_equal(one, wanted_one)
+
+
+def test_a_stream_that_begins_in_the_midst_of_its_request_soon_sounds_as_one_from_the_beginning(
+    model: Code2WavModel,
+) -> None:
+    """Of what a block leaves in those behind it, each block more leaves less."""
+    cut = pieces(job(16 * BLOCK, "Ethan", 1), [2] * 7, "replayed")
+    expected = [made_by(model, [one])[0] for one in cut]
+    model.forget(["replayed"])
+    near_db = []
+    for replayed_blocks in (0, 2, REPLAYED_BLOCKS):
+        first = len(cut) - 1 - replayed_blocks // 2
+        made = [made_by(model, [replace(one, is_heard=False)])[0] for one in cut[first:-1]]
+        made += made_by(model, cut[-1:])
+        model.forget(["replayed"])
+        assert made[-1].shape == expected[-1].shape
+        near_db.append(snr_db(made[-1], expected[-1]))
+    assert near_db[0] < STREAMING_SNR_DB < 80 < near_db[1] <= near_db[2] + 3 and near_db[2] > REPLAYED_SNR_DB
+
+
+REPLAYED_SNR_DB = 105.0
 
 
 def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> None:
