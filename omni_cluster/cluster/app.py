@@ -189,7 +189,7 @@ def at_most_per_node(placement: PlacementConfig) -> dict[str, int]:
 
 def scaling(stage: StageConfig) -> dict[str, Any]:
     if stage.autoscaling is None:
-        return {"num_replicas": stage.num_replicas}
+        return {"num_replicas": stage.max_replicas}
     scale = stage.autoscaling
     policy = AutoscalingPolicy(policy_function=POLICY)
     if scale.signals is not None:

@@ -40,10 +40,17 @@ class Load:
 class Loads:
     """The loads of one stage's replicas. A request goes to the less busy of two that are chosen at random.
 
-    The least busy of all would get every process's requests at once, until its next report.
+    The least busy of all would get every process's requests at once, until its next report. `serving`: so many of them
+    take requests at most, and the others stand by; None: all of them.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, chance: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
+        serving: int | None = None,
+    ) -> None:
+        self._serving = serving
         self._clock = clock
         self._chance = chance or random.Random()
         self._by_replica: dict[str, Load] = {}
@@ -116,7 +123,7 @@ class Loads:
         of the two is of the first of these that are any. A third to choose from would be worse: what is known is old,
         and the more each process chooses from, the more of them choose the same.
         """
-        replica_ids = [each for each in replica_ids if not self._is_reserved(each)] or replica_ids
+        replica_ids = self._that_serve([each for each in replica_ids if not self._is_reserved(each)] or replica_ids)
         near = next(filter(None, ([each for each in some if each in replica_ids] for some in nearby)), replica_ids)
         one = self._chance.choice(near)
         chosen = self._less_busy(one, self._chance.choice([each for each in replica_ids if each != one] or [one]))
@@ -124,6 +131,10 @@ class Loads:
             chosen = self._less_busy(home_of(conversation, replica_ids), chosen, lead=HOME_LEAD)
         self.chosen(chosen)
         return chosen
+
+    def _that_serve(self, replica_ids: Sequence[str]) -> Sequence[str]:
+        """Those that stand by are the last by name: so all processes agree, and none has to remember."""
+        return replica_ids if self._serving is None else sorted(replica_ids)[: self._serving]
 
     def chosen(self, replica_id: str) -> None:
         """The replica has a new request; `ended` tells when it is over."""

@@ -34,8 +34,8 @@ class StageAccess:
     connections: ReplicaConnections
 
 
-def stage_access(handle: DeploymentHandle, config: PipelineConfig) -> StageAccess:
-    calls = RemoteStage(handle)
+def stage_access(handle: DeploymentHandle, stage: StageConfig, config: PipelineConfig) -> StageAccess:
+    calls = RemoteStage(handle, serving=stage.num_replicas if stage.standby_replicas else None)
     return StageAccess(calls, ReplicaConnections(calls, config.limits.max_payload_elements))
 
 

@@ -36,7 +36,8 @@ class ServePipeline:
     def __init__(self, bound: BoundPipeline, handles: Mapping[str, DeploymentHandle]) -> None:
         self.bound = bound
         config = bound.config
-        self._stages = {name: stage_access(handle, config) for name, handle in handles.items()}
+        of = {stage.model_stage: stage for stage in config.stages}
+        self._stages = {name: stage_access(handle, of[name], config) for name, handle in handles.items()}
         self.sleepers = frozenset(stage.model_stage for stage in config.stages if stage.may_sleep)
         self._orchestrator = Orchestrator(bound, self._stages)
         self._scrape = Scrape(handles, config.ingress_replicas, self.sleepers)

@@ -152,10 +152,13 @@ async def _answer(asked: Any, ends_s: float) -> Any:
 
 
 class RemoteStage:
-    """The replicas of one stage, as another deployment calls them. Raises StageDied if one is gone."""
+    """The replicas of one stage, as another deployment calls them. Raises StageDied if one is gone.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self.loads = Loads()
+    `serving`: how many of them take requests at most; None: all.
+    """
+
+    def __init__(self, handle: DeploymentHandle, serving: int | None = None) -> None:
+        self.loads = Loads(serving=serving)
         self._name = handle.app_name, handle.deployment_name
         self._unary = handle
         self._by_reference = handle.options(stream=True, _by_reference=True)

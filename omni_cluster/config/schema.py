@@ -262,6 +262,13 @@ class StageConfig(Strict):
     num_replicas: int | None = Field(
         default=None, ge=1, description="A fixed number of replicas; 1 when autoscaling is absent too.", examples=[1]
     )
+    standby_replicas: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Replicas beside num_replicas that take requests only while one of those is lost.",
+        examples=[1],
+    )
     autoscaling: AutoscalingConfig | None = Field(
         default=None, description="Replicas that follow the load.", examples=[{"min_replicas": 1, "max_replicas": 4}]
     )
@@ -296,7 +303,7 @@ class StageConfig(Strict):
 
     @property
     def min_replicas(self) -> int:
-        return self.autoscaling.min_replicas if self.autoscaling else self.num_replicas or 1
+        return self.autoscaling.min_replicas if self.autoscaling else self.max_replicas
 
     @property
     def may_sleep(self) -> bool:
@@ -305,7 +312,8 @@ class StageConfig(Strict):
 
     @property
     def max_replicas(self) -> int:
-        return self.autoscaling.max_replicas if self.autoscaling else self.num_replicas or 1
+        """Those that stand by are among them: they have their engines, and their part of a card."""
+        return self.autoscaling.max_replicas if self.autoscaling else (self.num_replicas or 1) + self.standby_replicas
 
     @model_validator(mode="before")
     @classmethod
@@ -392,10 +400,11 @@ class PipelineConfig(Strict):
 
 
 def _replica_problems(stage: StageConfig) -> list[Problem]:
-    if stage.num_replicas is None or stage.autoscaling is None:
+    if stage.autoscaling is None:
         return []
+    fixed = {"num_replicas": stage.num_replicas, "standby_replicas": stage.standby_replicas}
     fix = "autoscaling is set too, keep one of the two, for example autoscaling"
-    return [Problem("num_replicas", stage.num_replicas, fix)]
+    return [Problem(name, count, fix) for name, count in fixed.items() if count]
 
 
 def _engine_arg_problems(stage: StageConfig) -> list[Problem]:

@@ -6,8 +6,9 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,28 @@ def test_one_replica_is_the_choice_and_unknown_ones_get_equal_shares() -> None:
     assert some.choose(["only"]) == "only"
     shares = Counter(some.choose(["a", "b"]) for _ in range(40))
     assert set(shares.values()) == {20}
+
+
+def test_those_that_stand_by_get_nothing_until_another_is_lost_or_kept_free() -> None:
+    clock = Clock()
+    some = Loads(clock, random.Random(0), serving=2)
+
+    def chosen(replica_ids: Sequence[str] = REPLICAS, **where: Any) -> set[str]:
+        names = [some.choose(some.living(replica_ids), **where) for _ in range(20)]
+        for name in names:
+            some.ended(name)
+        return set(names)
+
+    assert chosen() == chosen(REPLICAS[::-1]) == {"a", "b"}
+    assert chosen(nearby=[["c"], ["d"]]) == {"a", "b"}
+    assert chosen(conversation=b"all of one") <= {"a", "b"}
+    some.lost("a")
+    assert chosen() == {"b", "c"}
+    clock.now_s = LOST_S
+    assert chosen() == {"a", "b"}
+    some.reserved("b")
+    assert chosen() == {"a", "c"}
+    assert chosen(["d"]) == {"d"}
 
 
 def test_a_replica_of_unknown_load_is_compared_by_what_was_given_to_both() -> None:

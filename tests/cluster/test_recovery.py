@@ -41,8 +41,9 @@ TEXT_TOKENS, CODES = 160, 640
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
-    """Two replicas of each stage behind one ingress."""
+    """Two replicas of each stage behind one ingress; one of the thinkers stands by."""
     config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml").read_text())
+    config["stages"][0] |= {"num_replicas": 1, "standby_replicas": 1}
     config["stages"][2]["num_replicas"] = 2
     config["ingress_replicas"] = 1
     del config["handover"]
@@ -303,6 +304,17 @@ async def test_a_replica_that_is_kept_free_for_a_request_gets_no_other(pairs: Se
         return (await requests_of(pairs, "talker"))[kept] > had[kept]
 
     await until(is_used_again, "nobody asks for it any more")
+
+
+@pytest.mark.timeout(900)
+async def test_a_replica_that_stands_by_gets_no_request_while_another_lives(pairs: ServedApp) -> None:
+    """The tests that kill thinkers see that it gets them then."""
+    await are_there(pairs, {"thinker"})
+    await asyncio.gather(*(answer_with(pairs, short_body()) for _ in range(2)))  # the ingress has heard of both by now
+    before = await requests_of(pairs, "thinker")
+    await asyncio.gather(*(answer_with(pairs, short_body()) for _ in range(6)))
+    after = await requests_of(pairs, "thinker")
+    assert [after[each] - before[each] for each in sorted(after)] == [6, 0]
 
 
 @pytest.mark.timeout(900)

@@ -178,6 +178,12 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "2",
         "for example autoscaling",
     ),
+    "following and standing by": (
+        of_stage(0, standby_replicas=1, autoscaling={"max_replicas": 3}),
+        "stages[0].standby_replicas",
+        "1",
+        "for example autoscaling",
+    ),
     "replicas upside down": (
         of_stage(0, autoscaling={"min_replicas": 5, "max_replicas": 2}),
         "stages[0].autoscaling.min_replicas",

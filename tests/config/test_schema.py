@@ -102,6 +102,8 @@ def test_gpus_of_one_replica(devices: dict[str, Any], gpus_per_replica: float) -
         ({}, (1, 1)),
         ({"num_replicas": None}, (1, 1)),
         ({"num_replicas": 3}, (3, 3)),
+        ({"num_replicas": 3, "standby_replicas": 2}, (5, 5)),
+        ({"standby_replicas": 1}, (2, 2)),
         ({"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, (2, 5)),
         ({"autoscaling": {"max_replicas": 5, "initial_replicas": 5}}, (1, 5)),
         ({"autoscaling": {"min_replicas": 0, "max_replicas": 5, "signals": {"max_requests": 24}}}, (0, 5)),
