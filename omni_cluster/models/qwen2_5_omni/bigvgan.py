@@ -209,8 +209,8 @@ def _band(rows: Sequence[Sequence[float]], moves: int, step: int) -> torch.Tenso
 WINDOW = 16
 """Times that one product of the host's filters makes; taps are added one after the other four times as slowly."""
 FEW_CHANNELS = 8
-"""Up to so many, a product for each window is slow: 20 times as slow for one channel as one product of all windows, which
-is slower from some 16 on, for it copies them by channel. A model of the hub's size has 24 and more."""
+"""Up to so many, a product for each window is slow: for one channel 20 times as slow as one product of all windows,
+which copies them by channel, and is the slower one from some 16 on. A model of the hub's size has 24 and more."""
 _TAPS = (*HALF_FILTER, *reversed(HALF_FILTER))
 _UP = 2 * _band([_TAPS[0::2], (0.0, *_TAPS[1::2])], WINDOW, 1)
 _DOWN = _band([_TAPS], WINDOW, 2)
