@@ -15,6 +15,8 @@ from tests.cluster.served import ROOT, ServedApp, serve_run, serve_run_over_node
 SECOND_NODE = "second"
 TOY_CONFIG = ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml"
 ONE_PER_NODE = {"max_replicas_per_node": 1}
+CLIENTS = 16
+"""Of a soak, unless it is told otherwise."""
 
 
 def started(config: Path | None, checkpoint: Path | None) -> AbstractContextManager[ServedApp]:
@@ -48,7 +50,12 @@ def model_of(app: ServedApp) -> str:
 
 
 def _doubled(config: dict[str, Any]) -> dict[str, Any]:
-    config["stages"][2]["num_replicas"] = 2
+    """A replica of each stage on each node; the one that is left of a stage has places for all clients."""
+    thinker, talker, code2wav = config["stages"]
+    code2wav["num_replicas"] = 2
+    code2wav["diffusion"]["max_batch_size"] = CLIENTS
+    for stage in (thinker, talker):
+        stage["engine_args"]["max_num_seqs"] = CLIENTS
     for stage in config["stages"]:
         stage["placement"] = ONE_PER_NODE
     return config | {"ingress_placement": ONE_PER_NODE}

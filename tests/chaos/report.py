@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.chaos.breaker import Break
 from tests.chaos.clients import Outcome
+from tests.cluster.served import STAGES
 
 _ENDED = re.compile(r"request (\S+): \S+ answered \d+ after [\d.]+ s(.*)")
 _RECOVERED = re.compile(r"recovered from (\w+) in (\d+) ms")
@@ -65,18 +66,20 @@ class Report:
         return asdict(self) | {"figures": self.figures()}
 
     def figures(self) -> dict[str, Any]:
-        stalls_ms = [each.stall_ms for each in self.recoveries]
         return {
             "requests": len(self.outcomes),
             **{how: self.count(how) for how in ("exact", "left", "refused", "cut", "differs", "lost")},
             "breaks": dict(Counter(f"{each.way}: {each.target}" for each in self.breaks)),
             "recovered": dict(Counter(each.stage for each in self.recoveries)),
-            "stall of a recovered request, ms": _percentiles(stalls_ms),
+            **{f"stall of a request recovered from {stage}, ms": self._stalls_ms(stage) for stage in STAGES},
             "longest pause of an exact stream, s": _percentiles(
                 [each.longest_pause_s for each in self.outcomes if each.how == "exact"]
             ),
             "leaks": asdict(self.leaks),
         }
+
+    def _stalls_ms(self, stage: str) -> dict[str, float]:
+        return _percentiles([each.stall_ms for each in self.recoveries if each.stage == stage])
 
     def lines(self) -> list[str]:
         figures = [f"{name}: {value}" for name, value in self.figures().items()]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.chaos.application import model_of, started
+from tests.chaos.application import CLIENTS, model_of, started
 from tests.chaos.breaker import INGRESS, REPLACED_S, Breaker, all_serve, replicas_of, serving
 from tests.chaos.cases import Case, cases, refused
 from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
@@ -36,7 +36,7 @@ class Plan:
     """
 
     seconds: float = 600.0
-    clients: int = 16
+    clients: int = CLIENTS
     every_s: float = 15.0
     seed: int = 0
     config: Path | None = None
