@@ -45,11 +45,6 @@ def is_decoder(process: psutil.Process) -> bool:
         return False
 
 
-def longest_video() -> dict[str, Any]:
-    """As many seconds as may be, of a hundred pictures each: the work of a quarter of a minute and more."""
-    return long_video(298)
-
-
 def cpu_s(process: psutil.Process) -> float:
     try:
         return process.cpu_times().user
@@ -129,7 +124,7 @@ def test_a_large_body_is_checked_beside_the_ingress(served: ServedApp, ingress: 
 async def test_long_videos_keep_no_small_request_waiting_and_are_dropped_with_their_clients(
     served: ServedApp, ingress: psutil.Process
 ) -> None:
-    body = json.dumps(asking(longest_video())).encode()
+    body = json.dumps(asking(long_video())).encode()
     headers = {"Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=4 * PATIENCE_S) as client:
         before = {each.pid: cpu_s(each) for each in decoders()}
@@ -161,7 +156,7 @@ async def test_a_decoder_that_is_killed_is_its_request_s_fault_alone(
 ) -> None:
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=4 * PATIENCE_S) as client:
         before = {each.pid: cpu_s(each) for each in decoders()}
-        asked = asyncio.create_task(client.post(CHAT, json=asking(longest_video())))
+        asked = asyncio.create_task(client.post(CHAT, json=asking(long_video())))
 
         async def one_works() -> bool:
             return any(cpu_s(each) > before.get(each.pid, 0.0) + 0.5 for each in decoders())
