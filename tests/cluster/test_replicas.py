@@ -279,6 +279,7 @@ async def test_a_client_that_reads_nothing_is_ended_with_its_stages(served_2x2: 
 
 
 async def test_a_body_that_comes_too_slowly_is_408_and_its_connection_ends(served_2x2: ServedApp) -> None:
+    await until(lambda: nothing_is_left(served_2x2), "earlier requests are gone")
     with Connections() as connections:
         slow = connections.ask(CHAT, long_body(), missing_bytes=1, **AUTHORIZED)
         answer = await asyncio.to_thread(read_all, slow)
