@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import psutil
@@ -37,6 +38,12 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
+
+
+def kill(process: psutil.Process) -> None:
+    """Unless it has ended: a replica's processes end with it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def running_after(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ from omni_cluster.batch.limits import BatchLimits
 from omni_cluster.batch.sources import Application
 from omni_cluster.openai_api.errors import error_body
 
-LIMITS = BatchLimits(rows_at_once=3, rows_a_block=2, patience_s=5)
+LIMITS = BatchLimits(rows_at_once=3, rows_a_block=2, patience_s=60)
 ANSWER = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
 
 
@@ -98,7 +98,7 @@ async def test_a_row_of_which_stages_die_gets_that_as_its_error_where_others_cou
 
 async def test_stages_that_died_and_stay_away_end_the_batch() -> None:
     app = Scripted(lambda _: refused(503, "stage_died", **{"Retry-After": "0"}), is_ready=False)
-    async with client_of(app, BatchLimits(patience_s=1)) as client:
+    async with client_of(app, BatchLimits(patience_s=5)) as client:
         with pytest.raises(ApplicationLost, match="stage_died"):
             await client.answers([row("a")])
     assert app.asked["a"] > MAX_DEATHS

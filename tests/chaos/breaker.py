@@ -126,7 +126,8 @@ class Breaker:
         for deployment in (*STAGES, INGRESS):
             there = [each for each in await asyncio.to_thread(replicas_of, deployment) if each.node_id == node_id]
             for replica in there:
-                self.broken += family(replica.pid)
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+                    self.broken += family(replica.pid)
             if there and deployment == INGRESS:
                 self._ingress_broke_s = time.monotonic()
         nodes.kill(SECOND_NODE)  # in this thread, though the loop stands still: Ray sets signal handlers

@@ -157,4 +157,7 @@ def pids_of(deployment: str) -> list[int]:
 
 
 def _resident_bytes(pid: int) -> int:
-    return resident_bytes(psutil.Process(pid))
+    """Nothing of one that has ended since it was listed."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return resident_bytes(psutil.Process(pid))
+    return 0

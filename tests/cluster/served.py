@@ -273,6 +273,19 @@ async def scrape(headers: Mapping[str, str] | None = None) -> str:
     return text
 
 
+async def whole_scrape(headers: Mapping[str, str] | None = None) -> str:
+    """Once every replica answers: those that have just started, or have much to do, may take longer than it waits."""
+    text = ""
+
+    async def nothing_is_missing() -> bool:
+        nonlocal text
+        text = await scrape(headers)
+        return not any(value for (name, *_), value in totals(text).items() if name == "scrape_missing")
+
+    await until(nothing_is_missing, "every replica answers a scrape")
+    return text
+
+
 def request_for(
     kind: str, request_id: str, *, question: str = "Hello world, describe it.", voice: str = "Chelsie", seed: int = 0
 ) -> OmniRequest:

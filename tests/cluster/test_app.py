@@ -153,9 +153,12 @@ def test_a_text_is_spoken_whole_and_in_pieces_of_the_same_length(served: ServedA
 async def test_bad_speech_requests_get_their_sentence_and_start_nothing(
     served: ServedApp, options: dict[str, Any], status: int, words: str, stream_format: str | None
 ) -> None:
+    await until(lambda: nothing_is_left(served), "earlier requests are gone")
+    before = await steps_taken(served)
     answer = speak_text(served, stream_format=stream_format, **options)
     assert answer.status_code == status and words in answer.json()["error"]["message"]
-    assert await nothing_is_left(served)
+    assert await steps_taken(served) == before
+    await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
 def chat(served: HttpApp, content: Any, **options: Any) -> httpx.Response:
@@ -253,7 +256,9 @@ def test_text_does_not_wait_for_sound(served: ServedApp) -> None:
 
 
 def test_each_piece_is_a_file_when_no_format_is_asked_for(served: ServedApp) -> None:
-    streamed = events(chat(served, "Tell me.", modalities=["text", "audio"], seed=3, stream=True))
+    # Long enough that an ingress which stands still for a while gets more than one piece all the same.
+    talk = {"stage_sampling_params": {"talker": {"max_tokens": 600}}}
+    streamed = events(chat(served, "Tell me.", modalities=["text", "audio"], seed=3, stream=True, **talk))
     pieces = sounds(streamed)
     num_samples = 0
     for piece in pieces:
@@ -308,12 +313,15 @@ async def test_a_text_request_costs_the_audio_stages_nothing(served: ServedApp) 
 async def test_bad_requests_get_their_sentence_and_start_nothing(
     served: ServedApp, options: dict[str, Any], status: int, words: str, stream: bool
 ) -> None:
+    await until(lambda: nothing_is_left(served), "earlier requests are gone")
+    before = await steps_taken(served)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream, **options}
     response = served.client.post("/v1/chat/completions", json=body)
     assert response.status_code == status
     assert words in response.json()["error"]["message"]
     assert "\n" not in response.json()["error"]["message"]
-    assert await nothing_is_left(served)
+    assert await steps_taken(served) == before
+    await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
 async def test_an_error_of_a_stage_reaches_the_caller_as_what_it_is(served: ServedApp) -> None:
@@ -331,12 +339,21 @@ async def nothing_is_left(served: ServedApp) -> bool:
     )
 
 
+async def steps_taken(served: ServedApp) -> list[int | None]:
+    """By each engine: what is refused by a stage itself was sent there, and gets no further."""
+    return [status["engine"].get("steps") for status in await served.statuses()]
+
+
 async def test_the_engines_of_all_stages_keep_what_they_compile_in_one_folder(served: ServedApp) -> None:
     folder = compiled_folder(None)
     for stage in ("thinker", "talker"):
         (status,) = await served.statuses_of(stage)
         environment = psutil.Process(engine_of(status["pid"])).environ()
         assert {name: environment.get(name) for name in PARTS} == {n: f"{folder}/{part}" for n, part in PARTS.items()}
+
+
+ENDLESS = {"stage_sampling_params": {"talker": {"max_tokens": 2000, "min_tokens": 2000}}}
+"""Of an answer that its client leaves: it speaks for so long that none can end before the test has seen it at work."""
 
 
 @pytest.mark.parametrize("after", ["first text", "first code", "first sound"])
@@ -349,6 +366,7 @@ async def test_a_client_that_leaves_frees_every_stage(served: ServedApp, after: 
         "modalities": ["text", "audio"],
         "audio": {"voice": "Ethan", "format": "wav"},
         "stream": True,
+        **ENDLESS,
     }
     client = httpx.AsyncClient(base_url=BASE_URL, timeout=60)
     async with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -378,13 +396,13 @@ async def talker_runs(served: ServedApp) -> bool:
 
 async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_other(served: ServedApp) -> None:
     await until(lambda: no_call_for_rows_is_open(served), "the calls of earlier requests have ended")
-    opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 240)))
+    opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 480)))
     await until(lambda: talker_runs(served), "the talker started on the first")
-    stays = asyncio.create_task(served.answer(with_lengths(request_for("text", "stays"), 400, 900)))
+    stays = asyncio.create_task(served.answer(with_lengths(request_for("text", "stays"), 400, 2000)))
     await opener
     assert not stays.done()
     answer = await stays
-    assert len(answer.token_ids) == 400 and len(answer.stage_token_ids["talker"]) == 900
+    assert len(answer.token_ids) == 400 and len(answer.stage_token_ids["talker"]) == 2000
     await until(lambda: no_call_for_rows_is_open(served), "a call that nobody reads has ended")
 
 
@@ -420,7 +438,7 @@ async def test_all_rows_cross_as_objects_and_none_of_them_stays(served: ServedAp
 
 async def test_a_whole_answer_that_nobody_waits_for_frees_every_stage(served: ServedApp) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "modalities": ["text", "audio"],
-            "audio": {"voice": "Ethan", "format": "wav"}}  # fmt: skip
+            "audio": {"voice": "Ethan", "format": "wav"}, **ENDLESS}  # fmt: skip
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=60) as client:
         request = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         await until(lambda: talker_runs(served), "the talker started")

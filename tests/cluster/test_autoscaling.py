@@ -18,7 +18,7 @@ from omni_cluster.api_client import BadAnswer
 from tests.chaos.cases import Case, chat
 from tests.chaos.clients import NO_LIMITS, PATIENCE_S, Told, ask_streamed, ask_whole, difference
 from tests.chaos.soak import nothing_is_left
-from tests.cluster.served import BASE_URL, ROOT, STAGES, ServedApp, scrape, serve_run_over_nodes, until
+from tests.cluster.served import BASE_URL, ROOT, STAGES, ServedApp, scrape, serve_run_over_nodes, until, whole_scrape
 from tests.server.samples import totals
 
 CLIENTS, TALKERS = 12, 3
@@ -226,12 +226,17 @@ async def test_talkers_follow_a_load_that_comes_and_goes_and_no_request_is_lost(
 async def test_stages_sleep_when_nobody_needs_them_and_the_host_is_ready(scaled: ServedApp) -> None:
     for stage in SLEEPERS:
         await until_running(scaled, stage, 0)
-    answer = await asyncio.to_thread(scaled.client.get, "/ready")
     asleep = {"ready": True, "replicas": {"thinker": 1, "talker": 0, "code2wav": 0}, "asleep": list(SLEEPERS)}
-    assert (answer.status_code, answer.json()) == (200, asleep)
+
+    async def is_ready_with_them_asleep() -> bool:
+        answer = await asyncio.to_thread(scaled.client.get, "/ready")
+        assert answer.status_code == 200, answer.text
+        return bool(answer.json() == asleep)
+
+    await until(is_ready_with_them_asleep, "the ingress knows that they sleep")
     (expected,) = (await expected_of([TEXT])).values()
     assert expected.text and not len(expected.sound)
-    counted = totals(await scrape())
+    counted = totals(await whole_scrape())
     assert [counted["scrape_missing", stage] for stage in STAGES] == [0, 0, 0]
     assert [await asyncio.to_thread(scaled.replicas, stage) for stage in SLEEPERS] == [0, 0]
 

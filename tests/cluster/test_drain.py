@@ -27,6 +27,8 @@ from tests.processes import command_line, running_after
 
 LONG = 2000
 """Codes of an answer that takes longer than the grace where eight are asked for at once: 20 s for one on two cores."""
+MIDDLE = 1000
+"""Of an answer that cannot end before a test has seen it in all stages."""
 SHORT = 48
 END_S = 240
 
@@ -96,7 +98,7 @@ def ingress_pid(app: ServedApp) -> int:
 
 
 async def test_an_ingress_that_is_killed_leaves_nothing_and_sdks_ask_again(ended: ServedApp) -> None:
-    asks = body(8, SHORT)
+    asks = body(8, MIDDLE)
     async with AsyncOpenAI(base_url=f"{BASE_URL}/v1", api_key="none", max_retries=20, timeout=END_S) as client:
         stream = Stream(LONG)
         async with reading(stream) as (task,):

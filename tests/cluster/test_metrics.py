@@ -21,12 +21,24 @@ import ray
 from omni_cluster.cluster.scrape import missing
 from omni_cluster.engine.exposition import text_of
 from omni_cluster.errors import RequestError
-from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, scrape, until
+from tests.cluster.served import (
+    BASE_URL,
+    KEY,
+    STAGES,
+    ServedApp,
+    long_checkpoint,
+    request_for,
+    scrape,
+    until,
+    whole_scrape,
+)
 from tests.server.samples import Totals, totals
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"
 SAMPLES_A_CODE = 480
+SILENT_S = 6
+"""So long a replica may be stopped: its watchdog ends it after eight seconds."""
 
 
 def test_those_that_are_missing_are_counted_by_stage() -> None:
@@ -44,15 +56,24 @@ async def scraped(served: ServedApp) -> Totals:
 
 
 async def all_scraped(served: ServedApp) -> Totals:
-    """Once every replica answers: those that have just started may take longer than a scrape waits."""
+    return totals(await whole_scrape(AUTHORIZED))
+
+
+async def scraped_at_rest(served: ServedApp) -> Totals:
+    """Once no request runs: an end is counted a moment after the client has its answer."""
     found: list[Totals] = []
 
-    async def nothing_is_missing() -> bool:
-        found.append(await scraped(served))
-        return not any(value for (name, *_), value in found[-1].items() if name == "scrape_missing")
+    async def nothing_runs() -> bool:
+        found[:] = [await all_scraped(served)]
+        return not found[0]["ingress_requests_in_flight", CHAT] and not is_held(found[0])
 
-    await until(nothing_is_missing, "every replica answers a scrape")
-    return found[-1]
+    await until(nothing_runs, "no request runs")
+    return found[0]
+
+
+def is_held(counted: Totals) -> bool:
+    names = ("stage_requests_running", "stage_requests_waiting", "stage_open_outboxes")
+    return any(counted[name, stage] for name in names for stage in STAGES)
 
 
 def grown(after: Totals, before: Totals) -> Totals:
@@ -73,7 +94,7 @@ def body_of(text_tokens: int, codes: int, **options: Any) -> dict[str, Any]:
 
 
 async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
-    before = await all_scraped(watched)
+    before = await scraped_at_rest(watched)
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=120) as client:
 
         async def post(body: dict[str, Any], **headers: str) -> bytes:
@@ -86,7 +107,7 @@ async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
             await post(body_of(8, 30, voice="x", model="nobody"), **AUTHORIZED),
             await post(body_of(8, 30)),
         ]
-    moved = grown(await all_scraped(watched), before)
+    moved = grown(await scraped_at_rest(watched), before)
     assert {key: moved[key] for key in moved if key[0] == "stage_requests_total"} == {
         ("stage_requests_total", "finished", "thinker"): 3,
         ("stage_requests_total", "finished", "talker"): 2,
@@ -117,7 +138,7 @@ async def test_every_ingress_gives_the_same_totals(watched: ServedApp) -> None:
         await asyncio.gather(*(client.get("/v1/models") for _ in range(8)))
     scrapes = [await all_scraped(watched) for _ in range(6)]
     assert len({scrape["ingress_requests_total", "/v1/models", "200"] for scrape in scrapes}) == 1
-    text = httpx.get(f"{BASE_URL}/metrics", headers=AUTHORIZED, timeout=60).text
+    text = await whole_scrape(AUTHORIZED)
     for name, replicas in {"ingress_requests_in_flight": 2, "stage_requests_running": 3}.items():
         assert len(set(re.findall(rf'omni_cluster_{name}.*replica="(\w+)"', text))) == replicas
 
@@ -127,9 +148,7 @@ async def test_a_scrape_needs_a_key(watched: ServedApp) -> None:
 
 
 async def nothing_is_held(served: ServedApp) -> bool:
-    held = await scraped(served)
-    names = ("stage_requests_running", "stage_requests_waiting", "stage_open_outboxes")
-    return not any(held[name, stage] for name in names for stage in STAGES)
+    return not is_held(await all_scraped(served))
 
 
 async def all_hold_it(served: ServedApp) -> bool:
@@ -169,6 +188,7 @@ async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: Serve
 
 
 async def test_what_runs_is_held_until_its_end(watched: ServedApp) -> None:
+    await scraped_at_rest(watched)
     async with answering():
         running = await all_scraped(watched)
     assert running["ingress_requests_in_flight", CHAT] == 1
@@ -177,26 +197,31 @@ async def test_what_runs_is_held_until_its_end(watched: ServedApp) -> None:
 
 
 async def test_what_a_stage_refuses_has_failed_there(watched: ServedApp) -> None:
-    before = await all_scraped(watched)
+    before = await scraped_at_rest(watched)
     request = dataclasses.replace(request_for("text", "hot"), sampling={"talker": {"heat": 1}})
     with pytest.raises(RequestError, match="'heat'"):
         await watched.answer(request)
-    moved = grown(await all_scraped(watched), before)
+    moved = grown(await scraped_at_rest(watched), before)
     assert moved["stage_requests_total", "failed", "talker"] == 1
     assert moved["stage_requests_total", "failed", "thinker"] == 0
-    await until(lambda: nothing_is_held(watched), "all stages let go of the request")
 
 
 async def test_a_replica_that_does_not_answer_is_left_out_and_counted(watched: ServedApp) -> None:
     before = await all_scraped(watched)
     (silent,) = await watched.statuses_of("talker")
+    only_it = {"ingress": 0, "thinker": 0, "talker": 1, "code2wav": 0}
+    without: Totals = Counter()
+
+    async def the_others_answer() -> bool:
+        nonlocal without
+        without = await scraped(watched)
+        return {stage: without["scrape_missing", stage] for stage in only_it} == only_it
+
     os.kill(silent["pid"], signal.SIGSTOP)
     try:
-        without = await scraped(watched)
+        await until(the_others_answer, "it alone is missing", SILENT_S)
     finally:
         os.kill(silent["pid"], signal.SIGCONT)
-    missing_of = {stage: without["scrape_missing", stage] for stage in ("ingress", *STAGES)}
-    assert missing_of == {"ingress": 0, "thinker": 0, "talker": 1, "code2wav": 0}
     assert ("stage_tokens_total", "talker") not in without
     assert without["stage_tokens_total", "thinker"] == before["stage_tokens_total", "thinker"]
     after = await all_scraped(watched)

@@ -128,6 +128,6 @@ async def test_media_are_brought_to_each_run_and_let_go_with_the_request(monkeyp
     lives, again = (weakref.ref(brought[2]) for brought in calls.brought)
     assert lives is again
     calls.brought.clear()
-    async with asyncio.timeout(10):  # the thread that put them there ends its work a moment later
+    async with asyncio.timeout(60):  # the thread that put them there ends its work a moment later
         while gc.collect() or lives() is not None:
             await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ import ray
 
 from omni_cluster.api_client import Part, events_of_async
 from tests.cluster.prometheus_server import Prometheus, expressions, needs_prometheus, prometheus
-from tests.cluster.served import BASE_URL, ServedApp, scrape, until
+from tests.cluster.served import BASE_URL, ServedApp, until, whole_scrape
 from tests.cluster.test_app import nothing_is_left
 from tests.cluster.test_tracing import BODY, CHAT
 from tests.server.samples import Totals, totals
@@ -74,13 +74,13 @@ async def counts_of_ray(server: Prometheus, living: Collection[str]) -> tuple[fl
 
 
 async def living_replicas() -> set[str]:
-    return set(re.findall(r'replica="([^"]+)"', await scrape()))
+    return set(re.findall(r'replica="([^"]+)"', await whole_scrape()))
 
 
 @needs_prometheus
 async def test_every_panel_has_data_and_the_counts_are_those_of_the_clients(served: ServedApp) -> None:
     await until(lambda: nothing_is_left(served), "earlier requests are gone")
-    answers, samples = counts(totals(await scrape()))
+    answers, samples = counts(totals(await whole_scrape()))
     waiting = {query for queries in expressions().values() for query in queries}
     async with prometheus({"ray": pages_of_ray()}) as server:
 
@@ -97,7 +97,7 @@ async def test_every_panel_has_data_and_the_counts_are_those_of_the_clients(serv
         assert heard.samples
 
         async def we_have_the_same() -> bool:
-            return counts(totals(await scrape())) == counted
+            return counts(totals(await whole_scrape())) == counted
 
         await until(we_have_the_same, "the ingress has counted the last answers")
 
@@ -106,4 +106,4 @@ async def test_every_panel_has_data_and_the_counts_are_those_of_the_clients(serv
         async def ray_has_the_same() -> bool:
             return await counts_of_ray(server, living) == counted
 
-        await until(ray_has_the_same, "Ray's page has the same")
+        await until(ray_has_the_same, "Ray's page has the same", SHOWN_S)

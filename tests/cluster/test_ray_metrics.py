@@ -18,6 +18,8 @@ from omni_cluster.errors import StageDied
 from tests.cluster.prometheus_server import expressions, needs_prometheus, prometheus
 from tests.cluster.served import PATIENCE_S, ROOT, until
 
+SHOWN_S = 180
+"""Until the panels have data: Ray is given them every 5 s and sends them each 10 s, and a rate needs two samples."""
 EXACT = ("tokens_total", "samples_total", "handover_seconds_sum", "handover_seconds_count", "request_seconds_sum")
 
 
@@ -97,7 +99,7 @@ async def test_panels_of_ours_have_data_and_ray_has_the_sums_to_the_last() -> No
             return not waiting
 
         try:
-            await until(all_have_data, "every panel has data")
+            await until(all_have_data, "every panel has data", SHOWN_S)
         finally:
             assert sorted(waiting) == []
         assert process.stdin is not None
@@ -111,4 +113,4 @@ async def test_panels_of_ours_have_data_and_ray_has_the_sums_to_the_last() -> No
                 given[name] == {(): pytest.approx(counted[f"omni_cluster_stage_{name}"], rel=1e-9)} for name in EXACT
             )
 
-        await until(sums_are_the_same, "Ray has what was counted")
+        await until(sums_are_the_same, "Ray has what was counted", SHOWN_S)

@@ -9,7 +9,7 @@ import ray
 
 from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import ServedApp, request_for, until
-from tests.cluster.test_app import assert_equals_reference, nothing_is_left, talker_runs
+from tests.cluster.test_app import assert_equals_reference, nothing_is_left, talker_runs, with_lengths
 from tests.reference import KINDS, Reference, media, prompt_text
 
 LONG = "Count with me. " * 40
@@ -56,7 +56,8 @@ async def test_replies_equal_their_references_with_all_rows_from_another_node(
 async def test_a_request_that_is_left_leaves_no_object_on_any_node(watched: ServedApp) -> None:
     await until(lambda: nothing_is_left(watched), "earlier requests are gone")
     stored = store_bytes()
-    call = watched.handle("ingress").answer.remote(request_for("text", "left", question=LONG))
+    endless = with_lengths(request_for("text", "left", question=LONG), 16, 2000)  # none ends before it is seen to run
+    call = watched.handle("ingress").answer.remote(endless)
     await until(lambda: talker_runs(watched), "the talker has the rows")
     call.cancel()
     await until(lambda: nothing_is_stored_beyond(watched, stored), "no object is left in any store")

@@ -36,7 +36,9 @@ CHAT = "/v1/chat/completions"
 REPLACED_S = 300
 ENDED_S = 10
 """Until the processes of a replica that was killed are gone: a moment, on a quiet host."""
-TEXT_TOKENS, CODES = 160, 640
+TEXT_TOKENS, CODES = 500, 1200
+"""Of an answer in the midst of which something is killed: each stage works for seconds once its moment has come."""
+ASK_S = 0.25
 
 
 @pytest.fixture(scope="module")
@@ -294,9 +296,10 @@ async def test_a_replica_that_is_kept_free_for_a_request_gets_no_other(pairs: Se
     await until(both_have_had_some, "the ingress is connected to both replicas")
     await until(is_free, "the replica is free")
     had = await requests_of(pairs, "talker")
-    for _ in range(2):
-        await asyncio.gather(is_free(), *(answer_with(pairs, short) for _ in range(2)))
-    have = await requests_of(pairs, "talker")
+    async with all_the_while(is_free):
+        for _ in range(2):
+            await asyncio.gather(*(answer_with(pairs, short) for _ in range(2)))
+        have = await requests_of(pairs, "talker")
     assert (have[kept] - had[kept], have[other] - had[other]) == (0, 4)
 
     async def is_used_again() -> bool:
@@ -391,6 +394,24 @@ async def test_a_long_prompt_with_media_is_read_again(pairs: ServedApp) -> None:
 @pytest.mark.timeout(900)
 async def test_a_stream_goes_on_when_an_engine_is_killed(pairs: ServedApp) -> None:
     assert await survives(pairs, body(), (sound_begins, kill_engine, "talker")) == {"talker": 1}
+
+
+@contextlib.asynccontextmanager
+async def all_the_while(ask: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """Asks again and again, as an ingress does: what is asked for lasts for seconds alone."""
+
+    async def asks() -> None:
+        while True:
+            await ask()
+            await asyncio.sleep(ASK_S)
+
+    asking = asyncio.create_task(asks())
+    try:
+        yield
+        assert not asking.done(), asking
+    finally:
+        asking.cancel()
+        await asyncio.wait([asking])
 
 
 def need_one_replica(stage: str) -> None:

@@ -19,7 +19,7 @@ from omni_cluster.cluster.rows_publisher import Batch
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
-from omni_cluster.engine.output_log import OutputLogs, OutputLogUnknown
+from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import StageChunk
@@ -153,7 +153,7 @@ async def settled() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
@@ -174,18 +174,26 @@ async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(
     assert len(clients) == 1
 
 
+async def messages_of_a_step(logs: list[OutputLog], clients: Clients) -> list[int]:
+    """How many items each message has of a row that all of them make at once, once all of them are read."""
+    await until(lambda: all(log._listeners for log in logs))
+    await settled()
+    received = clients[0].received
+    before = len(received)
+    for log in logs:
+        log.put(rows(0))
+    await until(lambda: sum(map(len, received[before:])) >= len(logs))
+    await settled()
+    return [len(message) for message in received[before:]]
+
+
 async def test_what_one_step_makes_leaves_in_one_message(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
     names = [f"r{i}" for i in range(10)]
     logs = [replica.logs.open(name) for name in names]
     tasks = [asyncio.create_task(read(connections, name)) for name in names]
-    await settled()
-    before = len(clients[0].received)
-    for log in logs:
-        log.put(rows(0))
-    await settled()
-    assert [len(message) for message in clients[0].received[before:]] == [10]
+    assert await messages_of_a_step(logs, clients) == [10]
     for log in logs:
         log.close()
     await asyncio.gather(*tasks)
@@ -196,12 +204,7 @@ async def test_a_message_is_cut_at_its_limit(
 ) -> None:
     logs = [replica.logs.open(f"r{i}") for i in range(40)]
     tasks = [asyncio.create_task(read(connections, f"r{i}")) for i in range(40)]
-    await settled()
-    before = len(clients[0].received)
-    for log in logs:
-        log.put(rows(0))
-    await settled()
-    assert [len(message) for message in clients[0].received[before:]] == [16, 16, 8]
+    assert await messages_of_a_step(logs, clients) == [16, 16, 8]
     for log in logs:
         log.close()
     await asyncio.gather(*tasks)
@@ -228,7 +231,7 @@ async def test_rows_of_one_step_are_one_batch(
 ) -> None:
     logs = [replica.logs.open(f"r{i}") for i in range(4)]
     tasks = [asyncio.create_task(read(connections, f"r{i}")) for i in range(4)]
-    await until(lambda: len(replica.sockets.rows_publishers) == 1)
+    await until(lambda: len(replica.sockets.rows_publishers) == 1 and all(log._listeners for log in logs))
     await settled()
     for log in logs:
         log.put(rows(0))
@@ -362,6 +365,7 @@ async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_t
 ) -> None:
     logs = [replica.logs.open(f"r{i}") for i in range(3)]
     tasks = [asyncio.create_task(read(connections, f"r{i}")) for i in range(3)]
+    await until(lambda: all(log._listeners for log in logs))
     await settled()
     clients[0].broken = True
     logs[0].put(rows(0))
@@ -470,7 +474,7 @@ async def test_nothing_is_kept_of_rows_whose_reader_has_left(
     log.put(rows(1))
     await until(lambda: len(replica.batches) == 2)
     await settled()
-    assert not connections._by_replica["replica"].rows._half_met
+    await until(lambda: not connections._by_replica["replica"].rows._half_met)
 
 
 async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(

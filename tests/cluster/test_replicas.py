@@ -22,7 +22,7 @@ from openai import AuthenticationError, OpenAI
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import StageDied
 from tests.cluster.connections import Connections, read_all
-from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, scrape, until
+from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until, whole_scrape
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 from tests.server.samples import totals
@@ -165,8 +165,9 @@ async def test_both_replicas_of_a_stage_did_work(served_2x2: ServedApp) -> None:
 
 async def test_later_turns_go_where_the_earlier_ones_were_computed(served_2x2: ServedApp) -> None:
     async def cached_tokens() -> float:
-        return totals(await scrape(AUTHORIZED))["stage_cached_tokens_total", "thinker"]
+        return totals(await whole_scrape(AUTHORIZED))["stage_cached_tokens_total", "thinker"]
 
+    await until(lambda: nothing_is_left(served_2x2), "earlier requests are gone")  # they make replicas busier
     before = await cached_tokens()
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=120, headers=AUTHORIZED) as client:
         for number in range(CONVERSATIONS):
@@ -278,6 +279,7 @@ async def test_a_client_that_reads_nothing_is_ended_with_its_stages(served_2x2: 
 
 
 async def test_a_body_that_comes_too_slowly_is_408_and_its_connection_ends(served_2x2: ServedApp) -> None:
+    await until(lambda: nothing_is_left(served_2x2), "earlier requests are gone")
     with Connections() as connections:
         slow = connections.ask(CHAT, long_body(), missing_bytes=1, **AUTHORIZED)
         answer = await asyncio.to_thread(read_all, slow)

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from omni_cluster.cluster.watchdog_process import STOPPED_S
-from tests.processes import running_after
+from tests.processes import kill, running_after
 
 PATIENCE_S = 60.0
 FOR_EVER = 1e6
 
 REPLICA = """
-    import asyncio, multiprocessing, subprocess, sys, time
+    import array, asyncio, fcntl, multiprocessing, subprocess, sys, termios, time
     from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
     from omni_cluster.errors import StageDied
 
@@ -31,6 +31,14 @@ REPLICA = """
         global beats
         beats += 1
         {check}
+
+    async def until_watched(watchdog):
+        for _ in range(2):  # whoever reads the second beat has looked after the first
+            watchdog.beat()
+            unread = array.array("i", [1])
+            while unread[0]:
+                await asyncio.sleep(0.01)
+                fcntl.ioctl(watchdog._process.stdin, termios.FIONREAD, unread)
 
     async def main():
         watchdog = Watchdog({patience_s})
@@ -71,14 +79,14 @@ def replica(check: str = "pass", then: str = "await beating", patience_s: float 
         try:
             yield running
         finally:
-            for each in (process.pid, running.engine.pid, running.watchdog.pid):
-                if psutil.pid_exists(each):
-                    os.kill(each, signal.SIGKILL)
+            process.kill()
+            for each in (running.engine, running.watchdog):
+                kill(each)
 
 
 def test_what_a_killed_replica_started_is_gone_with_it() -> None:
-    with replica(then="print(await asyncio.sleep(1.5), flush=True); await beating") as running:
-        running.output.readline()  # the watchdog has looked by now
+    with replica(then="print(await until_watched(watchdog), flush=True); await beating") as running:
+        running.output.readline()
         os.kill(running.process.pid, signal.SIGKILL)
         assert running.all_end()
 
@@ -94,7 +102,7 @@ def test_a_process_that_is_stopped_ends_the_replica_and_its_engine(whom: str) ->
 
 
 def test_a_replica_whose_loop_hangs_is_ended() -> None:
-    with replica(then="await asyncio.sleep(1.5); time.sleep(1000)", patience_s=2) as running:
+    with replica(then="await until_watched(watchdog); time.sleep(1000)", patience_s=2) as running:
         assert running.all_end() and running.process.returncode == -signal.SIGKILL
         assert "it has given no sign of life for" in running.errors()
 
@@ -106,7 +114,7 @@ def test_a_replica_whose_engine_died_ends_itself_and_says_why() -> None:
 
 
 def test_an_orderly_end_leaves_what_the_replica_started_to_it() -> None:
-    then = "await asyncio.sleep(1.5); watchdog.close(); print(watchdog._process.wait(), flush=True); await beating"
+    then = "await until_watched(watchdog); watchdog.close(); print(watchdog._process.wait(), flush=True); await beating"
     with replica(then=then) as running:
         assert running.output.readline() == "0\n"
         assert running.engine.is_running() and running.process.poll() is None
@@ -123,4 +131,4 @@ def test_a_watchdog_that_is_gone_has_a_successor() -> None:
         os.kill(running.watchdog.pid, signal.SIGKILL)
         running.watchdog = psutil.Process(int(running.output.readline()))
         os.kill(running.process.pid, signal.SIGKILL)
-        assert not psutil.wait_procs([running.watchdog], timeout=PATIENCE_S)[1]
+        assert not running_after([running.watchdog], PATIENCE_S)

@@ -489,7 +489,9 @@ async def test_steps_are_short_while_first_codes_of_a_stream_are_waited_for(
     newcomer = asyncio.create_task(collect(talker.generate(request("newcomer", streams_audio=True), feed.read())))
     await until_counts(talker, held=1)
     before = (await talker.counts())["steps"]
-    beside = await collect(talker.generate(request("beside", streams_audio=True), at_once(fed["text"])))
+    # In one chunk: a row that came late would cost a step of its own.
+    whole = at_once([StageChunk.joined(fed["text"])])
+    beside = await collect(talker.generate(request("beside", streams_audio=True), whole))
     assert MAX_CODES / 3 <= (await talker.counts())["steps"] - before < MAX_CODES / 2
     feed.give(*fed["text"][3:])
     feed.end()

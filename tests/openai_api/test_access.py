@@ -419,7 +419,7 @@ async def test_the_pieces_of_a_stream_pass_one_by_one() -> None:
 
     async with serving(guarded(app, keys=KEYS, origins=[PAGE])) as port, httpx.AsyncClient() as api:
         url, headers = f"http://127.0.0.1:{port}/v1/chat/completions", WITH_KEY | {"Origin": PAGE}
-        async with asyncio.timeout(5), api.stream("POST", url, headers=headers) as answer:
+        async with asyncio.timeout(60), api.stream("POST", url, headers=headers) as answer:
             pieces = answer.aiter_raw()
             assert await anext(pieces) == b"one"
             read.set()

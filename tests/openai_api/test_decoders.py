@@ -34,7 +34,7 @@ from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
 from omni_cluster.openai_api.video import VideoLimits
 from tests.openai_api.test_chat import audio_part, png_of, wav_of
 from tests.openai_api.test_video import video_file
-from tests.processes import command_line, resident_bytes
+from tests.processes import command_line, resident_bytes, running_after
 
 PATIENCE_S = 120
 LIMITS = ApiLimits(
@@ -85,8 +85,8 @@ def png_bomb(width: int, height: int) -> str:
 
 
 @functools.cache
-def long_video(repeats: int = 60) -> dict[str, Any]:
-    """The same second again and again: many seconds of work in a few hundred kilobytes."""
+def long_video(repeats: int = 298) -> dict[str, Any]:
+    """The same second again and again, as long as a video may be: no decoder is done before it is seen to work."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as output:
         written: Any = None
@@ -278,6 +278,7 @@ async def test_requests_wait_while_decoded_media_are_held() -> None:
         held = await pool.open(body_of(image(png_bomb(1_000, 1_000))), none_fetched)
         waiting = asyncio.create_task(pool.open(body_of(image(png_of("red"))), none_fetched))
         (process,) = children()
+        await until(lambda: process.status() == psutil.STATUS_SLEEPING, "the decoder has nothing to do")
         before_s = process.cpu_times()
         done, _ = await asyncio.wait([waiting], timeout=0.5)
         assert not done and process.cpu_times() == before_s
@@ -305,8 +306,7 @@ def test_a_decoder_ends_with_its_ingress_even_in_the_middle_of_a_request() -> No
     process = psutil.Process(int(parent.stdout.readline()))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    process.wait(timeout=PATIENCE_S)
-    assert not process.is_running()
+    assert not running_after([process], PATIENCE_S)
 
 
 async def test_a_decoder_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,7 +325,7 @@ async def test_a_slow_body_ends_at_the_deadline() -> None:
     async with site(slow) as server, fetcher(timeout_s=0.5) as fetching:
         error = await refused(fetching.fetch(server.url(), PARAM), "fetch_timeout")
         await asyncio.wait_for(gone.wait(), PATIENCE_S)
-    assert 0.5 <= time.monotonic() - begin_s < 3 and "0.5 s" in error.message
+    assert 0.5 <= time.monotonic() - begin_s < PATIENCE_S and "0.5 s" in error.message
 
 
 async def test_a_dripping_body_ends_at_the_deadline_of_the_whole_fetch() -> None:
@@ -357,9 +357,9 @@ async def test_retries_and_waits_for_others_end_at_the_deadline() -> None:
 
     async with site(silent) as server, fetcher(timeout_s=0.5, max_concurrent=1) as fetching:
         begin_s = time.monotonic()
-        fetches = [refused(fetching.fetch(server.url(), PARAM), "fetch_timeout") for _ in range(4)]
+        fetches = [refused(fetching.fetch(server.url(), PARAM), "fetch_timeout") for _ in range(40)]
         await asyncio.gather(*fetches)
-        assert time.monotonic() - begin_s < 1.5
+        assert time.monotonic() - begin_s < PATIENCE_S  # one after another they would take twice as long
 
 
 async def test_a_slow_name_server_ends_at_the_deadline() -> None:

@@ -30,7 +30,8 @@ class Speaker:
     def __init__(self, config: PipelineConfig) -> None:
         self._bound = bind(config)
         self.begun: list[str] = []
-        self.running = 0
+        self.running = self.heard = 0
+        """How many run, and how many had their word taken by whoever answers the client."""
         self.living: Mapping[str, int] = {}
         self.sleepers: frozenset[str] = frozenset()
         self.may_speak = asyncio.Event()
@@ -48,6 +49,7 @@ class Speaker:
         self.running += 1
         try:
             yield StageEvent("thinker", StageChunk(token_ids=(1,), text="word", prompt_token_ids=(1, 2)))
+            self.heard += 1
             async with deadline.kept():
                 await self.may_speak.wait()
             if request.wants_audio:

@@ -36,6 +36,8 @@ async def asked(face: Face) -> list[asyncio.Task[httpx.Response]]:
     asks = (face.chat(stream=True, **SPOKEN), face.speech(stream_format="sse"), face.chat(**SPOKEN))
     running = [asyncio.create_task(each) for each in asks]
     await begun(face, 3)
+    while face.speaker.heard < 3:
+        await asyncio.sleep(0)
     waits = asyncio.create_task(face.chat())
     while not face.server.door.places.waiting:
         await asyncio.sleep(0)

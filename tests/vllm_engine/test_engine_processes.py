@@ -35,12 +35,13 @@ if __name__ == "__main__":
     ForkedContext().Process(target=exec, args=({CHILD!r},)).start()
     time.sleep(600)
 """
-ENGINE = """
+ENGINE = f"""
 import asyncio, json, os, sys
 import psutil
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from tests.engine.stages import pipeline_config, running
+from tests.processes import running_after
 
 async def main():
     ENGINE_PROCESSES.import_beside()
@@ -49,8 +50,8 @@ async def main():
         titles = [engine.cmdline()[0] for engine in engines]
         request = OmniRequest("one", sys.argv[1], wants_audio=False)
         tokens = [t async for chunk in stage.generate(request) for t in chunk.token_ids]
-    _, left = psutil.wait_procs(engines, timeout=30)
-    print(json.dumps({"titles": titles, "left": len(left), "tokens": tokens}))
+    left = running_after(engines, {GONE_S})
+    print(json.dumps({{"titles": titles, "left": len(left), "tokens": tokens}}))
 
 if __name__ == "__main__":
     asyncio.run(main())
