@@ -25,7 +25,7 @@ LATER_BLOCKS = 8
 
 REPLAYED_BLOCKS = 4
 """Of a request that is begun again, so many blocks are made again before the one in which the client's sound ends. What
-a block leaves in those behind it fades by some 40 dB a block; docs/reliability.md has the measurement."""
+a block leaves in those behind it fades by some 40 dB with each; docs/reliability.md has the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
