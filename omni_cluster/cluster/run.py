@@ -115,9 +115,12 @@ class Run:
             await self._all_read.wait()
 
     async def _upstream(self, stage: StageConfig) -> Ticket | None:
-        """The ticket of the source, once that has its own too: it begins no sooner, and is not waited for that long."""
+        """The ticket of the source, once that has its own too: it begins no sooner, and is not waited for that long.
+
+        None for a stage that needs none; see `Course.stages_left`.
+        """
         source = self._bound.source(stage)
-        if source is None:
+        if source is None or source.stage_id not in self._tickets:
             return None
         await self._upstream(source)
         return await asyncio.shield(self._tickets[source.stage_id])

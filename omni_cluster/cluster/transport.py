@@ -18,7 +18,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX
-from omni_cluster.cluster.failures import lost_with, named_failures
+from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.running import Place, known_replicas
 from omni_cluster.errors import PayloadError, StageDied
@@ -140,12 +140,21 @@ async def ask_all(handle: DeploymentHandle, method: str, wait_s: float) -> list[
     return list(await asyncio.gather(*(_answer(each, ends_s) for each in asked)))
 
 
+def _cancel(asked: Any) -> None:
+    """Ends a call. Of one that no replica was given, Serve raises once more why: whoever waited has been told."""
+    try:
+        asked.cancel()
+    except Exception as error:
+        if not isinstance(named(error), StageDied):
+            raise
+
+
 async def _answer(asked: Any, ends_s: float) -> Any:
     try:
         async with asyncio.timeout_at(ends_s):
             return await asked.get_async()
     except TimeoutError:
-        asked.cancel()
+        _cancel(asked)
     except RayError:  # the replica died, or logged what broke in it
         pass
     return None
@@ -201,7 +210,7 @@ class RemoteStage:
             with named_failures():
                 await asked
         except asyncio.CancelledError:
-            asked.cancel()  # or it would wait on
+            _cancel(asked)  # or it would wait on
             raise
 
     async def stream(
@@ -217,7 +226,7 @@ class RemoteStage:
                 async for item in items:
                     yield item
         finally:
-            items.cancel()  # dropping a response does not stop its producer
+            _cancel(items)  # dropping a response does not stop its producer
 
     async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = ANSWER_S) -> Any:
         """One result, by reference: a large one is read from the object store where it lies.
@@ -230,10 +239,10 @@ class RemoteStage:
                 async with asyncio.timeout(wait_s):
                     return await asked
         except asyncio.CancelledError:
-            asked.cancel()
+            _cancel(asked)
             raise
         except TimeoutError:
-            asked.cancel()
+            _cancel(asked)
             raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
 
 

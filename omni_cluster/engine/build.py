@@ -65,6 +65,11 @@ class BoundPipeline:
     def consumers(self, stage: StageConfig) -> list[StageConfig]:
         return [s for s in self.config.stages if stage.stage_id in s.engine_input_source]
 
+    def is_read_for_tokens(self, stage: StageConfig) -> bool:
+        """Whether no stage behind it needs its rows: a diffusion stage makes its jobs of tokens."""
+        kinds = self.family.stages
+        return all(kinds[each.model_stage] is StageKind.DIFFUSION for each in self.consumers(stage))
+
 
 def samples_tokens(stage: StageConfig, config: PipelineConfig) -> bool:
     """Whether the stage's engine is autoregressive, which its family says."""

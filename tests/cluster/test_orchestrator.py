@@ -125,7 +125,9 @@ async def test_a_request_goes_on_where_it_was_without_the_replica_that_was_lost(
     assert {name: tokens_of(events, name) for name in STAGES} == dict.fromkeys(STAGES, ANSWER)
     first, second = cluster.stages[stage].ran_on
     assert first != second
-    assert {each.requests[-1].request_id for each in cluster.stages.values()} == {"r-again1"}
+    # The talker had said all when code2wav was lost: it says it again, and needs no thinker.
+    again = [name for name in STAGES if cluster.stages[name].requests[-1].request_id == "r-again1"]
+    assert again == list(STAGES[1:] if stage == "code2wav" else STAGES)
     assert cluster.stages[stage].requests[-1].known[stage].token_ids == ANSWER[:3]
     assert {event.recovery.stage for event in events if event.recovery is not None} == {stage}
     later = [cluster.stages[stage].choose_replica() for _ in range(8)]

@@ -151,8 +151,13 @@ async def test_calls_without_an_address_go_to_both_replicas_in_turn(served_2x2: 
 
 
 async def test_an_address_that_is_gone_fails_at_once(served_2x2: ServedApp) -> None:
-    with pytest.raises(StageDied, match="ReplicaUnavailableError"):
-        await RemoteStage(served_2x2.handle("talker")).call("status", replica_id="nobody")
+    talker = RemoteStage(served_2x2.handle("talker"))
+    with pytest.raises(StageDied, match="ReplicaUnavailableError") as called:
+        await talker.call("status", replica_id="nobody")
+    with pytest.raises(StageDied, match="ReplicaUnavailableError") as streamed:
+        async for _ in talker.stream("rows", "of-nobody", replica_id="nobody"):
+            pass
+    assert called.value.replica_id == streamed.value.replica_id == "nobody"  # no other request is sent there
 
 
 async def test_both_replicas_of_a_stage_did_work(served_2x2: ServedApp) -> None:

@@ -127,6 +127,8 @@ def course(tiny: Path) -> Course:
     [
         ((), ["thinker", "talker", "code2wav"]),
         (("thinker",), ["thinker", "talker", "code2wav"]),
+        (("talker",), ["thinker", "talker", "code2wav"]),
+        (("thinker", "talker"), ["talker", "code2wav"]),
         (("talker", "code2wav"), ["thinker"]),
         (("thinker", "code2wav"), ["thinker", "talker"]),
         (("thinker", "talker", "code2wav"), []),

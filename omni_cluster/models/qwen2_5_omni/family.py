@@ -93,7 +93,7 @@ class Qwen2_5Omni(Family):
     def ar_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> ARSession:
-        if upstream is None:
+        if model_stage == "thinker":
             return ThinkerSession(request, self._tokenize)
         from omni_cluster.models.qwen2_5_omni.talker import TalkerSession
 

@@ -61,12 +61,12 @@ class Beginning:
 
 
 class TalkerSession:
-    """One request in the talker."""
+    """One request in the talker. It has no upstream where all codes are known."""
 
     def __init__(
         self,
         request: OmniRequest,
-        upstream: AsyncIterator[StageChunk],
+        upstream: AsyncIterator[StageChunk] | None,
         ids: SpecialIds,
         embeddings: TextEmbeddings,
         voice: str,
@@ -159,8 +159,10 @@ class TalkerSession:
         return torch.cat([rows[:of_prompt], start, rows[of_prompt:]])
 
 
-async def in_parts(upstream: AsyncIterator[StageChunk]) -> AsyncIterator[StageChunk]:
+async def in_parts(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[StageChunk]:
     """The chunks, cut where one has more than `PART_ROWS` rows; its end comes with the last part."""
+    if upstream is None:
+        return
     async for chunk in upstream:
         rows = chunk.rows
         if rows is None or rows.rows.shape[0] <= PART_ROWS:
