@@ -1,4 +1,4 @@
-"""Which process of a replica computes."""
+"""Which process of a replica computes, and what is known of one that has ended."""
 
 from __future__ import annotations
 
