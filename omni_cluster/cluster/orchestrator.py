@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
 from omni_cluster.cluster.loads import LOST_S, SILENT_S
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.run import Run, StageAccess, cause_awaited
-from omni_cluster.cluster.suspect import ASK_S, Suspect
+from omni_cluster.cluster.suspect import ASK_S, Suspect, all_are_up
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaSilent
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -43,7 +44,8 @@ class Orchestrator:
         while stages := course.stages_left():
             alone_on = await self._until_replicas_live(stages, course, deadline)
             with self._chosen_replicas(stages, course, alone_on) as chosen:
-                run = Run(self._bound, self._stages, course.next_request(), posted, chosen)
+                choose_late = functools.partial(self._choose_late, course, chosen)
+                run = Run(self._bound, self._stages, course.next_request(), posted, chosen, choose_late)
                 try:
                     await self._admit(course, run)
                     async with contextlib.aclosing(run.events(deadline)) as events:
@@ -66,7 +68,12 @@ class Orchestrator:
         suspect = Suspect(course.next_request().request_id)
         async with deadline.kept():
             # Nothing is kept free while a stage has no replica, and one may be lost while others are asked.
-            while not (self._can_choose(stages) and await suspect.has_turn(alone) and self._can_choose(stages)):
+            while not (
+                self._can_choose(stages)
+                and (not alone or await all_are_up([self._calls(stage) for stage in stages]))
+                and await suspect.has_turn(alone)
+                and self._can_choose(stages)
+            ):
                 await asyncio.sleep(ASK_S if alone else LOOK_S)
         return suspect.replicas
 
@@ -82,13 +89,27 @@ class Orchestrator:
         for stage in stages:
             if (replica_id := alone_on.get(stage.stage_id)) is not None:
                 self._calls(stage).loads.chosen(replica_id)
-            chosen[stage.stage_id] = replica_id or self._choose(stage, course, chosen)
+            chosen[stage.stage_id] = replica_id or self._choose_at_once(stage, course, chosen)
         try:
             yield chosen
         finally:
             for stage in stages:
                 if (replica_id := chosen[stage.stage_id]) is not None:
                     self._calls(stage).loads.ended(replica_id)
+
+    def _choose_at_once(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
+        """None for a stage whose source has no replica yet: its own is chosen when that has begun."""
+        source = self._bound.source(stage)
+        if source is not None and source.stage_id in chosen and chosen[source.stage_id] is None:
+            return None
+        return self._choose(stage, course, chosen)
+
+    async def _choose_late(self, course: Course, chosen: dict[int, str | None], stage: StageConfig) -> str | None:
+        """For a stage whose source has begun: waits as long as all of its replicas are lost."""
+        while not self._calls(stage).can_choose():
+            await asyncio.sleep(LOOK_S)
+        chosen[stage.stage_id] = self._choose(stage, course, chosen)
+        return chosen[stage.stage_id]
 
     def _choose(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
         """Earlier turns are in the prefix caches of the entry stage alone: the others share none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from ray.serve.handle import DeploymentHandle
@@ -39,8 +39,16 @@ def stage_access(handle: DeploymentHandle, stage: StageConfig, config: PipelineC
     return StageAccess(calls, ReplicaConnections(calls, config.limits.max_payload_elements))
 
 
+ChooseLate = Callable[[StageConfig], Awaitable[str | None]]
+"""Chooses a replica of a stage whose source has begun; None: Serve chooses one."""
+
+
 class Run:
-    """A request in the replicas that were chosen for it, `chosen` by stage id; None: Serve chooses one."""
+    """A request in the replicas that were chosen for it, `chosen` by stage id.
+
+    None for a stage that has none yet, and for those behind it: for them `choose_late` is asked when their source has
+    begun, for what lived when the request came may be gone by then.
+    """
 
     def __init__(
         self,
@@ -49,11 +57,13 @@ class Run:
         request: OmniRequest,
         posted: Posted,
         chosen: Mapping[int, str | None],
+        choose_late: ChooseLate,
     ) -> None:
         self._bound = bound
         self._access = access
         self.request = request
         self._posted = posted
+        self._choose_late = choose_late
         self._stages = [stage for stage in bound.stages_for(request) if stage.stage_id in chosen]
         self._tickets = {stage_id: _ticket(request, replica_id) for stage_id, replica_id in chosen.items()}
         self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
@@ -68,7 +78,7 @@ class Run:
         fan_in = FanIn(deadline)
         for stage in self._stages:
             fan_in.add(functools.partial(self._follow, stage))
-            if not self.replica_of(stage):
+            if not self.replica_of(stage) and self._access[stage.model_stage].calls.living() is None:
                 fan_in.add(functools.partial(self._wake, stage))
             if self._brings_media_to(stage):
                 fan_in.add(functools.partial(self._bring_media, stage))
@@ -99,7 +109,7 @@ class Run:
 
     async def _read(self, stage: StageConfig, emit: Emit) -> None:
         remote, upstream = self._access[stage.model_stage], await self._upstream(stage)
-        replica_id, has_media = self.replica_of(stage), self._brings_media_to(stage)
+        replica_id, has_media = await self._chosen(stage), self._brings_media_to(stage)
         started = remote.calls.stream("generate", self.request, upstream, has_media, replica_id=replica_id)
         async with contextlib.aclosing(started) as call:
             own = await _first(call, replica_id)
@@ -124,6 +134,13 @@ class Run:
             return None
         await self._upstream(source)
         return await asyncio.shield(self._tickets[source.stage_id])
+
+    async def _chosen(self, stage: StageConfig) -> str:
+        """The replica for the request, "" if Serve is to choose one."""
+        ticket = self._tickets[stage.stage_id]
+        if not ticket.done() and (replica_id := await self._choose_late(stage)) is not None:
+            ticket.set_result(Ticket(self.request.request_id, replica_id))
+        return self.replica_of(stage)
 
     async def _wake(self, stage: StageConfig, emit: Emit) -> None:
         """At once: the stage is asked to begin only when its source has begun, which may have to wake before."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 
 from omni_cluster.cluster.loads import SILENT_S
 from omni_cluster.cluster.reservation import Turn
@@ -59,6 +60,17 @@ class Suspect:
         if turn is not Turn.TAKEN:
             self.replicas[stage_id] = replica_id
         return turn
+
+
+async def all_are_up(stages: Sequence[RemoteStage]) -> bool:
+    """Whether each stage has a replica; those that have none are woken, and waited for: what a suspect has asked for
+    is not kept free for it until then.
+    """
+    for calls in stages:
+        if calls.living() is None:
+            with contextlib.suppress(StageDied):
+                await calls.wake()
+    return all(calls.living() for calls in stages)
 
 
 def _may_be_asked(calls: RemoteStage) -> bool:

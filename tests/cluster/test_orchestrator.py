@@ -104,6 +104,32 @@ async def test_no_stage_begins_before_the_first_has_a_replica(tiny: Path) -> Non
     assert tokens_of(await asking, "code2wav") == ANSWER
 
 
+async def test_a_replica_that_is_replaced_while_the_first_stage_starts_is_no_loss(tiny: Path) -> None:
+    """Requests wait for a thinker for a minute, in which the code2wav that was there when they came may go."""
+    cluster = with_asleep("thinker")
+    thinker, code2wav = cluster.stages["thinker"], cluster.stages["code2wav"]
+    asking = asyncio.create_task(cluster.ask())
+    while ("generate", "r") not in thinker.said:
+        await asyncio.sleep(0)
+    code2wav.loads.lost("code2wav-0")
+    code2wav.loads.lost("code2wav-1")
+    thinker.woken.set()
+    while not cluster.stages["talker"].ran_on:
+        await asyncio.sleep(0)
+    assert not code2wav.ran_on and not asking.done()
+    code2wav.replicas[:] = ["new"]
+    events = await asking
+    assert code2wav.ran_on == ["new"] and not any(event.recovery for event in events)
+    assert tokens_of(events, "code2wav") == ANSWER
+
+
+async def test_a_stage_behind_one_that_starts_is_not_woken_where_it_is_up(tiny: Path) -> None:
+    cluster = with_asleep("thinker")
+    cluster.stages["thinker"].woken.set()
+    await cluster.ask()
+    assert cluster.stages["talker"].said == cluster.stages["code2wav"].said == [("generate", "r")]
+
+
 async def test_a_request_for_text_wakes_nobody(tiny: Path) -> None:
     cluster = with_asleep("talker", "code2wav")
     await cluster.ask(wants_audio=False)

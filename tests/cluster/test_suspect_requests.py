@@ -66,6 +66,23 @@ async def test_a_stage_that_loses_its_replicas_while_a_suspect_asks_for_another_
     assert tokens_of(await asked, "talker") == ANSWER and thinker.ran_on[-1] == "new"
 
 
+async def test_nothing_is_kept_free_for_a_suspect_before_each_stage_has_a_replica(tiny: Path) -> None:
+    """Else what it was given may be gone once the stages before have started."""
+    cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
+    thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
+    asked = asyncio.create_task(cluster.ask())
+    while talker.can_choose():
+        await asyncio.sleep(0)
+    thinker.replicas.clear()
+    talker.replicas += ["c", "d"]
+    while ("wake", "") not in thinker.said:
+        await asyncio.sleep(0)
+    assert not talker.reservation_of("c").is_held and not talker.reservation_of("d").is_held
+    thinker.replicas.append("new")
+    thinker.woken.set()
+    assert tokens_of(await asked, "talker") == ANSWER and thinker.ran_on[-1] == "new"
+
+
 LEFT = ("c", "d")
 """The talkers that are left to a suspect, once it has lost "a" and "b"."""
 PATIENCE_S = 120
