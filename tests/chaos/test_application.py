@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from omni_cluster.config.loader import load_config
 from tests.chaos.application import with_checkpoint
 from tests.chaos.cases import cases, refused
 
-ONE_CARD = Path(__file__).with_name("one_card_7b.yaml")
+FOLDER = Path(__file__).parent
 
 
-def test_all_replicas_of_the_card_s_configuration_are_on_one_card_in_float32() -> None:
-    config = load_config(ONE_CARD, known_families=("qwen2_5_omni",))
+@pytest.mark.parametrize(
+    ("name", "thinkers", "talkers", "code2wavs"), [("one_card_7b.yaml", 1, 2, 1), ("one_card_tiny.yaml", 2, 2, 2)]
+)
+def test_all_replicas_of_a_card_s_configuration_are_on_one_card_in_float32(
+    name: str, thinkers: int, talkers: int, code2wavs: int
+) -> None:
+    config = load_config(FOLDER / name, known_families=("qwen2_5_omni",))
     assert {stage.model_stage: (stage.gpus, stage.num_replicas) for stage in config.stages} == {
-        "thinker": ([0], 1),
-        "talker": ([0], 2),
-        "code2wav": ([0], 1),
+        "thinker": ([0], thinkers),
+        "talker": ([0], talkers),
+        "code2wav": ([0], code2wavs),
     }
     thinker, talker, code2wav = config.stages
     assert thinker.engine_args["dtype"] == talker.engine_args["dtype"] == "float32"
