@@ -7,8 +7,9 @@ from typing import Any
 
 import ray
 
+from omni_cluster.cluster.zones import zone_of
 from tests.cluster.leftovers import store_bytes
-from tests.cluster.served import ServedApp, request_for, until
+from tests.cluster.served import STAGES, ServedApp, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left, talker_runs, with_lengths
 from tests.reference import KINDS, Reference, media, prompt_text
 
@@ -69,3 +70,13 @@ async def nothing_is_stored_beyond(served: ServedApp, num_bytes: int) -> bool:
 
 def test_there_are_three_nodes(watched: ServedApp) -> None:
     assert len([node for node in ray.nodes() if node["Alive"]]) == 3
+
+
+async def test_who_calls_the_replicas_knows_their_zones(watched: ServedApp) -> None:
+    """By the labels of their nodes; see `node_options`."""
+    nodes = {stage: await node_of(watched, stage) for stage in STAGES}
+
+    async def are_known() -> bool:
+        return all(zone_of(node) == f"zone-of-{stage}" for stage, node in nodes.items())
+
+    await until(are_known, "the labels of all nodes are read")
