@@ -130,7 +130,7 @@ def serve_run_over_nodes(*arguments: str, roles: Sequence[str]) -> Iterator[Serv
 
 def node_options(role: str) -> dict[str, Any]:
     labels = {"role": role, zones.LABEL: f"zone-of-{role}"}
-    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": labels}
+    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": labels, "env_vars": TRACING}
 
 
 @dataclass
