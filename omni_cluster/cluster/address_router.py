@@ -9,6 +9,7 @@ from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRoute
 
 from omni_cluster.cluster.running import Place, tell_running
 from omni_cluster.cluster.serve_private import ReplicaID
+from omni_cluster.cluster.zones import learn_zones
 
 ADDRESS_PREFIX = "@"
 
@@ -44,6 +45,7 @@ class AddressRouter(LocalityMixin, RequestRouter):
             for replica_id, replica in self.curr_replicas.items()
         }
         tell_running(deployment.app_name, deployment.name, places)
+        learn_zones({place.node for place in places.values() if place.node and not place.zone})
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -144,8 +144,11 @@ class Loads:
         of.drop_choices_before(self._clock() - STALE_S)
 
     def ended(self, replica_id: str) -> None:
-        """A request for which the replica was chosen is over."""
-        self._of(replica_id).own -= 1
+        """A request for which the replica was chosen is over, and may be so before any report counted it."""
+        of = self._of(replica_id)
+        of.own -= 1
+        while len(of.chosen_at_s) > max(of.own, 0):
+            of.chosen_at_s.popleft()
         self._drop_unused(replica_id)
 
     def _less_busy(self, one: str, other: str, lead: int = 0) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a replica runs, by Ray's id of the node; the zone is "" where the cluster has none."""
+    """Where a replica runs, by Ray's id of the node; the zone is "" where Serve says none. See `zones`."""
 
     node: str
     zone: str = ""

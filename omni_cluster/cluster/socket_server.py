@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -43,15 +44,23 @@ class Address:
 
 
 class Connection:
-    """The connection to one reader. Every frame to it carries the replica's report."""
+    """The connection to one reader. Every frame to it carries the replica's report as it is then.
+
+    So whoever has read a request's end knows that the replica no longer works on it.
+    """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, publisher: MessagePublisher, report: Report
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        publisher: MessagePublisher,
+        report: Callable[[], Report],
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._publisher = publisher
         self._report = report
+        self._told = report()
         self._heartbeat = Heartbeat(writer)
 
     async def serve(self) -> None:
@@ -70,15 +79,18 @@ class Connection:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
 
-    def tell(self, report: Report) -> None:
+    def tell(self) -> None:
         """Sends the report if it has changed."""
-        if report != self._report:
-            self._report = report
+        if self._report() != self._told:
             self._beat()
 
     def _beat(self) -> None:
         if not self._writer.is_closing():
-            write_frame(self._writer, [], self._report)
+            self._write([])
+
+    def _write(self, parts: Sequence[Any]) -> None:
+        self._told = self._report()
+        write_frame(self._writer, parts, self._told)
 
     async def _take_subscriptions(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
@@ -91,7 +103,7 @@ class Connection:
         with contextlib.suppress(ConnectionError):
             async with contextlib.aclosing(self._publisher.messages()) as messages:
                 async for message in messages:
-                    write_frame(self._writer, packed(message), self._report)
+                    self._write(packed(message))
                     await self._writer.drain()
 
 
@@ -151,7 +163,7 @@ class SocketServer:
         publisher = MessagePublisher(
             self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent, inline=self._inline
         )
-        connection = Connection(reader, writer, publisher, self._report())
+        connection = Connection(reader, writer, publisher, self._report)
         self._known.add(connection)
         try:
             await connection.serve()
@@ -162,7 +174,7 @@ class SocketServer:
         while True:
             await asyncio.sleep(TELL_S)
             for connection in self._known:
-                connection.tell(self._report())
+                connection.tell()
 
     def _report(self) -> Report:
         return Report(self._logs.unfinished, self._reservation.is_held)

@@ -21,6 +21,7 @@ from omni_cluster.cluster.address_router import ADDRESS_PREFIX
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.running import Place, known_replicas
+from omni_cluster.cluster.zones import zone_of
 from omni_cluster.errors import PayloadError, StageDied
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
@@ -248,10 +249,15 @@ class RemoteStage:
 
 def _nearby(near: Place, places: Mapping[str, Place]) -> list[list[str]]:
     """Those on the same node, and those in the same zone."""
+    zone = _zone(near)
     return [
         [each for each, place in places.items() if place.node == near.node],
-        [each for each, place in places.items() if near.zone and place.zone == near.zone],
+        [each for each, place in places.items() if zone and _zone(place) == zone],
     ]
+
+
+def _zone(place: Place) -> str:
+    return place.zone or zone_of(place.node)
 
 
 def _bytes_of(args: tuple[Any, ...]) -> int:

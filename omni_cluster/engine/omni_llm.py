@@ -175,9 +175,9 @@ class AsyncOmniLLM:
         return text_of(merged(given))
 
     async def shutdown(self) -> None:
+        """All at once: Ray ends a batch's engines as their process ends, and one that is told later counts as dead."""
         stages, self._stages = self._stages, {}
-        for stage in reversed(stages.values()):
-            await stage.shutdown()
+        await asyncio.gather(*(stage.shutdown() for stage in reversed(stages.values())))
 
 
 class OmniLLM:

@@ -46,6 +46,11 @@ class OutputLog:
         return self._closed
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the stage has made all that it will: the last chunk is here, or there will be none."""
+        return self._closed or (bool(self._chunks) and self._chunks[-1].finish_reason is not None)
+
+    @property
     def error(self) -> BaseException | None:
         """The error that ended the stage; readers get it after all chunks."""
         return self._error
@@ -198,7 +203,7 @@ class OutputLogs:
     @property
     def unfinished(self) -> int:
         """Requests that the stage still works on: those that wait for its engine, or for rows, included."""
-        return sum(not log.closed for log in self._open.values())
+        return sum(not log.is_whole for log in self._open.values())
 
     def __len__(self) -> int:
         return len(self._open)

@@ -13,6 +13,9 @@ import yaml
 
 from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run, serve_run_over_nodes
 
+NOBODY = "http://127.0.0.1:9"
+"""Where nothing listens: vLLM makes spans of requests that are traced, and they go where Serve's go."""
+
 
 class Shared:
     """An application that several modules in a row use, from the first test that asks for it on."""
@@ -62,7 +65,7 @@ def _watched() -> Iterator[ServedApp]:
     config["model"] = str(long_checkpoint())
     config["limits"] |= {"max_prompt_tokens": 28_000}
     for stage in config["stages"][:2]:
-        stage["engine_args"]["max_model_len"] = 32_768
+        stage["engine_args"] |= {"max_model_len": 32_768, "otlp_traces_endpoint": NOBODY}
     config["ingress_replicas"] = 2
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.txt"

@@ -23,6 +23,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.context import _set_global_client
 
+from omni_cluster.cluster import zones
 from omni_cluster.cluster.transport import ANSWER_S, ask_all
 from omni_cluster.engine.exposition import CONTENT_TYPE
 from omni_cluster.inputs import Media, OmniRequest
@@ -128,7 +129,8 @@ def serve_run_over_nodes(*arguments: str, roles: Sequence[str]) -> Iterator[Serv
 
 
 def node_options(role: str) -> dict[str, Any]:
-    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": {"role": role}}
+    labels = {"role": role, zones.LABEL: f"zone-of-{role}"}
+    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": labels, "env_vars": TRACING}
 
 
 @dataclass

@@ -38,11 +38,10 @@ from omni_cluster.batch import (
     write_parquet,
     write_webdataset,
 )
-from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.serve_local import listening
 from tests.cluster.served import BASE_URL, ROOT, ServedApp, until
 from tests.cluster.test_app import MODEL, STREAM_TOLERANCE
-from tests.engine.stages import thinker_stage
+from tests.processes import command_line, running_after
 from tests.server.bad_inputs import png
 
 LIMITS = BatchLimits(rows_at_once=4, rows_a_block=2)
@@ -161,14 +160,22 @@ def test_rows_of_a_lost_application_are_not_written(tmp_path: Path) -> None:
 
 
 def test_engines_of_its_own_say_what_the_application_says(served: ServedApp) -> None:
-    config = PipelineConfig(model=MODEL, family="qwen2_5_omni", stages=[thinker_stage()])
-    rows = [row(str(i), user({"type": "text", "text": f"Count to {i}."})) for i in range(4)]
+    rows = [row(str(i), user({"type": "text", "text": f"Count to {i}."})) for i in range(3)]
     rows.append(row("spoken", user(TEXT), **SOUND))
-    source = Engines(config=config, num_cpus=0.1)
-    answers = {answer["id"]: answer for answer in answer_rows(ray.data.from_items(rows), source, LIMITS).take_all()}
-    for asked in rows[:-1]:
-        assert_same(answers[asked["id"]], asked_directly(served, asked))
-    assert answers["spoken"]["error"] is not None and answers["spoken"]["text"] is None
+    bad = row("role", [{"role": "nobody", "content": [TEXT]}])
+    asked = answer_rows(ray.data.from_items([*rows, bad]), Engines(num_cpus=0.1), LIMITS)
+    answers = {answer["id"]: answer for answer in asked.take_all()}
+    assert set(answers) == {each["id"] for each in [*rows, bad]}
+    for each in rows:
+        assert_same(answers[each["id"]], asked_directly(served, each))
+    assert answers["role"]["error_code"] == "invalid_value" and answers["role"]["text"] is None
+    assert not running_after(batch_processes(served), BATCH_S)
+
+
+def batch_processes(served: ServedApp) -> list[psutil.Process]:
+    """Those whose engines are a batch's own: they end them once nobody holds the batch any more."""
+    started = psutil.Process(served.process.pid).children(recursive=True)
+    return [each for each in started if command_line(each).startswith("ray::MapWorker")]
 
 
 class Gate:

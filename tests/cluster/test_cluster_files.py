@@ -13,6 +13,7 @@ import click
 import pytest
 import tomllib
 import yaml
+from ray._private.label_utils import parse_node_labels_string
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import cli as ray_cli
 from ray.serve._private import constants
@@ -151,6 +152,22 @@ def test_the_nodes_commands_are_such_as_the_shell_and_ray_know(name: str) -> Non
         subprocess.run(["bash", "-n", "-c", command], check=True)
         for simple in simple_commands(command):
             parse(simple)
+
+
+@pytest.mark.parametrize("written", [None, "role=speech,ray.io/availability-zone=hall-1"])
+@pytest.mark.parametrize("key", ["head_start_ray_commands", "worker_start_ray_commands"])
+def test_a_machines_labels_are_those_of_its_file(key: str, written: str | None, tmp_path: Path) -> None:
+    """The command itself, with a `ray` that only tells how it was called."""
+    (tmp_path / "omni_cluster" / "deploy").mkdir(parents=True)
+    (tmp_path / "omni_cluster" / "deploy" / "node.sh").write_text('ray() { printf "%s\\n" "$@"; }\n')
+    if written is not None:
+        (tmp_path / "ray_labels").write_text(written + "\n")
+    *_, start = cluster("ray_cluster.yaml")[key]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "RAY_HEAD_IP": "192.0.2.1"}
+    told = subprocess.run(["bash", "-euc", start], env=environment, check=True, capture_output=True, text=True).stdout
+    (labels,) = [line.removeprefix("--labels=") for line in told.splitlines() if line.startswith("--labels=")]
+    expected = {"role": "speech", "ray.io/availability-zone": "hall-1"} if written else {}
+    assert parse_node_labels_string(labels) == expected
 
 
 def test_both_files_start_ray_alike() -> None:

@@ -89,6 +89,19 @@ def test_a_choice_counts_until_the_replica_says_that_it_has_it() -> None:
     assert some._estimate("a") == 1
 
 
+def test_a_request_that_ends_before_the_replica_says_that_it_has_it_counts_no_longer() -> None:
+    some = loads()
+    for replica in ("a", "b"):
+        some.told(replica, 0)
+    for _ in range(8):  # one after another, and the next report is still to come
+        some.ended(chosen := some.choose(["a", "b"], nearby=[["a"], []]))
+        assert chosen == "a"
+    for _ in range(2):
+        some.choose(["a"])
+    some.ended("a")
+    assert some._estimate("a") == 1  # the other one runs
+
+
 def test_nothing_is_kept_of_replicas_that_are_gone() -> None:
     some = loads()
     for number in range(100):

@@ -52,20 +52,20 @@ def is_whole(answer: httpx.Response) -> bool:
     return answer.text.endswith("data: [DONE]\n\n") and timings[-1]["stages"]["talker"]["tokens"] == CODES
 
 
-async def at_work(watched: ServedApp, count: int) -> list[asyncio.Task[httpx.Response]]:
-    """Streams and whole answers in turn, which the talker works on."""
-    before = (await watched.statuses_of("talker"))[0]["requests"]
-    tasks = [asyncio.create_task(asked(stream=i % 2 == 0)) for i in range(count)]
+async def at_work(watched: ServedApp, *stream: bool) -> list[asyncio.Task[httpx.Response]]:
+    """Requests that the talker works on, and whether each is a stream."""
+    wanted = (await watched.statuses_of("talker"))[0]["requests"] + len(stream)
+    tasks = [asyncio.create_task(asked(stream=each)) for each in stream]
 
     async def all_came() -> bool:
-        return (await watched.statuses_of("talker"))[0]["requests"] == before + count and await talker_runs(watched)
+        return (await watched.statuses_of("talker"))[0]["requests"] == wanted and await talker_runs(watched)
 
     await until(all_came, "the talker has all of them")
     return tasks
 
 
 async def test_a_frozen_replica_is_noticed_and_its_requests_go_on(watched: ServedApp) -> None:
-    running = await at_work(watched, 4)
+    running = await at_work(watched, True, False, True, False)
     talker = (await process_ids(watched))["talker"]
     os.kill(talker, signal.SIGSTOP)
     later = asyncio.create_task(asked())
@@ -81,8 +81,8 @@ async def test_a_frozen_replica_is_noticed_and_its_requests_go_on(watched: Serve
 
 @pytest.mark.timeout(900)
 async def test_the_requests_of_a_node_that_dies_go_on_on_a_new_one(watched: ServedApp) -> None:
-    before, running = store_bytes(kept=True), await at_work(watched, 7)
-    read = [{"role": "user", "content": "word " * 6000}]
+    before, running = store_bytes(kept=True), await at_work(watched, *[True] * 7)
+    read = [{"role": "user", "content": "word " * 6000}]  # the eighth
     running.append(asyncio.create_task(asked(messages=read, stream=True)))
 
     async def all_run() -> bool:

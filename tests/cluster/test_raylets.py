@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
+import httpx
 import ray
 
+from omni_cluster.cluster.zones import zone_of
 from tests.cluster.leftovers import store_bytes
-from tests.cluster.served import ServedApp, request_for, until
+from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left, talker_runs, with_lengths
+from tests.cluster.test_tracing import BODY, CALLER, CHAT, of_trace
 from tests.reference import KINDS, Reference, media, prompt_text
 
 LONG = "Count with me. " * 40
@@ -69,3 +73,31 @@ async def nothing_is_stored_beyond(served: ServedApp, num_bytes: int) -> bool:
 
 def test_there_are_three_nodes(watched: ServedApp) -> None:
     assert len([node for node in ray.nodes() if node["Alive"]]) == 3
+
+
+async def test_a_trace_over_the_nodes_has_vllms_spans_within_those_of_the_stages(watched: ServedApp) -> None:
+    trace_id = uuid.uuid4().hex
+    headers = {"Authorization": f"Bearer {KEY}", "traceparent": f"00-{trace_id}-{CALLER}-01"}
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=120, headers=headers) as client:
+        answer = await client.post(CHAT, json=BODY | {"model": str(long_checkpoint())})
+    assert answer.status_code == 200, answer.text
+
+    async def all_are_there() -> bool:
+        names = [span["name"] for span in of_trace(trace_id).values()]
+        return names.count("llm_request") == 2 and names.count("handover") == 2
+
+    await until(all_are_there, "vLLM and the hand-overs have said their spans")
+    trace = of_trace(trace_id)
+    for stage in ("thinker", "talker"):
+        (call,) = [key for key, span in trace.items() if span["name"] == f"replica_handle_request {stage} generate"]
+        assert "llm_request" in {span["name"] for span in trace.values() if span["parent_id"] == call}
+
+
+async def test_who_calls_the_replicas_knows_their_zones(watched: ServedApp) -> None:
+    """By the labels of their nodes; see `node_options`."""
+    nodes = {stage: await node_of(watched, stage) for stage in STAGES}
+
+    async def are_known() -> bool:
+        return all(zone_of(node) == f"zone-of-{stage}" for stage, node in nodes.items())
+
+    await until(are_known, "the labels of all nodes are read")

@@ -259,6 +259,21 @@ async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
     assert stage.loads._estimate("replica") is None  # what nobody tells any more is not known
 
 
+async def test_who_has_read_the_end_of_a_request_knows_that_the_replica_is_done_with_it(
+    server: SocketServer, logs: OutputLogs
+) -> None:
+    """Without that, the next request would be sent to another replica, as if this one were busier."""
+    stage = Stage(await server.address())
+    log = logs.open("r")
+    messages = SocketClient(cast(RemoteStage, stage), "replica").messages(READER)
+    await anext(messages)
+    for chunk, load in [(with_rows(1), 1), (StageChunk(finish_reason="stop"), 0)]:
+        log.put(chunk)
+        await anext(messages)
+        assert stage.loads._estimate("replica") == load
+    await messages.aclose()
+
+
 async def test_all_readers_are_told_soon_that_a_replica_is_kept_free_and_that_it_is_no_longer(logs: OutputLogs) -> None:
     clock = Clock()
     reservation = Reservation(logs, clock)
