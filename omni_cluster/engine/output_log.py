@@ -26,15 +26,24 @@ class OutputLog:
     """An append-only log of one request's chunks with any number of readers, each from any chunk on.
 
     Bounded by `max_bytes` of tensors and arrays; text and token ids are bounded by the request's own token limits.
+    `on_whole` is called once the stage has made all that it will: the last chunk is here, or there will be none.
     """
 
-    def __init__(self, request_id: str, max_bytes: int, room: Room | None = None) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        max_bytes: int,
+        room: Room | None = None,
+        on_whole: Callable[[], None] = lambda: None,
+    ) -> None:
         self._request_id = request_id
         self._max_bytes = max_bytes
         self._room = room or Room()
         self._chunks: list[StageChunk] = []
         self.num_bytes = 0
         self._closed = False
+        self._is_whole = False
+        self._on_whole = on_whole
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -44,11 +53,6 @@ class OutputLog:
     @property
     def closed(self) -> bool:
         return self._closed
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the stage has made all that it will: the last chunk is here, or there will be none."""
-        return self._closed or (bool(self._chunks) and self._chunks[-1].finish_reason is not None)
 
     @property
     def error(self) -> BaseException | None:
@@ -66,11 +70,14 @@ class OutputLog:
         self.num_bytes += num_bytes
         self._room.hold(num_bytes)
         self._chunks.append(chunk)
+        if chunk.finish_reason is not None:
+            self._note_whole()
         self._wake()
 
     def close(self) -> None:
         """No more chunks will come; readers end once they have read all."""
         self._closed = True
+        self._note_whole()
         self._wake()
 
     def fail(self, error: BaseException) -> None:
@@ -146,6 +153,11 @@ class OutputLog:
             last += 1
         return last
 
+    def _note_whole(self) -> None:
+        if not self._is_whole:
+            self._is_whole = True
+            self._on_whole()
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
@@ -169,10 +181,13 @@ class OutputLogs:
         self._max_bytes = max_bytes
         self.room = Room(max_total_bytes)
         self._open: dict[str, OutputLog] = {}
+        self.unfinished = 0
+        """Requests that the stage still works on: those that wait for its engine, or for rows, included."""
         self._opened = asyncio.Event()
 
     def open(self, request_id: str) -> OutputLog:
-        log = self._open[request_id] = OutputLog(request_id, self._max_bytes, self.room)
+        log = self._open[request_id] = OutputLog(request_id, self._max_bytes, self.room, self._count_whole)
+        self.unfinished += 1
         self._opened.set()
         self._opened = asyncio.Event()
         return log
@@ -200,10 +215,8 @@ class OutputLogs:
         if not log.closed:
             log.fail(OutputLogUnknown(f"request {request_id} ended before all of it was made."))
 
-    @property
-    def unfinished(self) -> int:
-        """Requests that the stage still works on: those that wait for its engine, or for rows, included."""
-        return sum(not log.is_whole for log in self._open.values())
+    def _count_whole(self) -> None:
+        self.unfinished -= 1
 
     def __len__(self) -> int:
         return len(self._open)

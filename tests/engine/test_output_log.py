@@ -254,3 +254,22 @@ async def test_a_log_that_nobody_comes_to_read_is_given_up(log: OutputLog) -> No
     log.put(tokens(0, 1))
     log.close()
     await asyncio.wait_for(log.until_given_up(first_reader_s=0.01), 60)
+
+
+def test_a_request_is_unfinished_until_its_last_chunk_or_its_end_and_counts_once() -> None:
+    logs = OutputLogs(1 << 20)
+    finished, failed, removed, at_work = (logs.open(name) for name in ("finished", "failed", "removed", "at work"))
+    assert logs.unfinished == 4
+    finished.put(StageChunk(0, (1,)))
+    assert logs.unfinished == 4
+    finished.put(StageChunk(1, (2,), finish_reason="stop"))
+    assert logs.unfinished == 3
+    finished.close()
+    failed.fail(ValueError("it broke"))
+    logs.remove("removed")
+    assert removed.closed and logs.unfinished == 1
+    for name in ("finished", "failed"):
+        logs.remove(name)
+    assert logs.unfinished == 1
+    at_work.close()
+    assert logs.unfinished == 0
