@@ -103,10 +103,10 @@ def body_of(*parts: dict[str, Any], **options: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": messages, "max_tokens": 4, "ignore_eos": True, **options}
 
 
-def full_body(body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+def full_body(body_bytes: int = MAX_BODY_BYTES, **options: Any) -> dict[str, Any]:
     """A sound file and a picture as large as files may be, and text up to the byte that a body may have."""
     parts = [sound(192_000, 192_000, 8, MAX_FILE_BYTES), picture(2600, 2700, "PNG")]
-    body = body_of(*parts)
+    body = body_of(*parts, **options)
     body["metadata"] = {"filling": ""}
     body["metadata"]["filling"] = "x" * (body_bytes - len(httpx.Request("POST", BASE_URL, json=body).content))
     return body
