@@ -9,8 +9,8 @@ from pathlib import Path
 from omni_cluster.config.plan import in_data_order
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.stage import Stage
-from omni_cluster.errors import ConfigError, RequestError, TooManyVoices
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.errors import ConfigError, PromptTooLong, RequestError, TooManyVoices
+from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family, StageKind
 from omni_cluster.models.registry import family_class
@@ -26,13 +26,19 @@ class BoundPipeline:
     family: Family
 
     def check(self, request: OmniRequest) -> None:
-        """Raises RequestError for a voice or a stage that does not exist, and for sound where no stage makes it."""
+        """Raises RequestError for a voice or a stage that does not exist, and for sound where no stage makes it.
+
+        PromptTooLong for one whose tokens are counted already: others are counted by the stage that reads them.
+        """
         if request.wants_audio and all(stage.final_output_type != "audio" for stage in self.config.stages):
             raise RequestError('modalities has "audio", but no stage here makes sound; use ["text"].')
         self.family.check_voice(request.voice)
         unknown = sorted(set(request.sampling) - set(self.family.stages))
         if unknown:
             raise RequestError(f"sampling names stage {unknown[0]!r}; use {', '.join(self.family.stages)}.")
+        token_ids = request.prompt.token_ids if isinstance(request.prompt, Prompt) else None
+        if token_ids is not None and len(token_ids) > (most := self.config.limits.max_prompt_tokens):
+            raise PromptTooLong(f"the prompt has at least {len(token_ids)} tokens; at most {most} fit.")
 
     def stages_for(self, request: OmniRequest) -> list[StageConfig]:
         """The stages that a request needs, sources before consumers: all, or those that lead to text."""

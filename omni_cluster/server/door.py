@@ -95,6 +95,7 @@ class Visit:
         self._door = door
         self.deadline = deadline
         self.allowance = allowance
+        self.body_bytes = 0
         self._has_body = False
         self._has_place = False
 
@@ -108,7 +109,7 @@ class Visit:
         limits, uploads = self._door.limits, self._door.uploads
         async with uploads.open() as upload:
             body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload)
-            self._has_body = True
+            self._has_body, self.body_bytes = True, len(body)
             await self._door.places.take()
             self._has_place = True
         return body

@@ -21,6 +21,8 @@ from omni_cluster.server.limits import api_limits, decoder_limits, fetch_limits
 SMALL_BODY_BYTES = 65_536
 """What is checked beside other requests, in some milliseconds; more is a decoder's work."""
 CHECKING_THREADS = 4
+LARGE_THREADS = 2
+"""For prompts of large bodies: those whose text has marks are tokenised, half a second for a megabyte."""
 T = TypeVar("T")
 
 
@@ -35,6 +37,7 @@ class Reader:
         self._decoders = Decoders(decoder_limits(bound.config), self._limits, self._models, self._voices)
         # Of their own: what takes long in one of them keeps nothing in another waiting.
         self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="checking")
+        self._large_threads = ThreadPoolExecutor(LARGE_THREADS, thread_name_prefix="large")
 
     async def chat(self, http_request: Request) -> ChatRequest:
         """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
@@ -53,9 +56,10 @@ class Reader:
         body = await visit.body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
         return await self.off_loop(lambda: parse_speech_request(body, models=self._models, voices=self._voices))
 
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        """Does the work in a thread for checks, and returns its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def off_loop(self, work: Callable[[], T], body_bytes: int = 0) -> T:
+        """Does the work in a thread, and returns its result. That of large bodies keeps no small one waiting."""
+        threads = self._threads if body_bytes <= SMALL_BODY_BYTES else self._large_threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _check(self, body: bytes | bytearray) -> CheckedChat:
         return check_chat_request(body, models=self._models, voices=self._voices, limits=self._limits)
@@ -79,4 +83,5 @@ class Reader:
     async def close(self) -> None:
         self._decoders.close()
         await self._fetcher.close()
-        self._threads.shutdown(wait=False)
+        for threads in (self._threads, self._large_threads):
+            threads.shutdown(wait=False)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
 from tests.cluster.test_app import MODEL, nothing_is_left
+from tests.cluster.test_app_door import DEADLINE
 from tests.openai_api.test_decoders import frames, image, long_video, png_bomb, png_claiming, video
 from tests.openai_api.test_video import box_place, patched, video_file
 from tests.processes import kill
@@ -149,6 +150,20 @@ async def test_long_videos_keep_no_small_request_waiting_and_are_dropped_with_th
     await until(all_ended, "no decoder works for a client that has left")
     assert served.client.post(CHAT, json=asking(image(png_bomb(64, 64)))).status_code == 200
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
+
+
+async def test_decoding_ends_at_the_request_s_own_deadline(served: ServedApp, ingress: psutil.Process) -> None:
+    body = asking(long_video())
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=4 * PATIENCE_S) as client:
+        before = {each.pid: cpu_s(each) for each in decoders()}
+        late = await client.post(CHAT, json=body, headers=DEADLINE)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+        async def none_works() -> bool:
+            return not any(cpu_s(each) > before.get(each.pid, 0.0) + 0.5 for each in decoders())
+
+        await until(none_works, "the decoder that worked for it has ended")
+        assert (await client.post(CHAT, json=asking(image(png_bomb(64, 64))))).status_code == 200
 
 
 async def test_a_decoder_that_is_killed_is_its_request_s_fault_alone(

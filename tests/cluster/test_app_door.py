@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import json
 import signal
-import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
+from statistics import median
 from typing import Any
 
 import httpx
@@ -214,13 +214,14 @@ async def test_clients_that_send_nothing_send_slowly_or_read_nothing_hurt_nobody
         await leave_unread(served, connections, UNREAD)
         async with slow_senders(connections, SLOW):
             await until(lambda: are_uploading(served, SLOW // 2), "the slow bodies have begun")
+            most_health_s, most_text_s = max(0.1, 2 * median(quiet_health)), 2 * median(quiet)
             loaded, health = await measured()
-            ends_s = time.monotonic() + BUSY_S
-            while min(loaded) > 2 * min(quiet) and time.monotonic() < ends_s:  # the machine may have other work
+            ends_s = time.monotonic() + BUSY_S  # the machine may have other work
+            while (median(loaded) > most_text_s or median(health) > most_health_s) and time.monotonic() < ends_s:
                 loaded, health = await measured()
     print(f"first text: quiet {summary(quiet)}, loaded {summary(loaded)}; health: {summary(health)}")
-    assert min(health) < max(0.1, 2 * min(quiet_health))
-    assert min(loaded) <= 2 * min(quiet)
+    assert median(health) <= most_health_s
+    assert median(loaded) <= most_text_s
     await until(lambda: nothing_is_at_the_door(served), "the ingress let go of all")
     await until(lambda: nothing_is_left(served), "all stages let go of all")
 
@@ -230,4 +231,4 @@ async def are_uploading(served: ServedApp, count: int) -> bool:
 
 
 def summary(times_s: list[float]) -> str:
-    return f"{1000 * min(times_s):.0f} to {1000 * max(times_s):.0f} ms, median {1000 * statistics.median(times_s):.0f}"
+    return f"{1000 * min(times_s):.0f} to {1000 * max(times_s):.0f} ms, median {1000 * median(times_s):.0f}"

@@ -18,6 +18,7 @@ from PIL import Image
 from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import BASE_URL, ServedApp, until
 from tests.cluster.test_app import MODEL, nothing_is_left
+from tests.openai_api.test_decoders import frames, png_bomb
 from tests.openai_api.test_video import video_file
 
 PATIENCE_S = 300
@@ -88,17 +89,26 @@ def film(**options: Any) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": url}}
 
 
+def filled_film(file_bytes: int) -> dict[str, Any]:
+    """Behind its last box another one that says nothing."""
+    data = video_file()
+    rest = file_bytes - len(data)
+    data += struct.pack(">I4s", rest, b"free") + bytes(rest - 8)
+    assert len(data) == file_bytes
+    return {"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + base64.b64encode(data).decode()}}
+
+
 def body_of(*parts: dict[str, Any], **options: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": [*parts, QUESTION]}]
     return {"model": MODEL, "messages": messages, "max_tokens": 4, "ignore_eos": True, **options}
 
 
-def full_body() -> dict[str, Any]:
+def full_body(body_bytes: int = MAX_BODY_BYTES, **options: Any) -> dict[str, Any]:
     """A sound file and a picture as large as files may be, and text up to the byte that a body may have."""
     parts = [sound(192_000, 192_000, 8, MAX_FILE_BYTES), picture(2600, 2700, "PNG")]
-    body = body_of(*parts)
+    body = body_of(*parts, **options)
     body["metadata"] = {"filling": ""}
-    body["metadata"]["filling"] = "x" * (MAX_BODY_BYTES - len(httpx.Request("POST", BASE_URL, json=body).content))
+    body["metadata"]["filling"] = "x" * (body_bytes - len(httpx.Request("POST", BASE_URL, json=body).content))
     return body
 
 
@@ -112,6 +122,8 @@ ANSWERED: dict[str, Callable[[], dict[str, Any]]] = {
     "the largest FLAC": lambda: body_of(flac(1_620_000, 192_000, 8)),
     "the largest MP3": lambda: body_of(mp3(10, MAX_FILE_BYTES)),
     "the largest frames": lambda: body_of(film(size=(4096, 2160), frames=2, rate=2)),
+    "the longest video": lambda: body_of(film(frames=300, rate=1) | {"fps": 0.04}),
+    "the largest file of a video": lambda: body_of(filled_film(MAX_FILE_BYTES)),
     "a body of 64 MiB": full_body,
 }
 
@@ -137,6 +149,16 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], int, str]] = {
         "more pixels than the 178956970",
     ),
     "sound above the seconds": (lambda: body_of(sound(600 * 16_000 + 16)), 413, "600"),
+    "a file above the bytes": (
+        lambda: body_of(sound(192_000, 192_000, 8, MAX_FILE_BYTES + 1)),
+        413,
+        "has 26214401 bytes, but at most 26214400",
+    ),
+    "a body above the bytes": (lambda: full_body(MAX_BODY_BYTES + 1), 413, "more than 67108864 bytes"),
+    "a video above the seconds": (lambda: body_of(film(frames=301, rate=1)), 413, "longer than 300 s"),
+    "a video above the bytes": (lambda: body_of(filled_film(MAX_FILE_BYTES + 1)), 413, "at most 26214400"),
+    "frames above the pixels": (lambda: body_of(film(size=(4098, 2160), frames=2, rate=2)), 413, "8847360"),
+    "frames above their number": (lambda: body_of(frames(*[png_bomb(56, 56)] * 129)), 413, "at most 128"),
     "sound above the prompt": (lambda: body_of(sound(120 * 16_000)), 400, "at most 1536"),
     "text above the prompt": (lambda: body_of({"type": "text", "text": "word " * 200_000}), 400, "at most 1536"),
 }

@@ -6,10 +6,11 @@ import asyncio
 import base64
 import http.server
 import io
+import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,21 @@ from openai import AuthenticationError, OpenAI
 
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import StageDied
+from tests.cluster.beside import streams_beside
 from tests.cluster.connections import Connections, read_all
+from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until, whole_scrape
 from tests.cluster.test_app import assert_equals_reference, nothing_is_left
+from tests.cluster.test_app_media import ANSWERED, body_of, full_body, store_is_at_most
+from tests.cluster.test_media_limits import SPOKEN
 from tests.reference import KINDS, Reference, media, prompt_text
 from tests.server.samples import totals
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"
 CONVERSATIONS, TURNS = 4, 3
+MAX_TOKENS = 1536
+"""Of a prompt, by the shipped configuration."""
 QUESTIONS = ("What is it?", "Describe the picture and the sound, please.")
 
 
@@ -269,18 +276,92 @@ def long_body() -> dict[str, Any]:
     }
 
 
-async def test_a_client_that_reads_nothing_is_ended_with_its_stages(served_2x2: ServedApp) -> None:
-    name = f"unread-{uuid.uuid4().hex[:8]}"
-    with Connections() as connections:
-        connections.ask(CHAT, long_body(), **AUTHORIZED, **{"x-request-id": name})
-        logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+async def test_a_client_that_reads_nothing_is_ended_with_its_stages_beside_others(served_2x2: ServedApp) -> None:
+    await until(lambda: nothing_is_left(served_2x2), "earlier requests are gone")
+    before = totals(await whole_scrape(AUTHORIZED))
 
-        async def is_ended() -> bool:
-            said = "".join(file.read_text() for file in logs.glob("proxy_*.log"))
-            return f"request {name}: ended, its client left" in said
+    async def leaves_it_unread(client: httpx.AsyncClient) -> None:
+        with Connections() as connections:
+            name = f"unread-{uuid.uuid4().hex[:8]}"
+            connections.ask(CHAT, long_body(), **AUTHORIZED, **{"x-request-id": name})
+            await until(lambda: is_ended(name), "what is unread is above its limit", 5 * PATIENCE_S)
 
-        await until(is_ended, "what is unread is above its limit", 5 * PATIENCE_S)
-        await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the request")
+    async with httpx.AsyncClient(base_url=BASE_URL, headers=AUTHORIZED, timeout=5 * PATIENCE_S) as client:
+        await streams_beside(leaves_it_unread, client)
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the request")
+    after = totals(await whole_scrape(AUTHORIZED))
+    cancelled = ("stage_requests_total", "cancelled", "code2wav")
+    assert after[cancelled] > before[cancelled], "code2wav made all of it"
+
+
+async def is_ended(name: str) -> bool:
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+    said = "".join(file.read_text() for file in logs.glob("proxy_*.log"))
+    return f"request {name}: ended, its client left" in said
+
+
+DEADLINE = {"x-request-timeout-seconds": "2"}
+
+
+async def test_a_fetch_ends_at_the_request_s_own_deadline(served_2x2: ServedApp) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        image = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{silent.getsockname()[1]}/a.png"}}
+        body = {"model": "preset:tiny", "messages": [{"role": "user", "content": [image]}]}
+        answer = await asyncio.to_thread(served_2x2.client.post, CHAT, json=body, headers=AUTHORIZED | DEADLINE)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert await nothing_is_left(served_2x2)
+
+
+async def test_a_wait_for_a_place_ends_at_the_request_s_own_deadline(served_2x2: ServedApp) -> None:
+    async with httpx.AsyncClient(base_url=BASE_URL, headers=AUTHORIZED, timeout=600) as client:
+        asked = [asyncio.create_task(client.post(CHAT, json=long_body())) for _ in range(24)]
+
+        async def all_places_are_taken() -> bool:
+            return totals(await whole_scrape(AUTHORIZED))["ingress_places", "taken"] == 12
+
+        try:
+            await until(all_places_are_taken, "all places are taken")
+            answer = await client.post(CHAT, json=long_body(), headers=DEADLINE)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")
+
+
+LARGEST: dict[str, Callable[[], dict[str, Any]]] = {
+    **{name: ANSWERED[name] for name in ("the largest picture", "the largest file of sound", "the longest video")},
+    "a body of 64 MiB": lambda: full_body(**SPOKEN),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+async def test_the_largest_media_are_answered_in_sound_with_rows_inline(served_2x2: ServedApp, name: str) -> None:
+    before = store_bytes()
+    body = LARGEST[name]() | SPOKEN
+    answer = await asyncio.to_thread(served_2x2.client.post, CHAT, json=body, headers=AUTHORIZED, timeout=600)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["audio"]["data"]
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the request")
+    await until(lambda: store_is_at_most(before), "no object of the request is left in the store")
+
+
+async def test_the_longest_prompt_is_answered_in_sound_with_rows_inline(served_2x2: ServedApp) -> None:
+    def asked(num_words: int) -> dict[str, Any]:
+        return body_of({"type": "text", "text": "word " * num_words}) | SPOKEN
+
+    async def ask(num_words: int) -> httpx.Response:
+        return await asyncio.to_thread(served_2x2.client.post, CHAT, json=asked(num_words), headers=AUTHORIZED)
+
+    few, more = [(await ask(n)).json()["usage"]["prompt_tokens"] for n in (10, 20)]
+    num_words = 10 + (MAX_TOKENS - few) * 10 // (more - few)
+    answer, refused = await ask(num_words), await ask(num_words + 1)
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["audio"]["data"]
+    assert MAX_TOKENS - 1 <= answer.json()["usage"]["prompt_tokens"] <= MAX_TOKENS
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert f"at most {MAX_TOKENS}" in refused.json()["error"]["message"]
+    await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")
 
 
 async def test_a_body_that_comes_too_slowly_is_408_and_its_connection_ends(served_2x2: ServedApp) -> None:

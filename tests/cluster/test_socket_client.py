@@ -16,6 +16,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from omni_cluster.cluster import heartbeat
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
 from omni_cluster.cluster.handshake import prove_secret
@@ -23,7 +24,7 @@ from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.message import error_named, packed, unpacked
 from omni_cluster.cluster.reservation import LEASE_S, Reservation
 from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, Address, SocketServer
+from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, TELL_S, Address, SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
@@ -32,6 +33,8 @@ from omni_cluster.payloads import RowsChunk
 from tests.cluster.clock import Clock
 
 READER = Subscription(3, "r", "publisher")
+FRESH_S = 0.1
+"""Those who choose a replica know of its load what was so at that time."""
 
 
 @pytest.fixture
@@ -238,21 +241,24 @@ async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer
 
 
 async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
-    server: SocketServer, logs: OutputLogs
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_S", 3600.0)  # the beat of a connection says it too, each second
+    assert TELL_S <= FRESH_S
     stage = Stage(await server.address())
     log = logs.open("r")
     messages = SocketClient(cast(RemoteStage, stage), "replica").messages(READER)
     await anext(messages)
     assert stage.loads._estimate("replica") == 1
     waiting = asyncio.ensure_future(anext(messages))
-    for name in ("s", "t"):
-        logs.open(name)
-    while stage.loads._estimate("replica") != 3:  # though no message says it
-        await asyncio.sleep(0.01)
-    logs.remove("s")
-    while stage.loads._estimate("replica") != 2:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        for name in ("s", "t"):
+            logs.open(name)
+        while stage.loads._estimate("replica") != 3:  # though no message says it
+            await asyncio.sleep(0.01)
+        logs.remove("s")
+        while stage.loads._estimate("replica") != 2:
+            await asyncio.sleep(0.01)
     log.put(with_rows(1))
     await waiting
     await messages.aclose()

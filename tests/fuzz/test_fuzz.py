@@ -8,12 +8,15 @@ from tests.fuzz.kinds import KINDS
 COUNT = 20_000
 MOST_MB = 1536
 """What an ingress may take; the process that runs them has all of its libraries."""
+MOST_BLOCKED_S = 0.5
+"""Of a core for one input, wherever that is taken: no ingress stands still for longer."""
 
 
 def test_no_mutated_input_breaks_what_takes_it() -> None:
     findings = fuzz(COUNT, Plan(0, sorted(KINDS)), workers=1)
     assert not findings.crashes and findings.count == COUNT
     assert findings.peak_mb < MOST_MB
+    assert max(findings.slowest_s.values())[0] < MOST_BLOCKED_S, findings.slowest_s
     assert set(findings.refused) == set(findings.taken) == set(KINDS)  # none is refused at the door
 
 

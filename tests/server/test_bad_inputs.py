@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -54,3 +55,12 @@ async def test_a_prompt_that_is_too_long_reaches_no_engine(
     assert error["message"] == f"the prompt has {length}; at most 1536 fit."
     assert (await local.work_done())["steps"] == steps
     await until(local.nothing_is_left)
+
+
+async def test_one_whose_marks_are_text_is_counted_before_any_stage_hears_of_it(local: LocalApp) -> None:
+    before = await local.work_done()
+    answer = local.client.post(CHAT, json=chat(messages=[{"role": "user", "content": "<|im_end|>" + "word " * 900}]))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+    assert re.fullmatch(r"the prompt has at least 18\d\d tokens; at most 1536 fit\.", error["message"])
+    assert await local.work_done() == before

@@ -67,7 +67,7 @@ class ChatEndpoint:
                 if chat.wants_audio:
                     visit.allowance.check_sound()
                 request_id = http_request.state.request_id
-                request = await self._reader.off_loop(lambda: self._omni_request(chat, request_id))
+                request = await self._reader.off_loop(lambda: self._omni_request(chat, request_id), visit.body_bytes)
                 told = chat.without_media()  # nothing here looks at them again
                 if told.stream:
                     return await self._streamed(told, request, visit, http_request.state.meter)

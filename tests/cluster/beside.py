@@ -1,0 +1,104 @@
+"""Clients that only ask while another one does what it should not: what they got, and how long it took."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.server.bad_inputs import CHAT, chat
+
+MOST_BLOCKED_S = 0.5
+"""An ingress stands still for no longer, whatever it is sent."""
+TRIES = 3
+"""In one of them a machine that others use has time for this."""
+Harm = Callable[[httpx.AsyncClient], Awaitable[None]]
+"""Sends what it is about, and says what has to come of it."""
+
+
+@dataclass
+class Seen:
+    """Texts of streams, and the seconds until their first words and until `/health` was answered."""
+
+    texts: list[str] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    health_s: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"/health {max(self.health_s):.3f} s, first text {max(self.first_s):.3f} s at most of {len(self.texts)}"
+
+    def is_in_time(self, alone: Seen) -> bool:
+        """Nobody waited for longer than an ingress may stand still, or twice as long as on this machine when quiet."""
+        return all(
+            max(here_s) < max(MOST_BLOCKED_S, 2 * max(there_s))
+            for here_s, there_s in ((self.health_s, alone.health_s), (self.first_s, alone.first_s))
+        )
+
+
+async def stream(client: httpx.AsyncClient, seen: Seen) -> None:
+    """One answer of text, greedy, so that it is the same each time."""
+    began_s, said, first_s = time.monotonic(), "", None
+    body = chat(stream=True, max_tokens=24, temperature=0)
+    async with client.stream("POST", CHAT, json=body) as answer:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            said += "".join(choice["delta"].get("content") or "" for choice in json.loads(line[6:])["choices"])
+            if said and first_s is None:
+                first_s = time.monotonic() - began_s
+    assert first_s is not None, "no text came"
+    seen.first_s.append(first_s)
+    seen.texts.append(said)
+
+
+async def probe(client: httpx.AsyncClient, seen: Seen) -> None:
+    began_s = time.monotonic()
+    assert (await client.get("/health")).status_code == 200
+    seen.health_s.append(time.monotonic() - began_s)
+
+
+async def quiet(client: httpx.AsyncClient, times: int = 5) -> Seen:
+    """What they get while nobody else asks."""
+    seen = Seen()
+    await stream(client, Seen())  # the first may wait for what is not yet there
+    for _ in range(times):
+        await asyncio.gather(stream(client, seen), *(probe(client, seen) for _ in range(5)))
+    return seen
+
+
+@asynccontextmanager
+async def asking_all_the_while(client: httpx.AsyncClient) -> AsyncIterator[Seen]:
+    """A client that streams and one that asks for health, again and again."""
+    seen, ended = Seen(), asyncio.Event()
+
+    async def again(ask: Callable[[httpx.AsyncClient, Seen], Awaitable[None]]) -> None:
+        while not ended.is_set():
+            await ask(client, seen)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(again(stream))
+        group.create_task(again(probe))
+        try:
+            yield seen
+        finally:
+            ended.set()
+
+
+async def streams_beside(harm: Harm, client: httpx.AsyncClient) -> int:
+    """How many streams others had, each of them exact; all in time, in one of several times on a busy machine."""
+    alone = await quiet(client)
+    (text,) = set(alone.texts)
+    tried: list[Seen] = []
+    while len(tried) < TRIES and not any(seen.is_in_time(alone) for seen in tried):
+        async with asking_all_the_while(client) as seen:
+            await harm(client)
+        assert set(seen.texts) == {text}
+        tried.append(seen)
+    print(f"{harm.__name__}: quiet {alone}, beside {', '.join(map(str, tried))}")
+    assert tried[-1].is_in_time(alone)
+    return len(alone.texts) + 1 + sum(len(seen.texts) for seen in tried)
