@@ -21,8 +21,8 @@ EXTRA_KEY = "omni"
 class Prompt:
     """A conversation after the chat template, media placeholders included.
 
-    `token_ids`: set if a client's text in the prompt looks like the template's marks, but is to be text; None if
-    `text` says it all.
+    `token_ids`: set if a client's text in the prompt looks like the template's marks, but is to be text, and if it is
+    long; None if `text` says it all, and is short enough for an engine to read beside others.
     """
 
     text: str

@@ -13,6 +13,10 @@ from omni_cluster.nested import all_strings
 Objects = Sequence[Mapping[str, Any]]
 Template = Callable[[Objects, Objects], str]
 """Of messages and tools, the text of the prompt."""
+LONG_CHARS = 65_536
+"""Tokens of longer prompts are counted here, so that one of too many is refused before any stage has it: an engine reads
+all prompts in one thread, a megabyte in a second.
+"""
 
 
 class PromptMaker:
@@ -31,14 +35,17 @@ class PromptMaker:
         self._backend.encode_special_tokens = True
 
     def render(self, template: Template, messages: Objects, tools: Objects) -> Prompt:
-        """The prompt, with token ids where its text has what looks like a mark and is none of the template's."""
+        """The prompt, with token ids if it is long, or has what looks like a mark and is none of the template's."""
         if not any(self._is_odd(text) for text in all_strings([messages, tools])):
-            return Prompt(template(messages, tools))
+            return self._unmarked(template(messages, tools))
         guard = f"\ue000{secrets.token_hex(8)}\ue000"  # in no text of the prompt
         guarded = template(self._guarded(messages, guard), self._guarded(tools, guard))
         pieces = [piece.replace(guard, "") for piece in self._marks.split(guarded)]
         text = "".join(pieces)
         return Prompt(text, None if self._marks.split(text) == pieces else tuple(self._joined(pieces)))
+
+    def _unmarked(self, text: str) -> Prompt:
+        return Prompt(text, tuple(self.marked_ids(text)) if len(text) > LONG_CHARS else None)
 
     def marked_ids(self, text: str) -> list[int]:
         """Of text whose marks are marks."""

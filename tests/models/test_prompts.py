@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cluster.inputs import Prompt
-from omni_cluster.models.prompts import PromptMaker
+from omni_cluster.models.prompts import LONG_CHARS, PromptMaker
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer("tiny")
@@ -118,6 +118,13 @@ def test_a_mark_in_one_piece_each_letter_is_text() -> None:
 def test_text_that_is_no_mark_is_left_to_the_engine_s_tokenizer(text: str) -> None:
     prompt = rendered(said("user", text), source=CHAT_TEMPLATE)
     assert prompt.token_ids is None
+
+
+def test_the_tokens_of_a_long_text_are_counted_and_those_of_a_short_one_are_not() -> None:
+    around = len(rendered(said("user", ""), source=CHAT_TEMPLATE).text)
+    short, long = (rendered(said("user", "a" * (LONG_CHARS - around + more)), source=CHAT_TEMPLATE) for more in (0, 1))
+    assert short.token_ids is None and len(short.text) == LONG_CHARS
+    assert long.token_ids == tuple(TOKENIZER(long.text).input_ids)
 
 
 def test_the_rest_of_a_prompt_with_such_text_is_as_without_it() -> None:

@@ -41,8 +41,13 @@ async def test_no_stage_heard_of_any_of_them(local: LocalApp, before: dict[str, 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("words", "length"),
-    [(900, "1824 tokens, media included"), (2_000, "4024 tokens"), (100_000, "at least 35722 tokens")],
-    ids=["above the limit", "above the context", "not read to its end"],
+    [
+        (900, "1824 tokens, media included"),
+        (2_000, "4024 tokens"),
+        (6_000, "at least 2151 tokens"),
+        (100_000, "at least 200024 tokens"),
+    ],
+    ids=["above the limit", "above the context", "not read by the engine", "counted before"],
 )
 async def test_a_prompt_that_is_too_long_reaches_no_engine(
     local: LocalApp, words: int, length: str, stream: bool
