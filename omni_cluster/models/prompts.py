@@ -14,8 +14,8 @@ Objects = Sequence[Mapping[str, Any]]
 Template = Callable[[Objects, Objects], str]
 """Of messages and tools, the text of the prompt."""
 LONG_CHARS = 65_536
-"""Tokens of longer prompts are counted here, so that one of too many is refused before any stage has it: an engine reads
-all prompts in one thread, a megabyte in a second.
+"""Tokens of longer prompts are counted here, so that one of too many is refused before any stage has it: an engine
+reads all prompts in one thread, a megabyte in a second.
 """
 
 
