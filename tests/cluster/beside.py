@@ -8,13 +8,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 import httpx
 
 from tests.server.bad_inputs import CHAT, chat
 
 MOST_BLOCKED_S = 0.5
-"""An ingress stands still for no longer, whatever it is sent."""
+"""An ingress stands still for no longer, whatever it is sent, and half of the streams begin sooner."""
+MOST_LATE_S = 2.0
+"""No stream begins later: its first words come from an engine, which shares the cores with all that is sent."""
 TRIES = 3
 """In one of them a machine that others use has time for this."""
 Harm = Callable[[httpx.AsyncClient], Awaitable[None]]
@@ -30,13 +33,16 @@ class Seen:
     health_s: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"/health {max(self.health_s):.3f} s, first text {max(self.first_s):.3f} s at most of {len(self.texts)}"
+        first = f"first text {median(self.first_s):.3f} s, {max(self.first_s):.3f} s at most of {len(self.texts)}"
+        return f"/health {max(self.health_s):.3f} s at most, {first}"
 
     def is_in_time(self, alone: Seen) -> bool:
-        """Nobody waited for longer than an ingress may stand still, or twice as long as on this machine when quiet."""
-        return all(
-            max(here_s) < max(MOST_BLOCKED_S, 2 * max(there_s))
-            for here_s, there_s in ((self.health_s, alone.health_s), (self.first_s, alone.first_s))
+        """Nobody waited for longer than these bounds, or twice as long as on this machine when quiet."""
+        most_s = max(MOST_BLOCKED_S, 2 * max(alone.first_s))
+        return (
+            max(self.health_s) < max(MOST_BLOCKED_S, 2 * max(alone.health_s))
+            and median(self.first_s) < most_s
+            and max(self.first_s) < max(MOST_LATE_S, most_s)
         )
 
 
