@@ -22,7 +22,7 @@ SMALL_BODY_BYTES = 65_536
 """What is checked beside other requests, in some milliseconds; more is a decoder's work."""
 CHECKING_THREADS = 4
 LARGE_THREADS = 2
-"""For prompts of large bodies: those whose text has marks are tokenised, half a second for a megabyte."""
+"""For prompts of large bodies: a text that is long or has marks is tokenised, half a second for a megabyte."""
 T = TypeVar("T")
 
 

@@ -61,6 +61,11 @@ class Stage:
         self.looks += 1
         return self.living() != []
 
+    async def until_none_lives(self) -> None:
+        """Waits as long as there is a replica for a request."""
+        while self.can_choose():
+            await asyncio.sleep(0)
+
     def choose_replica(self, conversation: bytes = b"", near: Place | None = None) -> str | None:
         self.asked_near.append(near)
         living = self.living()

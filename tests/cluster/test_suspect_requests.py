@@ -31,8 +31,7 @@ async def test_a_suspect_gets_a_third_replica_only_if_that_is_idle(tiny: Path) -
     talker = cluster.stages["talker"]
     talker.loads.choose(["c"])
     asked = asyncio.create_task(cluster.ask())
-    while talker.can_choose():
-        await asyncio.sleep(0)
+    await talker.until_none_lives()
     talker.replicas.append("c")
     looks = talker.looks
     while talker.looks < looks + 10 and not asked.done():
@@ -47,8 +46,7 @@ async def test_a_stage_that_loses_its_replicas_while_a_suspect_asks_for_another_
     cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
     thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
     asked = asyncio.create_task(cluster.ask())
-    while talker.can_choose():
-        await asyncio.sleep(0)
+    await talker.until_none_lives()
 
     async def lose_all_thinkers(*_: Any, **__: Any) -> Turn:
         for each in thinker.replicas:
@@ -71,8 +69,7 @@ async def test_nothing_is_kept_free_for_a_suspect_before_each_stage_has_a_replic
     cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
     thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
     asked = asyncio.create_task(cluster.ask())
-    while talker.can_choose():
-        await asyncio.sleep(0)
+    await talker.until_none_lives()
     thinker.replicas.clear()
     talker.replicas += ["c", "d"]
     while ("wake", "") not in thinker.said:
@@ -106,8 +103,7 @@ async def suspect_beside_others(breaks: Breaks, **limits: int) -> AsyncIterator[
     cluster = Cluster(breaks, talkers=("a", "b"), **limits)
     talker = cluster.stages["talker"]
     asked = asyncio.create_task(answer_of(cluster))
-    while talker.can_choose():
-        await asyncio.sleep(0)
+    await talker.until_none_lives()
     others = [asyncio.create_task(ask_without_pause(talker, number)) for number in range(8)]
     while not all(talker.works_on(each) for each in LEFT):
         await asyncio.sleep(0)
