@@ -133,6 +133,8 @@ class AutoscalingConfig(Strict):
 
 Precision = Literal["float32", "tfloat32", "bfloat16", "float16"]
 """tfloat32: float32 tensors whose products round their inputs to 10 bits on a GPU; on a CPU the same as float32."""
+LayerPrecision = Literal["float32", "tfloat32", "bfloat16", "float16", "float8"]
+"""float8: bfloat16, but products of the layers round their inputs to 3 bits (e4m3), each row by a scale of its own."""
 
 
 class DiffusionConfig(Strict):
@@ -158,7 +160,7 @@ class DiffusionConfig(Strict):
     max_pieces_at_once: int = Field(
         default=3, ge=1, le=3, description="Pieces of one stream that are made at once.", examples=[3]
     )
-    dtype: Precision = Field(
+    dtype: LayerPrecision = Field(
         default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]
     )
     vocoder_dtype: Precision = Field(

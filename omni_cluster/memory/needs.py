@@ -43,7 +43,8 @@ BLOCK_TOKENS = 16
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_NUM_SEQS = 128
 
-DTYPE_BYTES = {"float32": 4, "tfloat32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+# In float8 all but the layers' weights is bfloat16; they are counted as such too.
+DTYPE_BYTES = {"float32": 4, "tfloat32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "float8": 2}
 
 
 @dataclass(frozen=True, slots=True)

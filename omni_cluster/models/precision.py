@@ -7,17 +7,19 @@ from collections.abc import Iterator
 
 import torch
 
-from omni_cluster.config.schema import Precision
+from omni_cluster.config.schema import LayerPrecision
+
+_TENSORS = {"tfloat32": "float32", "float8": "bfloat16"}
 
 
-def tensor_dtype(precision: Precision) -> torch.dtype:
-    """The dtype of weights and activations."""
-    dtype: torch.dtype = getattr(torch, "float32" if precision == "tfloat32" else precision)
+def tensor_dtype(precision: LayerPrecision) -> torch.dtype:
+    """The dtype of weights and activations; in float8 that of all but what a product takes."""
+    dtype: torch.dtype = getattr(torch, _TENSORS.get(precision, precision))
     return dtype
 
 
 @contextlib.contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
+def products_in(precision: LayerPrecision) -> Iterator[None]:
     """Float32 products and convolutions on CUDA round to TF32 inside, or do not; PyTorch's switch for it is global."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

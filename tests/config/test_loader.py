@@ -253,10 +253,16 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "for example 67108864",
     ),
     "unknown batch type": (
-        of_stage(2, diffusion={"dtype": "float8"}),
+        of_stage(2, diffusion={"dtype": "float4"}),
         "stages[2].diffusion.dtype",
-        "'float8'",
+        "'float4'",
         "for example bfloat16",
+    ),
+    "vocoder in float8": (
+        of_stage(2, diffusion={"vocoder_dtype": "float8"}),
+        "stages[2].diffusion.vocoder_dtype",
+        "'float8'",
+        "for example tfloat32",
     ),
     "unknown output": (of_stage(0, final_output_type="video"), "stages[0].final_output_type", "'video'", "'text' or"),
     "id twice": (of_stage(1, stage_id=0), "stages[1].stage_id", "0", "for example 3"),

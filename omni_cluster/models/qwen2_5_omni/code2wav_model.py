@@ -13,6 +13,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.errors import PayloadError
+from omni_cluster.models import float8
 from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
@@ -98,9 +99,13 @@ class Code2WavModel:
         captures = config.cuda_graphs and device.type == "cuda"
         times = evaluation_times(device)
         dtype = tensor_dtype(config.dtype)
-        resident = config.resident_blocks if dtype.itemsize == 2 else 0  # the kernel knows no TF32
+        in_float8 = config.dtype == "float8"
+        if in_float8:
+            float8.check_device(device)
+        resident = config.resident_blocks if dtype.itemsize == 2 and not in_float8 else 0  # the kernel knows no TF32
         with products_in("float32"):
-            dit = BlockDiT(model.code2wav_dit_model, voices, times, dtype, config.stream_slots, resident)
+            slots = config.stream_slots
+            dit = BlockDiT(model.code2wav_dit_model, voices, times, dtype, slots, resident, in_float8)
         with products_in(config.dtype):
             sizes = graph_sizes(config.max_batch_frames // dit.block_size) if captures else ()
             self._flow = Flow(dit, device, sizes)

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from omni_cluster.models import float8
+from omni_cluster.models.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
 from omni_cluster.models.qwen2_5_omni.dit_resident_kernel import ResidentLayers
 from omni_cluster.models.qwen2_5_omni.voices import Voice
@@ -30,6 +32,7 @@ FIRST_SLOT = -2
 """A left neighbour of FIRST_SLOT - s is the block that slot s of the stream store keeps."""
 BLOCK_ROWS = 6
 """Of a table of blocks, before its codes."""
+Rows = torch.Tensor | Float8Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +62,15 @@ class PackedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DiTLayer:
-    """Weights of one layer. `qkv`: query, key and value as one product."""
+    """Weights of one layer, in float8 or not. `qkv`: query, key and value as one product."""
 
-    qkv: torch.Tensor
+    qkv: Rows
     qkv_bias: torch.Tensor
-    out: torch.Tensor
+    out: Rows
     out_bias: torch.Tensor
-    up: torch.Tensor
+    up: Rows
     up_bias: torch.Tensor
-    down: torch.Tensor
+    down: Rows
     down_bias: torch.Tensor
     looks_back: bool
     looks_ahead: bool
@@ -77,7 +80,8 @@ class BlockDiT:
     """Computes what transformers' `Qwen2_5OmniToken2WavDiTModel` does, at fixed points of time.
 
     Products are in `dtype`; the residual stream, norms and modulation in float32. `slots`: how many streams can be
-    kept between pieces. `resident_blocks`: on CUDA the layers of so many blocks at most are one kernel.
+    kept between pieces. `resident_blocks`: on CUDA the layers of so many blocks at most are one kernel. `in_float8`:
+    products of the layers are, and `dtype` is bfloat16; the one kernel knows none.
     """
 
     def __init__(
@@ -88,11 +92,12 @@ class BlockDiT:
         dtype: torch.dtype,
         slots: int,
         resident_blocks: int = 0,
+        in_float8: bool = False,
     ) -> None:
         config = dit.config
         self.mel_dim, self.block_size, self.repeats = dit.mel_dim, dit.block_size, dit.repeats
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
-        self.dtype = dtype
+        self.dtype, self.in_float8 = dtype, in_float8
         layers = [self._layer(block) for block in dit.transformer_blocks]
         modulation = _modulation(dit, times)
         self.modulation = [layer.chunk(6, dim=-1) for layer in modulation]
@@ -119,14 +124,20 @@ class BlockDiT:
         for i in (0, 1):  # query and key
             weights[i], biases[i] = (_deinterleaved(p, self.head_dim) for p in (weights[i], biases[i]))
         return DiTLayer(
-            torch.cat(weights).to(self.dtype),
+            self._rounded(torch.cat(weights)),
             torch.cat(biases).to(self.dtype),
-            *self._cast(attention.to_out[0]),
-            *self._cast(ff[0]),
-            *self._cast(ff[3]),
+            *self._of_layer(attention.to_out[0]),
+            *self._of_layer(ff[0]),
+            *self._of_layer(ff[3]),
             looks_back=block.look_backward_block > 0,
             looks_ahead=block.look_ahead_block > 0,
         )
+
+    def _of_layer(self, linear: nn.Linear) -> tuple[Rows, torch.Tensor]:
+        return self._rounded(linear.weight.detach()), linear.bias.detach().to(self.dtype)
+
+    def _rounded(self, weight: torch.Tensor) -> Rows:
+        return float8.quantized(weight) if self.in_float8 else weight.to(self.dtype)
 
     def _cast(self, linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
         return linear.weight.detach().to(self.dtype), linear.bias.detach().to(self.dtype)
@@ -171,7 +182,7 @@ class BlockDiT:
         else:
             out = self._layer_by_layer(hidden, point, blocks)
         normed = self._add_and_norm(hidden, out, self.modulation[-1][-1], final_scale, final_shift, point)
-        guided, unguided = F.linear(normed, self.proj_out, self.proj_out_bias).float().chunk(2)
+        guided, unguided = linear(normed, self.proj_out, self.proj_out_bias).float().chunk(2)
         return guided + (guided - unguided) * GUIDANCE_SCALE
 
     def _layer_by_layer(self, hidden: torch.Tensor, point: torch.Tensor, blocks: PackedBlocks) -> torch.Tensor:
@@ -180,12 +191,12 @@ class BlockDiT:
         for layer, (shift, scale, gate_attn, shift_ff, scale_ff, gate_ff) in zip(
             self.layers, self.modulation, strict=True
         ):
-            normed = self._add_and_norm(hidden, out, gate, scale, shift, point)
-            attended = self._attend(F.linear(normed, layer.qkv, layer.qkv_bias), layer, back, point, blocks)
+            normed = self._add_and_norm(hidden, out, gate, scale, shift, point, self.in_float8)
+            attended = self._attend(linear(normed, layer.qkv, layer.qkv_bias), layer, back, point, blocks)
             back += layer.looks_back
-            out = F.linear(attended, layer.out, layer.out_bias)
-            normed = self._add_and_norm(hidden, out, gate_attn, scale_ff, shift_ff, point)
-            out, gate = F.linear(gelu_of_linear(normed, layer.up, layer.up_bias), layer.down, layer.down_bias), gate_ff
+            out = linear(attended, layer.out, layer.out_bias)
+            normed = self._add_and_norm(hidden, out, gate_attn, scale_ff, shift_ff, point, self.in_float8)
+            out, gate = linear(gelu_of_linear(normed, layer.up, layer.up_bias), layer.down, layer.down_bias), gate_ff
         return out
 
     def _add_and_norm(
@@ -196,21 +207,28 @@ class BlockDiT:
         scale: torch.Tensor,
         shift: torch.Tensor,
         point: torch.Tensor,
-    ) -> torch.Tensor:
+        in_float8: bool = False,
+    ) -> Rows:
         """Adds the gated output to `hidden` in place; gives the modulated norm of the sum, in the products' dtype.
 
         Without a gate nothing is added. `gate`, `scale` and `shift` are tables `[times, hidden]`: each block has the
         rows of its own `point`.
         """
         if hidden.is_cuda:
-            return dit_kernels.add_and_norm(
-                hidden, out, gate, scale, shift, point, self.block_size, NORM_EPS, self.dtype
-            )
+            given = (hidden, out, gate, scale, shift, point, self.block_size, NORM_EPS)
+            if in_float8:
+                made = Float8Rows.empty_like(hidden)
+                dit_kernels.add_and_norm(*given, made.values, made.scales)
+                return made
+            rounded = torch.empty_like(hidden, dtype=self.dtype)
+            dit_kernels.add_and_norm(*given, rounded)
+            return rounded
         by_block = hidden.view(2, point.shape[0], self.block_size, -1)
         if gate is not None:
             by_block += gate[point][:, None] * out.view(by_block.shape)
         normed = F.layer_norm(by_block, by_block.shape[-1:], eps=NORM_EPS)
-        return (normed * (1 + scale[point][:, None]) + shift[point][:, None]).to(self.dtype).view(hidden.shape)
+        normed = (normed * (1 + scale[point][:, None]) + shift[point][:, None]).view(hidden.shape)
+        return float8.quantized(normed) if in_float8 else normed.to(self.dtype)
 
     def _attend(
         self, qkv: torch.Tensor, layer: DiTLayer, back: int, point: torch.Tensor, blocks: PackedBlocks
@@ -266,8 +284,20 @@ class BlockDiT:
         return attended.transpose(2, 3).reshape(qkv.shape[0], -1)
 
 
-def gelu_of_linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """GELU by tanh of a linear layer; on CUDA in the product's own last step, which saves a pass over memory."""
+def linear(rows: Rows, weight: Rows, bias: torch.Tensor) -> torch.Tensor:
+    """A linear layer, in float8 if its weight is."""
+    if isinstance(rows, Float8Rows) or isinstance(weight, Float8Rows):
+        return float8.product(float8.in_float8(rows), float8.in_float8(weight), bias)
+    return F.linear(rows, weight, bias)
+
+
+def gelu_of_linear(rows: Rows, weight: Rows, bias: torch.Tensor) -> Rows:
+    """GELU by tanh of a linear layer; on CUDA in the product's own last step, which saves a pass over memory.
+
+    In float8, if the weight is: there GELU and rounding are one pass.
+    """
+    if isinstance(rows, Float8Rows) or isinstance(weight, Float8Rows):
+        return float8.quantized(linear(rows, weight, bias), gelu=True)
     if rows.is_cuda:
         return torch._addmm_activation(bias, rows, weight.T, use_gelu=True)
     return F.gelu(F.linear(rows, weight, bias), approximate="tanh")

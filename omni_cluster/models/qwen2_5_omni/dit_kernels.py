@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from omni_cluster.models.float8_kernels import store_quantized
+
 if TYPE_CHECKING:
     from omni_cluster.models.qwen2_5_omni.dit import PackedBlocks
 
@@ -26,12 +28,14 @@ def add_and_norm_row(
     shift,
     points,
     normed,
+    scales,
     num_blocks,
     gate_stride,
     norm_stride,
     width,
     eps,
     SIZE: tl.constexpr,
+    FLOAT8: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One row of `add_and_norm`. All that other programs may have stored is loaded past the L1 cache."""
@@ -47,7 +51,10 @@ def add_and_norm_row(
     centred = tl.where(there, x - tl.sum(x, 0) / width, 0.0)
     x = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
     y = x * (1.0 + scale_row) + shift_row
-    tl.store(normed + row * width + columns, y.to(normed.dtype.element_ty), there)
+    if FLOAT8:
+        store_quantized(row, y, normed, scales, width, columns, there)
+    else:
+        tl.store(normed + row * width + columns, y.to(normed.dtype.element_ty), there)
 
 
 @triton.jit
@@ -59,6 +66,7 @@ def _add_and_norm(
     shift,
     points,
     normed,
+    scales,
     num_blocks,
     gate_stride,
     norm_stride,
@@ -66,6 +74,7 @@ def _add_and_norm(
     eps,
     SIZE: tl.constexpr,
     HAS_OUT: tl.constexpr,
+    FLOAT8: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     add_and_norm_row(
@@ -78,12 +87,14 @@ def _add_and_norm(
         shift,
         points,
         normed,
+        scales,
         num_blocks,
         gate_stride,
         norm_stride,
         width,
         eps,
         SIZE,
+        FLOAT8,
         BLOCK,
     )
 
@@ -97,15 +108,15 @@ def add_and_norm(
     point: torch.Tensor,
     size: int,
     eps: float,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+    normed: torch.Tensor,
+    scales: torch.Tensor | None = None,
+) -> None:
     """`hidden` `[2 * N * size, width]` float32 += gate * out, in place, if there is a gate; its modulated layer norm
-    in `dtype`.
+    into `normed` of that shape. With `scales` float32 `[2 * N * size, 1]` that is float8, each row with its scale.
 
     `gate`, `scale`, `shift`: tables `[times, width]`, of which block n has row `point[n]`.
     """
     rows, width = hidden.shape
-    normed = torch.empty(rows, width, dtype=dtype, device=hidden.device)
     _add_and_norm[(rows,)](
         hidden,
         out,
@@ -114,6 +125,7 @@ def add_and_norm(
         shift,
         point,
         normed,
+        normed if scales is None else scales,
         point.shape[0],
         0 if gate is None else gate.stride(0),
         scale.stride(0),
@@ -121,10 +133,10 @@ def add_and_norm(
         eps,
         SIZE=size,
         HAS_OUT=gate is not None,
+        FLOAT8=scales is not None,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
     )
-    return normed
 
 
 @triton.jit

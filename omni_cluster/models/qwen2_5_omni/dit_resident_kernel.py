@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from omni_cluster.models.float8_kernels import gelu_by_tanh
 from omni_cluster.models.qwen2_5_omni.dit_kernels import add_and_norm_row, attend_block, keep_row
 
 if TYPE_CHECKING:
@@ -64,12 +65,6 @@ def _wait_for_all(arrived, wanted, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
-def _gelu(x):
-    """By tanh: x / (1 + exp(-2 * 0.79788 * (x + 0.044715 * x^3)))."""
-    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-
-
-@triton.jit
 def _product(
     x,
     weight,
@@ -106,7 +101,7 @@ def _product(
             y = tl.dot(part, tl.trans(w), y, input_precision=PRECISION)
         y += tl.load(bias + feature, inside, 0.0).to(tl.float32)[None, :]
         if GELU:
-            y = _gelu(y)
+            y = gelu_by_tanh(y)
         place = row[:, None] * NUM_FEATURES + feature[None, :]
         tl.store(out + place, y.to(out.dtype.element_ty), present[:, None] & inside[None, :])
 
@@ -173,7 +168,7 @@ def _all_layers(
         for row in range(program, num_rows, PROGRAMS):
             add_and_norm_row(
                 row, hidden, out, layer > 0, shift - modulation_stride + 5 * HIDDEN, shift + HIDDEN, shift, point,
-                normed, num_blocks, 6 * HIDDEN, 6 * HIDDEN, HIDDEN, eps, SIZE, NORM_BLOCK,
+                normed, normed, num_blocks, 6 * HIDDEN, 6 * HIDDEN, HIDDEN, eps, SIZE, False, NORM_BLOCK,
             )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
         _product(
@@ -197,7 +192,7 @@ def _all_layers(
         for row in range(program, num_rows, PROGRAMS):
             add_and_norm_row(
                 row, hidden, out, True, shift + 2 * HIDDEN, shift + 4 * HIDDEN, shift + 3 * HIDDEN, point, normed,
-                num_blocks, 6 * HIDDEN, 6 * HIDDEN, HIDDEN, eps, SIZE, NORM_BLOCK,
+                normed, num_blocks, 6 * HIDDEN, 6 * HIDDEN, HIDDEN, eps, SIZE, False, NORM_BLOCK,
             )  # fmt: skip
         wanted = _wait_for_all(arrived, wanted, PROGRAMS)
         _product(
@@ -220,12 +215,12 @@ class ResidentLayers:
     """
 
     def __init__(self, layers: Sequence[DiTLayer], modulation: torch.Tensor, heads: int, block_size: int) -> None:
-        first = layers[0]
         self.layers, self._weights = _in_one_piece(layers)
         self._modulation = modulation
         self._heads, self._size = heads, block_size
-        self._inner, self._hidden, self._between = first.out.shape[1], first.out.shape[0], first.up.shape[0]
-        device = first.qkv.device
+        first, device = layers[0], modulation.device
+        self._inner, self._hidden = len(first.qkv_bias) // 3, len(first.out_bias)
+        self._between = len(first.up_bias)
         kinds = [LOOKS_BACK * layer.looks_back + LOOKS_AHEAD * layer.looks_ahead for layer in layers]
         self._kinds = torch.tensor(kinds, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(1, dtype=torch.int64, device=device)

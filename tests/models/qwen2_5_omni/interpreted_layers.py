@@ -1,7 +1,7 @@
 """`python -m tests.models.qwen2_5_omni.interpreted_layers CHECKPOINT`: the layers' one kernel, as Triton interprets it.
 
 Triton decides where a kernel runs when it is imported, so this is a process of its own. Prints how far the kernel's
-output, residual stream and kept blocks are from those of the plain layers.
+output, residual stream and kept blocks are from those of the plain layers, and the scales of a norm in float8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from omni_cluster.models.qwen2_5_omni.dit import NORM_EPS
+from omni_cluster.models.float8 import Float8Rows
+from omni_cluster.models.qwen2_5_omni import dit_kernels
+from omni_cluster.models.qwen2_5_omni.dit import NORM_EPS, BlockDiT
 from tests.models.qwen2_5_omni.test_dit import SIZE, blocks, make_dit
 
 LAYOUT = ([-1, 0, -5], [1, -1, -1], [24, 10, 24], [1, -1, 3])
@@ -34,7 +36,20 @@ def differences(folder: Path) -> list[float]:
     made = one_kernel.resident(again, point, layout, one_kernel.rotary, one_kernel.store, NORM_EPS)
     there = (torch.arange(SIZE) < layout.length[:, None]).flatten().repeat(2)
     pairs = ((made[there], wanted[there]), (again[there], hidden[there]), (one_kernel.store, plain.store))
-    return [float((a - b).norm() / b.norm()) for a, b in pairs]
+    return [float((a - b).norm() / b.norm()) for a, b in (*pairs, float8_scales(plain, hidden, made, point))]
+
+
+def float8_scales(
+    dit: BlockDiT, hidden: torch.Tensor, out: torch.Tensor, point: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the modulated norm of what a layer leaves: the kernel's, and those of plain PyTorch."""
+    shift, scale, gate = dit.modulation[1][:3]
+    given = (out, gate, scale, shift, point)
+    wanted = dit._add_and_norm(hidden.clone(), *given, in_float8=True)
+    made = Float8Rows.empty_like(hidden)
+    dit_kernels.add_and_norm(hidden.clone(), *given, SIZE, NORM_EPS, made.values, made.scales)
+    assert isinstance(wanted, Float8Rows)
+    return made.scales, wanted.scales
 
 
 if __name__ == "__main__":

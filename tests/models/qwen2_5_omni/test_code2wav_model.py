@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.config.schema import DiffusionConfig, Precision
+from omni_cluster.config.schema import DiffusionConfig, LayerPrecision, Precision
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
@@ -318,10 +318,36 @@ def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> Non
 BFLOAT16_SNR_DB = 25.0
 
 
+@pytest.fixture(scope="module")
+def in_float8(tiny: Path) -> Code2WavModel:
+    return Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), DiffusionConfig(dtype="float8"))
+
+
+def test_float8_is_near_the_reference_whole_and_in_pieces(in_float8: Code2WavModel, reference: Reference) -> None:
+    full = job(100, "Ethan", 5)
+    (whole,) = made_by(in_float8, [full])
+    in_pieces = streamed(in_float8, full, [1, 1, 2])
+    for made in (whole, in_pieces):
+        assert FLOAT8_SNR_DB <= snr_db(made, wanted(reference, full)) < BFLOAT16_MORE_DB
+    assert snr_db(in_pieces, whole) >= STREAMING_SNR_DB
+
+
+FLOAT8_SNR_DB = 40.0
+"""On the tiny checkpoint, whose layers add little to what they are given."""
+BFLOAT16_MORE_DB = 55.0
+"""What bfloat16 has with the same vocoder: so much is not float8."""
+
+
+def test_float8_is_the_same_beside_others(in_float8: Code2WavModel) -> None:
+    asked = [job(60, "Ethan", 1), job(20), job(13)]
+    for beside, one in zip(made_by(in_float8, asked), asked, strict=True):
+        np.testing.assert_allclose(beside, made_by(in_float8, [one])[0], atol=1e-4, rtol=0)
+
+
 # ------------------------------------------------------------------------ CUDA
 
 
-def on_cuda(tiny: Path, precision: Precision, vocoder: Precision) -> Code2WavModel:
+def on_cuda(tiny: Path, precision: LayerPrecision, vocoder: Precision) -> Code2WavModel:
     config = DiffusionConfig(dtype=precision, vocoder_dtype=vocoder, max_streams=4, max_batch_frames=480)
     return Code2WavModel(tiny, load_voices(tiny), torch.device("cuda"), config)
 
@@ -345,10 +371,11 @@ def test_float32_on_cuda_is_the_reference_alone_and_batched(tiny: Path, referenc
         ("bfloat16", "tfloat32", 30.0),
         ("float16", "float16", 35.0),
         ("bfloat16", "bfloat16", 25.0),
+        ("float8", "tfloat32", 30.0),
     ],
 )
 def test_each_precision_on_cuda_is_near_the_reference(
-    tiny: Path, reference: Reference, precision: Precision, vocoder: Precision, least_db: float
+    tiny: Path, reference: Reference, precision: LayerPrecision, vocoder: Precision, least_db: float
 ) -> None:
     model, full = on_cuda(tiny, precision, vocoder), job(100, "Ethan", 5)
     (whole,) = made_by(model, [full])

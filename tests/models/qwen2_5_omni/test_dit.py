@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from omni_cluster.models.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
 from omni_cluster.models.qwen2_5_omni.dit import (
     FIRST_SLOT,
@@ -35,10 +36,17 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def make_dit(folder: Path, device: str, dtype: torch.dtype = torch.float32, resident_blocks: int = 0) -> BlockDiT:
+def make_dit(
+    folder: Path,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    resident_blocks: int = 0,
+    in_float8: bool = False,
+) -> BlockDiT:
     place = torch.device(device)
     model = load_token2wav(folder, place).code2wav_dit_model
-    return BlockDiT(model, list(load_voices(folder).values()), evaluation_times(place), dtype, SLOTS, resident_blocks)
+    voices, times = list(load_voices(folder).values()), evaluation_times(place)
+    return BlockDiT(model, voices, times, dtype, SLOTS, resident_blocks, in_float8)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +143,7 @@ def test_attention_kernel_is_the_plain_attention(
 def test_one_kernel_of_all_layers_computes_the_plain_layers_as_triton_interprets_it(tiny: Path) -> None:
     command = [sys.executable, "-m", "tests.models.qwen2_5_omni.interpreted_layers", str(tiny)]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
-    assert len(made) == 3 and all(float(difference) < 1e-5 for difference in made)
+    assert len(made) == 4 and all(float(difference) < 1e-5 for difference in made)
 
 
 @pytest.mark.gpu
@@ -180,6 +188,21 @@ def test_norm_kernel_is_the_plain_norm(tiny: Path) -> None:
     made = dit._add_and_norm(hidden, out, gate, scale, shift, point)
     torch.testing.assert_close(hidden.cpu(), wanted, atol=1e-5, rtol=0)
     torch.testing.assert_close(made.cpu(), wanted_norm, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+def test_norm_kernel_in_float8_is_the_plain_norm_in_float8(tiny: Path) -> None:
+    dit, plain = (make_dit(tiny, device, torch.bfloat16, in_float8=True) for device in ("cuda", "cpu"))
+    shift, scale, gate = dit.modulation[1][:3]
+    point = torch.tensor([5, 0, 35], device="cuda")
+    hidden, out = torch.randn(2, 2 * 3 * SIZE, shift.shape[1], device="cuda")
+    given = (out, gate, scale, shift, point)
+    wanted = plain._add_and_norm(hidden.cpu(), *(each.cpu() for each in given), in_float8=True)
+    made = dit._add_and_norm(hidden, *given, in_float8=True)
+    assert isinstance(made, Float8Rows) and isinstance(wanted, Float8Rows)
+    torch.testing.assert_close(made.scales.cpu(), wanted.scales, rtol=1e-4, atol=0)
+    of_made, of_wanted = (each.values.cpu().float() * each.scales.cpu() for each in (made, wanted))
+    assert (of_made - of_wanted).norm() < 0.01 * of_wanted.norm()
 
 
 @pytest.mark.gpu
