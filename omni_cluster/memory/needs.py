@@ -43,7 +43,7 @@ BLOCK_TOKENS = 16
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_NUM_SEQS = 128
 
-# In float8 all but the layers' weights is bfloat16; they are counted as such too.
+# In float8 all but the layers' weights is bfloat16.
 DTYPE_BYTES = {"float32": 4, "tfloat32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2, "float8": 2}
 
 
@@ -202,8 +202,9 @@ def diffusion_parts(
     frames = max(settings.max_batch_frames, config.limits.max_codec_tokens * sizes.frames_per_code)
     loading = weight_bytes(folder, (*sizes.weights, *sizes.vocoder_weights), DTYPE_BYTES["float32"], 1)
     activations = max(frames * sizes.frame_bytes, loading)
+    twice = int(settings.dtype == "float8")  # small steps need the layers in bfloat16 too
     return FixedParts(
-        weights=weight_bytes(folder, sizes.weights, dtype, 1)
+        weights=weight_bytes(folder, sizes.weights, dtype + twice, 1)
         + weight_bytes(folder, sizes.vocoder_weights, vocoder_dtype, 1),
         activations=activations,
         streams=settings.stream_slots * sizes.stream_elements * dtype,

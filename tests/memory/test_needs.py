@@ -222,6 +222,18 @@ def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
     assert fixed.activations == 20_000 * frame_bytes
 
 
+def test_float8_takes_a_byte_a_weight_more_than_bfloat16_whose_layers_small_steps_need(seven_b: Path) -> None:
+    bfloat16, float8 = (
+        needs_of(bound_to(seven_b, code2wav={"diffusion": {"dtype": dtype}}), 80 * GIB)[2].fixed
+        for dtype in ("bfloat16", "float8")
+    )
+    sizes = stage_sizes(seven_b, "code2wav")
+    assert isinstance(sizes, DiffusionSizes)
+    dit = weight_bytes(seven_b, sizes.weights, 1, 1)
+    assert float8.weights - bfloat16.weights == dit > 0
+    assert float8.streams == bfloat16.streams
+
+
 def test_a_batch_is_never_smaller_than_the_longest_answer(seven_b: Path) -> None:
     activations = [
         needs_of(bound_to(seven_b, code2wav={"diffusion": {"max_batch_frames": frames}}), 80 * GIB)[2].fixed.activations

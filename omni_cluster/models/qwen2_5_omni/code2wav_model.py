@@ -102,7 +102,7 @@ class Code2WavModel:
         in_float8 = config.dtype == "float8"
         if in_float8:
             float8.check_device(device)
-        resident = config.resident_blocks if dtype.itemsize == 2 and not in_float8 else 0  # the kernel knows no TF32
+        resident = config.resident_blocks if dtype.itemsize == 2 else 0  # the kernel knows no TF32
         with products_in("float32"):
             slots = config.stream_slots
             dit = BlockDiT(model.code2wav_dit_model, voices, times, dtype, slots, resident, in_float8)

@@ -81,7 +81,7 @@ class BlockDiT:
 
     Products are in `dtype`; the residual stream, norms and modulation in float32. `slots`: how many streams can be
     kept between pieces. `resident_blocks`: on CUDA the layers of so many blocks at most are one kernel. `in_float8`:
-    products of the layers are, and `dtype` is bfloat16; the one kernel knows none.
+    products of the layers are, and `dtype` is bfloat16; those of the one kernel stay in `dtype`.
     """
 
     def __init__(
@@ -98,14 +98,15 @@ class BlockDiT:
         self.mel_dim, self.block_size, self.repeats = dit.mel_dim, dit.block_size, dit.repeats
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.dtype, self.in_float8 = dtype, in_float8
-        layers = [self._layer(block) for block in dit.transformer_blocks]
+        layers = [self._layer(block, in_float8) for block in dit.transformer_blocks]
         modulation = _modulation(dit, times)
         self.modulation = [layer.chunk(6, dim=-1) for layer in modulation]
         self.resident_blocks = resident_blocks
         self.resident: ResidentLayers | None = None
         if resident_blocks:
-            self.resident = ResidentLayers(layers, modulation, self.num_heads, self.block_size)
-        self.layers = self.resident.layers if self.resident else layers
+            plain = [self._layer(block, False) for block in dit.transformer_blocks] if in_float8 else layers
+            self.resident = ResidentLayers(plain, modulation, self.num_heads, self.block_size)
+        self.layers = self.resident.layers if self.resident and not in_float8 else layers
         self.final_modulation = _final_modulation(dit, times)
         self._embed_inputs(dit, voices)
         self.proj_out, self.proj_out_bias = self._cast(dit.proj_out)
@@ -117,27 +118,27 @@ class BlockDiT:
             len(times), back, slots, 2, self.block_size, 2, inner, dtype=dtype, device=times.device
         )
 
-    def _layer(self, block: Any) -> DiTLayer:
+    def _layer(self, block: Any, in_float8: bool) -> DiTLayer:
         attention, ff = block.attn, block.ff.ff
         qkv = (attention.to_q, attention.to_k, attention.to_v)
         weights, biases = [p.weight.detach() for p in qkv], [p.bias.detach() for p in qkv]
         for i in (0, 1):  # query and key
             weights[i], biases[i] = (_deinterleaved(p, self.head_dim) for p in (weights[i], biases[i]))
         return DiTLayer(
-            self._rounded(torch.cat(weights)),
+            self._rounded(torch.cat(weights), in_float8),
             torch.cat(biases).to(self.dtype),
-            *self._of_layer(attention.to_out[0]),
-            *self._of_layer(ff[0]),
-            *self._of_layer(ff[3]),
+            *self._of_layer(attention.to_out[0], in_float8),
+            *self._of_layer(ff[0], in_float8),
+            *self._of_layer(ff[3], in_float8),
             looks_back=block.look_backward_block > 0,
             looks_ahead=block.look_ahead_block > 0,
         )
 
-    def _of_layer(self, linear: nn.Linear) -> tuple[Rows, torch.Tensor]:
-        return self._rounded(linear.weight.detach()), linear.bias.detach().to(self.dtype)
+    def _of_layer(self, linear: nn.Linear, in_float8: bool) -> tuple[Rows, torch.Tensor]:
+        return self._rounded(linear.weight.detach(), in_float8), linear.bias.detach().to(self.dtype)
 
-    def _rounded(self, weight: torch.Tensor) -> Rows:
-        return float8.quantized(weight) if self.in_float8 else weight.to(self.dtype)
+    def _rounded(self, weight: torch.Tensor, in_float8: bool) -> Rows:
+        return float8.quantized(weight) if in_float8 else weight.to(self.dtype)
 
     def _cast(self, linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
         return linear.weight.detach().to(self.dtype), linear.bias.detach().to(self.dtype)

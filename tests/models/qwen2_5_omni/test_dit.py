@@ -164,6 +164,30 @@ def test_layers_of_one_kernel_are_the_plain_layers(tiny: Path, dtype: torch.dtyp
         assert (resident.store[0] - plain.store[0]).float().norm() <= close * plain.store[0].float().norm()
 
 
+def test_layers_of_one_kernel_stay_in_bfloat16_beside_those_in_float8(tiny: Path) -> None:
+    dit = make_dit(tiny, "cpu", torch.bfloat16, 2, in_float8=True)
+    assert dit.resident is not None
+    for small, large in zip(dit.resident.layers, dit.layers, strict=True):
+        for name in ("qkv", "out", "up", "down"):
+            weight, rounded = getattr(small, name), getattr(large, name)
+            assert weight.dtype == torch.bfloat16 and isinstance(rounded, Float8Rows)
+            values = rounded.values.float() * rounded.scales
+            assert (values - weight).norm() < 0.05 * weight.float().norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("resident_blocks", "is_float8"), [(7, False), (6, True)])
+def test_small_steps_of_float8_are_bfloat16s(tiny: Path, resident_blocks: int, is_float8: bool) -> None:
+    layout, point = blocks(*LAYOUT, device="cuda"), torch.tensor([5, 5, 5, 0, 7, 5, 5], device="cuda")
+    state = noise(7).cuda().flatten(0, 1)
+    there = (torch.arange(SIZE, device="cuda") < layout.length[:, None]).flatten()
+    made, plain = (
+        dit.velocity(point, state, dit.conditions(layout), layout)[there]
+        for dit in (make_dit(tiny, "cuda", torch.bfloat16, resident_blocks, each) for each in (True, False))
+    )
+    assert torch.equal(made, plain) != is_float8
+
+
 @pytest.mark.gpu
 def test_keep_kernel_keeps_what_has_a_slot(tiny: Path) -> None:
     dit = make_dit(tiny, "cuda")
