@@ -68,6 +68,8 @@ class Run:
         self._tickets = {stage_id: _ticket(request, replica_id) for stage_id, replica_id in chosen.items()}
         self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         self._all_read = AllRead(len(self._stages))
+        self._at_work: set[str] = set()
+        """Replicas that have taken the request."""
 
     async def events(self, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages, as they are made.
@@ -91,7 +93,7 @@ class Run:
         """What the error says was lost."""
         for stage in self._stages:
             if error.replica_id and self.replica_of(stage) == error.replica_id:
-                return Loss(stage.model_stage, error.replica_id)
+                return Loss(stage.model_stage, error.replica_id, error.replica_id in self._at_work)
         return Loss(UNKNOWN, error.replica_id)
 
     def replica_of(self, stage: StageConfig) -> str:
@@ -113,6 +115,7 @@ class Run:
         started = remote.calls.stream("generate", self.request, upstream, has_media, replica_id=replica_id)
         async with contextlib.aclosing(started) as call:
             own = await _first(call, replica_id)
+            self._at_work.add(own.replica_id)
             if not replica_id:
                 self._tickets[stage.stage_id].set_result(own)
             if has_media:

@@ -19,9 +19,9 @@ MAX_WAITING_EVENTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A request that went on although a replica of `stage` was lost, `stall_s` after that was noticed."""
+    """A request that went on although replicas of these `stages` were lost, `stall_s` after the first was noticed."""
 
-    stage: str
+    stages: tuple[str, ...]
     stall_s: float
 
 

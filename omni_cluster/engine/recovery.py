@@ -117,10 +117,14 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What ended a run: a replica of a stage; `UNKNOWN` and "" where nobody knows which."""
+    """What ended a run: a replica of a stage; `UNKNOWN` and "" where nobody knows which.
+
+    `was_at_work`: False for a replica that was gone, or silent, before it took the request.
+    """
 
     stage: str
     replica_id: str
+    was_at_work: bool = True
 
 
 class Course:
@@ -132,6 +136,8 @@ class Course:
         self._request = request
         self._delivered = Delivered()
         self._losses: list[Loss] = []
+        self._survived = 0
+        """So many of the losses were survived: the request has said something new since."""
         self._lost_at_s: float | None = None
 
     @property
@@ -165,7 +171,8 @@ class Course:
         if new is None or self._lost_at_s is None:
             return new
         stall_s, self._lost_at_s = time.monotonic() - self._lost_at_s, None
-        return replace(new, recovery=Recovery(self._losses[-1].stage, stall_s))
+        stages, self._survived = tuple(loss.stage for loss in self._losses[self._survived :]), len(self._losses)
+        return replace(new, recovery=Recovery(stages, stall_s))
 
     def may_begin_again(self, loss: Loss) -> bool:
         """Counts a loss; False when the request was begun again as often as it may."""
@@ -179,5 +186,6 @@ class Course:
         """Whether a further replica of the stage may have it only if that has nothing else to lose: the request was at
         work in several replicas, this stage's among them, when they were lost.
         """
-        lost = {loss.replica_id for loss in self._losses if loss.replica_id}
-        return len(lost) >= SUSPECT_LOSSES and stage.model_stage in {loss.stage for loss in self._losses}
+        suspicious = [loss for loss in self._losses if loss.was_at_work and loss.replica_id]
+        lost, stages = {loss.replica_id for loss in suspicious}, {loss.stage for loss in suspicious}
+        return len(lost) >= SUSPECT_LOSSES and stage.model_stage in stages

@@ -121,13 +121,16 @@ class HttpMeter:
     def goes_on(self, recovery: Recovery) -> None:
         """Counts what the request survived."""
         self._recoveries.append(recovery)
-        self._metrics.recovered.labels(self.endpoint, recovery.stage).inc()
+        for stage in recovery.stages:
+            self._metrics.recovered.labels(self.endpoint, stage).inc()
         self._metrics.recovery_stall.labels(self.endpoint).observe(recovery.stall_s)
 
     @property
     def recovered(self) -> str:
         """What the request survived, for its line in the log."""
-        return "".join(f", recovered from {each.stage} in {each.stall_s * 1000:.0f} ms" for each in self._recoveries)
+        return "".join(
+            f", recovered from {' and '.join(each.stages)} in {each.stall_s * 1000:.0f} ms" for each in self._recoveries
+        )
 
     def end(self, status: int) -> bool:
         """Counts the end. Returns False if the request had ended before."""

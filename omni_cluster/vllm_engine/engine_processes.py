@@ -12,10 +12,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
 
 from omni_cluster.vllm_engine.install import replaced
 
@@ -53,6 +54,7 @@ class EngineProcesses:
 
     def import_beside(self, preloaded: str = PRELOADED) -> None:
         """Starts the process that engines are forked from, which imports what they need. Returns at once."""
+        _track_apart()
         multiprocessing.set_forkserver_preload([preloaded])
         forkserver.ensure_running()
         self._context = ForkedContext()
@@ -76,6 +78,21 @@ class EngineProcesses:
 
 ENGINE_PROCESSES = EngineProcesses()
 """Of this process, which has one fork server at most."""
+
+
+def _track_apart() -> None:
+    """Starts Python's resource tracker, which frees what killed processes shared, in a session of its own.
+
+    Ray kills the group of a replica that is gone, and the tracker would go with it.
+    """
+    spawn = util.spawnv_passfds
+
+    def spawn_apart(path: Any, arguments: Sequence[Any], fds: Sequence[int]) -> int:
+        *options, command = arguments
+        return spawn(path, [*options, f"import os;os.setsid();{command}"], fds)
+
+    with replaced(util, "spawnv_passfds", spawn_apart):
+        resource_tracker.ensure_running()
 
 
 def _change_environment(wanted: Mapping[str, str]) -> None:

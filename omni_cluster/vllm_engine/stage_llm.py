@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +40,8 @@ T = TypeVar("T")
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
 MAX_FAULT_CHARS = 200
+DEATH_S = 3.0
+"""So long after an engine has failed a call it may say that it dies: when a part of it is gone, its calls end first."""
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -115,7 +117,7 @@ class StageLLM:
             return
         sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval, known.inputs)
         async with contextlib.AsyncExitStack() as cleanup:
-            cleanup.enter_context(self._death_named())
+            await cleanup.enter_async_context(self._death_named())
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
             outputs = await self._start(request, engine_input, sink, known.inputs)
             cleanup.push_async_callback(outputs.aclose)
@@ -133,14 +135,22 @@ class StageLLM:
                     chunk = StageChunk(finish_reason="stop")
                 yield chunk
 
-    @contextlib.contextmanager
-    def _death_named(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _death_named(self) -> AsyncIterator[None]:
+        """Raises StageDied for what an engine's death breaks, also where that is told after what it broke."""
         try:
             yield
-        except (EngineDeadError, EngineGenerateError) as error:
-            if isinstance(error, EngineGenerateError) and not self.llm.errored:
+        except Exception as error:
+            if not (isinstance(error, EngineDeadError) or (_may_be_death(error) and await self._dies())):
                 raise
             raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
+
+    async def _dies(self) -> bool:
+        """Whether the engine is dead, or says so within `DEATH_S`: what reads its outputs ends then."""
+        llm = self.llm
+        if not llm.errored and llm.output_handler is not None:
+            await asyncio.wait({llm.output_handler}, timeout=DEATH_S)
+        return bool(llm.errored)
 
     async def _refusals_named(self, outputs: AsyncGenerator[T, None]) -> AsyncIterator[T]:
         """The outputs; RequestError for parameters that vLLM refuses only when it starts on the request."""
@@ -277,7 +287,7 @@ class StageLLM:
 
     async def check_health(self) -> None:
         """See `Stage.check_health`; asks the engine itself."""
-        with self._death_named():
+        async with self._death_named():
             await self.llm.check_health()
             await self._probe.check()
 
@@ -300,6 +310,11 @@ class StageLLM:
         if llm.output_handler is not None:
             await _cancelled(llm.output_handler)  # or it would report the engine's end as its death
         await asyncio.to_thread(llm.shutdown)
+
+
+def _may_be_death(error: Exception) -> bool:
+    """Whether the engine failed a call, of ours or of vLLM's own: vLLM raises a bare Exception for that."""
+    return isinstance(error, EngineGenerateError) or type(error) is Exception
 
 
 def _trace_headers() -> dict[str, str] | None:

@@ -15,7 +15,7 @@ from tests.chaos.clients import Outcome
 from tests.cluster.served import STAGES
 
 _ENDED = re.compile(r"request (\S+): \S+ answered \d+ after [\d.]+ s(.*)")
-_RECOVERED = re.compile(r"recovered from (\w+) in (\d+) ms")
+_RECOVERED = re.compile(r"recovered from (\w+(?: and \w+)*) in (\d+) ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ def recoveries_in(log: str) -> list[Recovery]:
     return [
         Recovery(request_id, stage, int(stall_ms))
         for request_id, survived in _ENDED.findall(log)
-        for stage, stall_ms in _RECOVERED.findall(survived)
+        for stages, stall_ms in _RECOVERED.findall(survived)
+        for stage in stages.split(" and ")
     ]
 
 

@@ -11,7 +11,7 @@ CODES = 10
 SOUND = (8_000 * np.sin(np.arange(CODES * SAMPLES_A_CODE) / 7)).astype(np.int16)
 LOG = """
 (ingress pid=7) INFO request 5f-1: chat answered 200 after 3.125 s, recovered from talker in 812 ms, recovered from \
-code2wav in 40 ms
+code2wav and thinker in 40 ms
 (ingress pid=8) INFO request 5f-2: /v1/chat answered 200 after 0.250 s
 """
 
@@ -31,14 +31,18 @@ def test_a_sound_differs_from_a_code_on() -> None:
 
 
 def test_the_log_names_the_requests_that_went_on() -> None:
-    assert recoveries_in(LOG) == [Recovery("5f-1", "talker", 812), Recovery("5f-1", "code2wav", 40)]
+    assert recoveries_in(LOG) == [
+        Recovery("5f-1", "talker", 812),
+        Recovery("5f-1", "code2wav", 40),
+        Recovery("5f-1", "thinker", 40),
+    ]
 
 
 def test_the_report_says_whether_an_answer_that_differs_had_lost_a_replica() -> None:
     outcomes = [Outcome("greedy", "differs", "text", request_id=name) for name in ("5f-1", "5f-2")]
     report = Report(0, 60.0, outcomes, (), recoveries_in(LOG), Leaks())
     assert report.lines()[-2:] == [
-        "differs: greedy: text (request 5f-1, recovered from talker, code2wav)",
+        "differs: greedy: text (request 5f-1, recovered from talker, code2wav, thinker)",
         "differs: greedy: text (request 5f-2, recovered from nothing)",
     ]
 

@@ -83,6 +83,15 @@ class ServedApp:
         (found,) = [each for each in processes if command_line(each).startswith(f"ray::{name}")]
         return found
 
+    def part_of_ray(self, name: str) -> psutil.Process:
+        """The process of Ray's own of that name; of the server's node."""
+        (found,) = [
+            each
+            for each in psutil.Process(self.process.pid).children(recursive=True)
+            if command_line(each).split(" ")[0].endswith(name)
+        ]
+        return found
+
     def replicas(self, stage: str) -> int:
         """Replicas that Serve runs or starts."""
         states = serve.status().applications["default"].deployments[stage].replica_states

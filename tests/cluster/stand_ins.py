@@ -29,9 +29,10 @@ from tests.cluster.clock import Clock
 
 STAGES = ("thinker", "talker", "code2wav")
 ANSWER = (1, 2, 3, 4, 5, 6)
+CHUNKS = (StageChunk(0, ANSWER[:3], "abc"), StageChunk(3, ANSWER[3:], "def", finish_reason="stop"))
 
 Breaks = Callable[[str, Ticket], Exception | None]
-"""What breaks when half of the answer was read, if anything: by stage, and where it is read."""
+"""What breaks once `Stage.breaks_after` chunks of the answer were read, if anything: by stage, and where it is read."""
 
 
 class Stage:
@@ -45,6 +46,9 @@ class Stage:
         self.ran_on: list[str] = []
         self.asked_near: list[Place | None] = []
         self.woken = asyncio.Event()
+        self.gone: set[str] = set()
+        """Replicas that are gone, and still listed."""
+        self.breaks_after = 1
         self.looks = 0
         self.stuck_request_id = ""
         self.is_stuck = asyncio.Event()
@@ -96,6 +100,8 @@ class Stage:
         if not replica_id:
             await self.woken.wait()
             replica_id = "woken"
+        if replica_id in self.gone:
+            raise lost_with(ReplicaLost("gone"), replica_id)
         self.requests.append(request)
         self.ran_on.append(replica_id)
         reservation, logs = self.reservation_of(replica_id), self._logs[replica_id]
@@ -115,11 +121,13 @@ class Stage:
         if ticket.request_id == self.stuck_request_id:
             self.is_stuck.set()
             await asyncio.Event().wait()
-        yield StageChunk(0, ANSWER[:3], "abc")
-        await asyncio.sleep(0)
-        if (error := self._breaks(self._name, ticket)) is not None:
+        for number, chunk in enumerate(CHUNKS):
+            if number == self.breaks_after and (error := self._breaks(self._name, ticket)) is not None:
+                raise error
+            yield chunk
+            await asyncio.sleep(0)
+        if self.breaks_after == len(CHUNKS) and (error := self._breaks(self._name, ticket)) is not None:
             raise error
-        yield StageChunk(3, ANSWER[3:], "def", finish_reason="stop")
 
     @property
     def is_free(self) -> bool:
@@ -159,6 +167,10 @@ def bound(**limits: Any) -> BoundPipeline:
 
 def tokens_of(events: list[StageEvent], stage: str) -> tuple[int, ...]:
     return tuple(token for event in events if event.stage == stage for token in event.chunk.token_ids)
+
+
+def recovered_from(events: list[StageEvent]) -> list[tuple[str, ...]]:
+    return [event.recovery.stages for event in events if event.recovery is not None]
 
 
 def once(stage: str, replica_ids: set[str] | None = None, kind: type[StageDied] = ReplicaLost) -> Breaks:

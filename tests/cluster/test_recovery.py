@@ -39,6 +39,8 @@ ENDED_S = 10
 TEXT_TOKENS, CODES = 500, 1200
 """Of an answer in the midst of which something is killed: each stage works for seconds once its moment has come."""
 ASK_S = 0.25
+READY_S = 2.0
+"""Whoever watches a host waits so long for `/ready`."""
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,11 @@ async def is_ready(app: ServedApp) -> bool:
     return False
 
 
+async def says_whether_it_is_ready() -> int:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=READY_S) as client:
+        return (await client.get("/ready")).status_code
+
+
 async def at_work(app: ServedApp, stage: str) -> dict[str, Any]:
     """The status of the replica that has the only request there is."""
     found: list[dict[str, Any]] = []
@@ -270,11 +277,32 @@ async def test_a_stream_goes_on_while_serve_s_controller_is_killed(pairs: Served
 
     async def kill_controller(app: ServedApp, _: str) -> None:
         app.actor("ServeController").kill()
-        ready = await asyncio.to_thread(app.client.get, "/ready")
-        assert ready.status_code in (200, 503), ready.text
+        assert await says_whether_it_is_ready() in (200, 503)
 
     assert await survives(pairs, body(), (much_sound, kill_controller, "")) == {}
     await until(lambda: is_ready(pairs), "the next controller knows the replicas")
+
+
+@pytest.mark.timeout(900)
+async def test_streams_go_on_and_begin_while_ray_s_gcs_does_not_answer(pairs: ServedApp) -> None:
+    """As while it is gone, until Ray gives up after a minute."""
+    gcs = pairs.part_of_ray("gcs_server")
+
+    async def stop_gcs(app: ServedApp, _: str) -> None:
+        gcs.suspend()
+        assert await says_whether_it_is_ready() == 200
+
+    expected = await undisturbed(body()), await undisturbed(short_body())
+    await are_there(pairs, STAGES)
+    await until(lambda: is_ready(pairs), "all stages are known")
+    try:
+        heard = await answer_with(pairs, body(), (much_sound, stop_gcs, "")), await answer_with(pairs, short_body())
+        assert await says_whether_it_is_ready() == 200
+    finally:
+        gcs.resume()
+    for told_meanwhile, wanted in zip(heard, expected, strict=True):
+        assert_same(told_meanwhile, wanted)
+    await until(lambda: nothing_is_left(pairs), "all replicas let go of the requests")
 
 
 @pytest.mark.timeout(900)

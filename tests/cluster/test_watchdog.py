@@ -14,10 +14,13 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from omni_cluster.cluster.watchdog_process import STOPPED_S
+from omni_cluster.cluster import watchdog_process
+from omni_cluster.cluster.watchdog_process import STOPPED_S, TICK_S, Watch
 from tests.processes import kill, running_after
 
 PATIENCE_S = 60.0
+NOTICED_S = 15.0
+"""Until a process that is stopped is noticed, at the latest."""
 FOR_EVER = 1e6
 
 REPLICA = """
@@ -99,6 +102,21 @@ def test_a_process_that_is_stopped_ends_the_replica_and_its_engine(whom: str) ->
         assert running.all_end() and running.process.returncode == -signal.SIGKILL
         assert time.monotonic() - stopped_s >= STOPPED_S / 2
         assert "it or an engine of it has been stopped for" in running.errors()
+
+
+def test_a_process_that_is_stopped_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped for a moment is not. Time is the watchdog's own, a look a tick."""
+    killed: list[int] = []
+    states = ["T"] * 3 + ["S"] + ["T"] * int(NOTICED_S / TICK_S)
+    monkeypatch.setattr(watchdog_process, "kill", killed.append)
+    monkeypatch.setattr(watchdog_process, "descendants", lambda _: iter(()))
+    monkeypatch.setattr(watchdog_process, "state", lambda _: states[0])
+    watch, looks = Watch(7, PATIENCE_S), 0
+    while not killed:
+        watch._look(is_silent=False, lapse_s=TICK_S)
+        states.pop(0)
+        looks += 1
+    assert killed == [7] and looks - 4 > STOPPED_S / TICK_S
 
 
 def test_a_replica_whose_loop_hangs_is_ended() -> None:

@@ -154,6 +154,19 @@ async def test_a_stop_string_that_begins_before_the_cut(thinker: Stage, is_said:
     assert chunks[-1].finish_reason == "stop" and 1 < chunks[-1].token_end < MAX_TOKENS
 
 
+async def test_a_word_that_may_not_come_and_begins_before_the_cut(thinker: Stage, reference: Reference) -> None:
+    """Of the plain answer: two tokens that its tokenizer makes of their text, of which the second may not follow."""
+    plain = StageChunk.joined(await said(thinker, request("plain-word", "audio"))).token_ids
+    tokenizer = reference.processor.tokenizer
+    texts = {pair: tokenizer.decode(pair) for pair in pairwise(plain[2:])}
+    pair, word = next((pair, text) for pair, text in texts.items() if tuple(tokenizer.encode(text)) == pair)
+    asked = request("word", "audio", sampling={"thinker": {"bad_words": [word]}})
+    chunks = await assert_thinker_goes_on(thinker, asked, all_cuts=True)
+    token_ids = StageChunk.joined(chunks).token_ids
+    first = list(pairwise(plain)).index(pair)
+    assert token_ids[: first + 1] == plain[: first + 1] and pair not in pairwise(token_ids)
+
+
 async def test_without_sound_nothing_is_computed_of_a_text_that_had_ended(thinker: Stage) -> None:
     asked = request("mute", wants_audio=False)
     chunks = await said_apart(thinker, asked)

@@ -156,9 +156,20 @@ def test_the_first_that_is_new_says_what_was_survived(course: Course) -> None:
     assert course.new(chunk(0, 2)) is None
     new = course.new(chunk(0, 3))
     assert new is not None and new.recovery is not None
-    assert new.recovery.stage == "thinker" and new.recovery.stall_s >= 0
+    assert new.recovery.stages == ("thinker",) and new.recovery.stall_s >= 0
     later = course.new(chunk(3, 4))
     assert later is not None and later.recovery is None
+
+
+def test_all_losses_are_told_that_came_before_anything_was_new_again(course: Course) -> None:
+    course.new(chunk(0, 2))
+    course.may_begin_again(Loss("thinker", "a"))
+    course.may_begin_again(Loss("code2wav", "b"))
+    first = course.new(chunk(0, 3))
+    assert first is not None and first.recovery is not None and first.recovery.stages == ("thinker", "code2wav")
+    course.may_begin_again(Loss("talker", "c"))
+    second = course.new(chunk(0, 4))
+    assert second is not None and second.recovery is not None and second.recovery.stages == ("talker",)
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
@@ -174,3 +185,13 @@ def test_who_was_there_when_two_replicas_were_lost_must_be_alone_where_they_were
     assert not course.must_be_alone_in(talker)
     course.may_begin_again(Loss("talker", "b"))
     assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
+
+
+def test_a_replica_that_had_not_taken_the_request_makes_it_no_suspect(course: Course) -> None:
+    _, talker, code2wav = course.stages_left()
+    course.may_begin_again(Loss("talker", "a"))
+    course.may_begin_again(Loss("code2wav", "b", was_at_work=False))
+    assert not course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
+    course.may_begin_again(Loss("talker", "c"))
+    assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
+    assert not course.may_begin_again(Loss("talker", "d", was_at_work=False))  # it was begun again all the same

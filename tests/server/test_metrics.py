@@ -56,7 +56,7 @@ async def sounding(request: Request) -> Response:
 async def recovering(request: Request) -> Response:
     async def events() -> Any:
         yield StageEvent("s", StageChunk(text="a"))
-        yield StageEvent("s", StageChunk(text="b"), Recovery("talker", 0.25))
+        yield StageEvent("s", StageChunk(text="b"), Recovery(("thinker", "talker"), 0.25))
 
     said = [event.chunk.text async for event in heard(events(), request.state.meter, UNBOUNDED)]
     return PlainTextResponse("".join(said))
@@ -129,9 +129,9 @@ async def test_what_a_request_survived_is_counted_and_logged(caplog: pytest.LogC
     with caplog.at_level("INFO", logger.name):
         assert (await face.client.get("/recovering")).text == "ab"
     counted = face.totals()
-    assert counted["ingress_recovered_total", "/recovering", "talker"] == 1
+    assert [counted["ingress_recovered_total", "/recovering", each] for each in ("thinker", "talker")] == [1, 1]
     assert counted["ingress_recovery_stall_seconds_sum", "/recovering"] == 0.25
-    assert caplog.messages[-1].endswith(", recovered from talker in 250 ms")
+    assert caplog.messages[-1].endswith(", recovered from thinker and talker in 250 ms")
 
 
 @pytest.mark.parametrize("path", ["/broken", "/breaks_off"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -22,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 GONE_S = 60
 CHILD = """
 import os, time
-print(os.environ["SET_LATER"], os.getpid(), os.getppid(), flush=True)
+from multiprocessing.shared_memory import SharedMemory
+held = SharedMemory(create=True, size=64)
+print(os.environ["SET_LATER"], os.getpid(), os.getppid(), held.name, flush=True)
 time.sleep(600)
 """
 REPLICA = f"""
@@ -58,18 +61,29 @@ if __name__ == "__main__":
 """
 
 
+class Replica(NamedTuple):
+    """A process without a watchdog, its fork server, what that forked, and the file of the memory that this shares."""
+
+    own: psutil.Process
+    server: psutil.Process
+    forked: psutil.Process
+    shared: Path
+
+
 @contextmanager
-def replica() -> Iterator[tuple[psutil.Process, psutil.Process, psutil.Process]]:
-    """A process without a watchdog, its fork server, and what that forked."""
-    process = subprocess.Popen([sys.executable, "-c", REPLICA], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def replica() -> Iterator[Replica]:
+    """In a group of its own, as Ray starts them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", REPLICA], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert process.stdout is not None
-        variable, pid, server = process.stdout.readline().split()
+        variable, pid, server, shared = process.stdout.readline().split()
         assert variable == "later"
         own, forked = psutil.Process(process.pid), psutil.Process(int(pid))
         assert forked.ppid() == int(server) != process.pid
         assert psutil.Process(int(server)).ppid() == process.pid
-        yield own, psutil.Process(int(server)), forked
+        yield Replica(own, psutil.Process(int(server)), forked, Path("/dev/shm") / shared)
     finally:
         process.kill()
         process.communicate()
@@ -81,15 +95,24 @@ def ended(processes: list[psutil.Process]) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
 def test_nothing_outlives_a_replica(how: signal.Signals) -> None:
-    with replica() as (own, server, forked):
-        own.send_signal(how)
-        assert ended([server, forked])
+    with replica() as running:
+        running.own.send_signal(how)
+        assert ended([running.server, running.forked])
+
+
+def test_no_shared_memory_outlives_a_replica_that_is_killed_with_its_group() -> None:
+    """As Ray does with whatever a worker that is gone has started."""
+    with replica() as running:
+        started = running.own.children(recursive=True)
+        assert running.shared.exists()
+        os.killpg(running.own.pid, signal.SIGKILL)
+        assert ended([running.own, *started]) and not running.shared.exists()
 
 
 def test_an_engine_does_not_outlive_the_process_that_it_was_forked_from() -> None:
-    with replica() as (_, server, forked):
-        server.kill()
-        assert ended([forked])
+    with replica() as running:
+        running.server.kill()
+        assert ended([running.forked])
 
 
 def test_a_forked_engine_equals_the_reference_and_ends(reference: Reference) -> None:

@@ -1,0 +1,78 @@
+"""What breaks as an engine dies is its death, also when it says so later: a request that met it may be begun again."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from omni_cluster.engine.build import bind, make_stage
+from omni_cluster.errors import StageDied
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.vllm_engine import stage_llm
+from omni_cluster.vllm_engine.stage_llm import StageLLM
+from tests.engine.stages import pipeline_config
+
+CALL_FAILED = "Call to get_supported_tasks method failed: cancelled"
+
+
+class Engine:
+    """vLLM's client of an engine of which a part is gone: calls fail, and whoever reads its outputs is told later."""
+
+    def __init__(self, dies: bool) -> None:
+        self.errored = False
+        self.has_failed, self._dies = asyncio.Event(), dies
+        self.output_handler = asyncio.create_task(self._read())
+        self.output_processor = SimpleNamespace(open_sink=lambda *_: None, close_sink=lambda _: None)
+        self.engine_core = SimpleNamespace(call_utility_async=self._call)
+
+    async def _read(self) -> None:
+        await self.has_failed.wait()
+        await asyncio.sleep(0)
+        if not self._dies:
+            await asyncio.Event().wait()
+        self.errored = True
+
+    async def _call(self, *_: Any) -> None:
+        self.has_failed.set()
+        raise Exception(CALL_FAILED)
+
+    async def check_health(self) -> None:
+        """It has not heard of its end."""
+
+    async def start(self, *_: Any) -> None:
+        try:
+            await self._call()
+        except Exception as error:
+            raise EngineGenerateError from error
+
+
+def stage_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> StageLLM:
+    config = pipeline_config()
+    stage = cast(StageLLM, make_stage(config.stages[0], bind(config)))
+    monkeypatch.setattr(stage, "_llm", engine)
+    monkeypatch.setattr(stage, "_start", engine.start)
+    return stage
+
+
+async def test_a_request_that_meets_an_engine_s_death_may_be_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_on(Engine(dies=True), monkeypatch)
+    with pytest.raises(StageDied, match="the engine of stage thinker died"):
+        await anext(stage.generate(OmniRequest("r", "Hello.")))
+
+
+async def test_a_look_that_meets_an_engine_s_death_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_on(Engine(dies=True), monkeypatch)
+    with pytest.raises(StageDied, match="the engine of stage thinker died"):
+        await stage.check_health()
+
+
+async def test_a_request_that_fails_alone_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_llm, "DEATH_S", 0.01)
+    engine = Engine(dies=False)
+    with pytest.raises(EngineGenerateError):
+        await anext(stage_on(engine, monkeypatch).generate(OmniRequest("r", "Hello.")))
+    engine.output_handler.cancel()
