@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import io
 import json
 import sys
@@ -173,7 +174,11 @@ def test_engines_of_its_own_say_what_the_application_says(served: ServedApp) -> 
 
 
 def batch_processes(served: ServedApp) -> list[psutil.Process]:
-    """Those whose engines are a batch's own: they end them once nobody holds the batch any more."""
+    """Those of batches: they end once nobody holds their batch any more.
+
+    The error of a batch that was lost holds it until Python has collected them: that of another test may be there yet.
+    """
+    gc.collect()
     started = psutil.Process(served.process.pid).children(recursive=True)
     return [each for each in started if command_line(each).startswith("ray::MapWorker")]
 
