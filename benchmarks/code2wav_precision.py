@@ -68,7 +68,6 @@ def compare(folder: Path, device: torch.device, count: int, dtypes: Sequence[str
             *(f"{name} {value:.2f}" if isinstance(value, float) else value for name, value in row.items()), flush=True
         )
         rows.append(row)
-        del model
     return rows
 
 
