@@ -52,6 +52,17 @@ def roots_of(trace: dict[str, dict[str, Any]]) -> set[str]:
     return {span["parent_id"] for span in trace.values()} - set(trace)
 
 
+def is_whole(trace: dict[str, dict[str, Any]]) -> bool:
+    """The proxy, every stage, both hand-overs and all around them have said their spans.
+
+    Each process writes its own: one that is within another may be there first.
+    """
+    names = [span["name"] for span in trace.values()]
+    calls = {f"replica_handle_request {stage} generate" for stage in STAGES}
+    is_complete = calls <= set(names) and names.count("handover") == 2 and "proxy_http_request" in " ".join(names)
+    return is_complete and roots_of(trace) == {f"0x{CALLER}"}
+
+
 async def ask(client: httpx.AsyncClient, **headers: str) -> None:
     assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 200
 
@@ -64,15 +75,9 @@ async def test_a_traced_request_is_one_trace_over_all_stages_and_others_are_none
         await ask(client, traceparent=f"00-{trace_id}-{CALLER}-01")
 
     async def all_have_ended() -> bool:
-        found = of_trace(trace_id)
-        names = [span["name"] for span in found.values()]
-        calls = {f"replica_handle_request {stage} generate" for stage in STAGES}
-        # Each process writes its own: one that is within another may be there first.
-        return (
-            calls <= set(names) and names.count("handover") == 2 and "proxy_http_request" in " ".join(names)
-        ) and roots_of(found) == {f"0x{CALLER}"}
+        return is_whole(of_trace(trace_id))
 
-    await until(all_have_ended, "the proxy, every stage, both hand-overs and all around them have said their spans")
+    await until(all_have_ended, "all spans of the trace are there")
     trace = of_trace(trace_id)
 
     def ancestors(span: dict[str, Any]) -> list[str]:
