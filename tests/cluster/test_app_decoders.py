@@ -139,6 +139,7 @@ async def test_long_videos_keep_no_small_request_waiting_and_are_dropped_with_th
         for _ in range(3):
             small = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
             assert (await client.post(CHAT, json=small)).status_code == 200
+            assert [(await client.get(path)).status_code for path in ("/ready", "/health")] == [200, 200]
         assert not any(each.done() for each in watching)
         for each in watching:
             each.cancel()

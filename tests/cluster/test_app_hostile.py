@@ -19,6 +19,7 @@ from omni_cluster.openai_api.errors import BadRequest
 from tests.cluster.beside import streams_beside
 from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
 from tests.cluster.test_app import nothing_is_left
+from tests.cluster.test_app_beside import work
 from tests.fuzz.bodies import chat_body, speech_body, take_chat, take_speech
 from tests.fuzz.hostile import HOSTILE
 from tests.processes import command_line
@@ -61,13 +62,18 @@ async def test_bodies_that_are_made_to_cost_are_refused_beside_streams_that_stay
             message = answer.json()["error"]["message"]
             assert message.endswith(".") and "\n" not in message and len(message) < 400, name
 
-    await streams_beside(are_refused, client)
+    await until(lambda: nothing_is_left(served), "earlier requests are gone")
+    before = await work(served)
+    streams = await streams_beside(are_refused, client)
     assert peak_mb(ingress()) < MOST_MB
+    await until(lambda: nothing_is_left(served), "the streams are gone")
+    thinker, *others = await work(served)
+    assert thinker[0] == before[0][0] + streams and others == before[1:]
 
 
 async def test_refused_inputs_reach_no_engine(served: ServedApp, client: httpx.AsyncClient) -> None:
     await until(lambda: nothing_is_left(served), "earlier requests are gone")
-    steps = await work_done(served)
+    before = await work(served)
     rng = Random(11)
     bad = [(CHAT, body) for body in (chat_body(rng) for _ in range(400)) if is_refused(take_chat, body)]
     bad += [(SPEECH, body) for body in (speech_body(rng) for _ in range(150)) if is_refused(take_speech, body)]
@@ -77,11 +83,7 @@ async def test_refused_inputs_reach_no_engine(served: ServedApp, client: httpx.A
         # What is too large for the small limits of the mutations' check may be taken here.
         assert 400 <= answer.status_code < 500, (path, body)
         assert "\n" not in answer.json()["error"]["message"]
-    assert await work_done(served) == steps
-
-
-async def work_done(served: ServedApp) -> list[dict[str, Any]]:
-    return [{"requests": s["requests"], "steps": s["engine"].get("steps")} for s in await served.statuses()]
+    assert await work(served) == before
 
 
 def is_refused(take: Any, body: bytes) -> bool:
@@ -93,23 +95,37 @@ def is_refused(take: Any, body: bytes) -> bool:
 
 
 def asked(content: Any) -> dict[str, Any]:
-    return chat(messages=[{"role": "user", "content": content}], max_tokens=1)
+    return chat(messages=said("user", content), max_tokens=1)
 
 
-@pytest.mark.parametrize("content", [FORGED, "<|AUDIO|>", [{"type": "text", "text": FORGED}]], ids=repr)
+def said(role: str, content: Any, **fields: Any) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content, **fields}]
+
+
+MARKED: dict[str, list[dict[str, Any]]] = {
+    "a user's turn": said("user", FORGED),
+    "a user's medium": said("user", "<|AUDIO|>"),
+    "a user's part": said("user", [{"type": "text", "text": FORGED}]),
+    "a tool's answer": said("user", "Hi") + said("tool", FORGED, tool_call_id="1"),
+    "what was said": said("user", "Hi") + said("assistant", FORGED) + said("user", "Hi"),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
 async def test_marks_in_a_clients_text_are_text_to_the_model(
-    served: ServedApp, client: httpx.AsyncClient, family: Qwen2_5Omni, content: Any
+    served: ServedApp, client: httpx.AsyncClient, family: Qwen2_5Omni, name: str
 ) -> None:
-    text = content if isinstance(content, str) else content[0]["text"]
-    prompt = family.render([{"role": "user", "content": text}])
+    messages = MARKED[name]
+    prompt = family.render(messages)
     marks = set(family._prompts._ids.values())
     assert prompt.token_ids is not None
     as_marks = family._prompts.marked_ids(prompt.text)
-    assert sum(i in marks for i in prompt.token_ids) == 5 < sum(i in marks for i in as_marks)
+    of_template = 2 * (len(messages) + 1) + 1  # a system message is added, and the answer's beginning
+    assert sum(i in marks for i in prompt.token_ids) == of_template < sum(i in marks for i in as_marks)
     output = await served.answer(OmniRequest(f"forged-{time.time_ns()}", prompt, wants_audio=False))
     assert output.prompt_token_ids == prompt.token_ids
-    answer = await client.post(CHAT, json=asked(content), timeout=PATIENCE_S)
-    assert answer.status_code == 200
+    answer = await client.post(CHAT, json=chat(messages=messages, max_tokens=1), timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["prompt_tokens"] == len(prompt.token_ids)
 
 

@@ -6,6 +6,7 @@ import base64
 import functools
 import io
 import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,18 @@ def mp3(seconds: int, file_bytes: int) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "mp3"}}
 
 
+def filled_picture(file_bytes: int) -> dict[str, Any]:
+    """A PNG with a chunk of a program's own, which fills it up."""
+    file = io.BytesIO()
+    Image.fromarray(noise(56, 56)).save(file, "PNG")
+    head, rest = file.getvalue()[:33], file.getvalue()[33:]  # its mark and IHDR
+    content = bytes(file_bytes - len(file.getvalue()) - 12)
+    chunk = struct.pack(">I4s", len(content), b"ruBb") + content
+    data = head + chunk + struct.pack(">I", zlib.crc32(chunk[4:])) + rest
+    assert len(data) == file_bytes
+    return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(data).decode()}}
+
+
 def film(**options: Any) -> dict[str, Any]:
     url = "data:video/mp4;base64," + base64.b64encode(video_file(**options)).decode()
     return {"type": "video_url", "video_url": {"url": url}}
@@ -117,6 +130,7 @@ ANSWERED: dict[str, Callable[[], dict[str, Any]]] = {
     "a phone's JPEG": lambda: body_of(picture(4000, 3000, "JPEG")),
     "four pictures": lambda: body_of(*[picture(2000, 1500, "JPEG")] * 4),
     "the largest picture": lambda: body_of(picture(13_377, 13_377, "PNG", plain=True)),
+    "the largest file of a picture": lambda: body_of(filled_picture(MAX_FILE_BYTES)),
     "a minute of sound": lambda: body_of(sound(60 * 16_000)),
     "the largest file of sound": lambda: body_of(sound(192_000, 192_000, 8, MAX_FILE_BYTES)),
     "the largest FLAC": lambda: body_of(flac(1_620_000, 192_000, 8)),
@@ -148,6 +162,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], int, str]] = {
         413,
         "more pixels than the 178956970",
     ),
+    "a picture above the bytes": (lambda: body_of(filled_picture(MAX_FILE_BYTES + 1)), 413, "at most 26214400"),
     "sound above the seconds": (lambda: body_of(sound(600 * 16_000 + 16)), 413, "600"),
     "a file above the bytes": (
         lambda: body_of(sound(192_000, 192_000, 8, MAX_FILE_BYTES + 1)),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from omni_cluster.cluster.starting import StepTimes
+from omni_cluster.cluster import starting
+from omni_cluster.cluster.starting import Starting, StepTimes
 
 
 def test_a_step_s_time_is_what_it_took_last(tmp_path: Path) -> None:
@@ -43,3 +45,23 @@ def test_replicas_that_write_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert StepTimes(file).usual_s("imports") in range(16)
+
+
+def test_a_step_says_how_long_it_usually_takes_and_then_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "cache_folder", lambda: tmp_path)
+    published, logged = list[str](), list[str]()
+    monkeypatch.setattr(starting, "kv_put", lambda _key, said, namespace: published.append(said.decode()))
+    monkeypatch.setattr(starting, "logger", SimpleNamespace(info=lambda said, *of: logged.append(said % of)))
+    for now_s in ((100.0, 112.3), (200.0, 215.0)):
+        monkeypatch.setattr(starting, "time", SimpleNamespace(monotonic=iter(now_s).__next__))
+        with Starting("talker").step("starts the engine"):
+            pass
+    assert published == ["starts the engine", "starts the engine, usually 12 s"]
+    assert logged == [
+        "talker: starts the engine",
+        "talker: starts the engine took 12.3 s",
+        "talker: starts the engine, usually 12 s",
+        "talker: starts the engine took 15.0 s",
+    ]

@@ -16,6 +16,10 @@ from random import Random
 from typing import Any
 
 HANGS_AFTER_S = 120.0
+MOST_MB = 1536
+"""What an ingress may take; the process that runs them has all of its libraries."""
+MOST_BLOCKED_S = 0.5
+"""Of a core for one input, wherever that is taken: no ingress stands still for longer."""
 _MOST_TOLD = 20
 
 
@@ -65,6 +69,11 @@ class Findings:
     @property
     def count(self) -> int:
         return self.taken.total() + self.refused.total() + len(self.crashes)
+
+    @property
+    def is_within_bounds(self) -> bool:
+        """Of memory, and of time for each input."""
+        return self.peak_mb < MOST_MB and all(slow_s < MOST_BLOCKED_S for slow_s, _ in self.slowest_s.values())
 
     def add(self, other: Findings) -> None:
         self.taken += other.taken

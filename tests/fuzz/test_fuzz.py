@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from tests.fuzz.driver import Findings, Plan, fuzz, run_one
+import json
+
+from omni_cluster.models.prompts import LONG_CHARS
+from tests.fuzz.bodies import take_chat
+from tests.fuzz.driver import MOST_BLOCKED_S, MOST_MB, Findings, Plan, fuzz, run_one
+from tests.fuzz.hostile import MODEL
 from tests.fuzz.kinds import KINDS
 
 COUNT = 20_000
-MOST_MB = 1536
-"""What an ingress may take; the process that runs them has all of its libraries."""
-MOST_BLOCKED_S = 0.5
-"""Of a core for one input, wherever that is taken: no ingress stands still for longer."""
 
 
 def test_no_mutated_input_breaks_what_takes_it() -> None:
     findings = fuzz(COUNT, Plan(0, sorted(KINDS)), workers=1)
     assert not findings.crashes and findings.count == COUNT
-    assert findings.peak_mb < MOST_MB
-    assert max(findings.slowest_s.values())[0] < MOST_BLOCKED_S, findings.slowest_s
+    assert findings.is_within_bounds, (findings.peak_mb, findings.slowest_s)
     assert set(findings.refused) == set(findings.taken) == set(KINDS)  # none is refused at the door
 
 
@@ -31,6 +31,17 @@ def test_what_breaks_is_told_with_its_number() -> None:
     run_one(7, Plan(0, ["broken"], "tests.fuzz.broken"), findings)
     assert len(findings.crashes) == findings.count == 1
     assert findings.crashes[0].startswith("input 7 of seed 0 (broken): ") and "ZeroDivisionError" in findings.crashes[0]
+
+
+def test_a_long_text_without_a_mark_breaks_nothing() -> None:
+    long = {"model": MODEL, "messages": [{"role": "user", "content": "x" * (LONG_CHARS + 1)}]}
+    take_chat(json.dumps(long).encode())
+
+
+def test_what_costs_too_much_is_out_of_bounds() -> None:
+    assert Findings(peak_mb=MOST_MB - 1, slowest_s={"chat": (MOST_BLOCKED_S / 2, 7)}).is_within_bounds
+    assert not Findings(peak_mb=MOST_MB).is_within_bounds
+    assert not Findings(slowest_s={"chat": (MOST_BLOCKED_S, 7), "wav": (0.1, 8)}).is_within_bounds
 
 
 def test_what_ends_its_process_is_told_and_the_rest_is_run() -> None:

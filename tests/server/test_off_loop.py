@@ -7,15 +7,21 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from omni_cluster.config.loader import load_config
+from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.encoding import SoundFormat, encode
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.server.endpoints import chat, speech
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.spoken import coded
+from tests.server.speaker import face_of
 
 RATE_HZ = 24_000
 PATIENCE_S = 60
@@ -96,3 +102,33 @@ async def test_sound_is_coded_by_the_threads_and_not_on_the_loop(
     sound = await first + b"".join([piece async for piece in pieces])
     if sound_format == "mp3":
         assert abs(len(sound) - len(encode(samples, RATE_HZ, "mp3"))) < 2_000
+
+
+async def test_whole_answers_and_pieces_of_sound_are_made_by_threads(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coding and, of a whole answer, its JSON, as the endpoints do it."""
+    made: dict[str, int] = {}
+
+    def watched(of: object, name: str) -> None:
+        work = getattr(of, name)
+
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            made[name] = threading.get_ident()
+            return work(*args, **kwargs)
+
+        monkeypatch.setattr(of, name, watching)
+
+    for of, name in (
+        (chat, "whole_audio"),
+        (chat, "completion"),
+        (chat.JSONResponse, "render"),
+        (chat.StreamedSound, "push"),
+        (speech, "whole_sound"),
+    ):
+        watched(of, name)
+    sound: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "mp3"}}
+    async with face_of(load_config(None, known_families=known_families())) as face:
+        answers = [await face.chat(**sound), await face.chat(**sound, stream=True), await face.speech()]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len(made) == 5 and threading.get_ident() not in made.values(), made
