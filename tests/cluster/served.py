@@ -38,6 +38,8 @@ STAGES = ("thinker", "talker", "code2wav")
 KEY = "a-key-of-the-tests"
 START_S = 400
 STORE_BYTES = 1 << 30
+FULL_DISK = {"local_fs_capacity_threshold": 0.0, "automatic_object_spilling_enabled": False}
+"""Ray moves nothing from its stores to the disk: a full store can be had."""
 TRACING = {
     "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": "ray.serve._private.tracing_utils:default_tracing_exporter",
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
@@ -124,7 +126,7 @@ def serve_run_over_nodes(*arguments: str, roles: Sequence[str]) -> Iterator[Serv
     HTTP comes to the head alone: the nodes share their host's ports, and a connection must not end with another node.
     """
     head, *others = roles
-    cluster = Cluster(initialize_head=True, head_node_args=node_options(head))
+    cluster = Cluster(initialize_head=True, head_node_args=node_options(head) | {"_system_config": FULL_DISK})
     try:
         nodes = {role: cluster.add_node(**node_options(role)) for role in others}
         ray.init(cluster.address, namespace="serve", log_to_driver=False, logging_level="ERROR")
