@@ -28,21 +28,29 @@ IDLE_S: Final = 2.0
 PATIENCE_S: Final = 10.0
 """How long a call waits for the connection whose rows it asks for."""
 ITEM_BYTES: Final = 1 << 20
-"""Rows that wait are one item up to so many bytes. Those of a chunk with more, a prompt's, are an item of their own."""
+"""Rows that wait are one item up to so many bytes."""
 SMALL_ITEM_BYTES: Final = 64 << 10
-"""The same once the store was full: Ray sends what has less than 100 KB without its store."""
+"""The same once the store was full: Ray sends what has less than 100 KB without its store. Rows of a chunk with more, a
+prompt's, are an item of their own: they alone end with it.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class RowsItem:
-    """Packed rows of chunks, each a uint8 array, with numbers from `first` on. Whoever takes them empties the item."""
+    """Packed rows of chunks, each a uint8 array, with numbers from `first` on. Who reads them empties the item."""
 
     first: int
     rows: list[np.ndarray]
+    is_sent: bool = False
 
     def __reduce__(self) -> tuple[type[RowsItem], tuple[int, list[np.ndarray]]]:
-        """Called once, by Ray as it stores or sends the item: Serve takes items before Ray has use for them."""
-        rows, self.rows = self.rows, []
+        """Called once, by Ray as it stores or sends the item: Serve takes items before Ray has use for them.
+
+        Rows that only together need the store are kept: they can be sent one by one.
+        """
+        rows, self.is_sent = self.rows, True
+        if len(rows) == 1 or self.num_bytes <= SMALL_ITEM_BYTES:
+            self.rows = []
         return RowsItem, (self.first, rows)
 
     @property
@@ -60,7 +68,7 @@ class RowsPublisher:
         self._first = 0
         """The number of the first that waits."""
         self._given: deque[RowsItem] = deque()
-        """Items that a call has taken; those that have rows have not been stored."""
+        """Items that a call has taken: the last that was sent, and those behind it."""
         self._changed = asyncio.Event()
         self._is_closed = False
         self._call = 0
@@ -76,7 +84,7 @@ class RowsPublisher:
         """Yields the rows that are there, in few items. Ends with the connection, when idle, or as a later call begins.
 
         `again`: an item of the call before found no room. The first item is empty, and says which rows follow: among
-        them those that Ray had not stored. Rows that need no store by themselves are not put together until they do.
+        them those that Ray had no use for yet. Rows that need no store are not put together until they do.
         """
         self._call += 1
         call = self._call
@@ -88,22 +96,26 @@ class RowsPublisher:
             yield self._next_item(SMALL_ITEM_BYTES if again else ITEM_BYTES)
 
     def _take_back(self) -> None:
-        """A call that goes on may send some of them too: the caller drops what comes twice."""
-        while self._given and (rows := self._given.pop().rows):
+        """Of the last that was sent too what can go in smaller items: the caller drops what comes twice."""
+        while self._given:
+            item = self._given.pop()
+            rows = list(item.rows)
             self._waiting.extendleft(reversed(rows))
             self._first -= len(rows)
             self._room.hold(sum(packed.nbytes for packed in rows))
-        self._given.clear()
+            if item.is_sent:
+                self._given.clear()
 
     def _next_item(self, max_bytes: int) -> RowsItem:
         rows = [self._waiting.popleft()]
-        left = max_bytes - rows[0].nbytes
-        while self._waiting and (left := left - self._waiting[0].nbytes) >= 0:
+        left = 0 if rows[0].nbytes > SMALL_ITEM_BYTES else max_bytes - rows[0].nbytes
+        while self._waiting and self._waiting[0].nbytes <= min(left, SMALL_ITEM_BYTES):
+            left -= self._waiting[0].nbytes
             rows.append(self._waiting.popleft())
         item = RowsItem(self._first, rows)
         self._first += len(rows)
         self._room.release(item.num_bytes)
-        while self._given and not self._given[0].rows:
+        while len(self._given) > 1 and self._given[1].is_sent:
             self._given.popleft()
         self._given.append(item)
         return item

@@ -133,6 +133,31 @@ async def test_rows_of_many_chunks_need_no_store_any_more_once_it_was_full(
         assert np.array_equal(await came(rows), packed(LARGE_BYTES // 2, number))
 
 
+async def test_rows_that_need_the_store_only_together_come_in_smaller_items(
+    replica: Replica, reader: RowsReader, publisher: RowsPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_publisher, "ITEM_BYTES", 10 * LARGE_BYTES)
+    expected = [reader.expect(publisher.publish(packed(LARGE_BYTES // 3, i))) for i in range(20)]
+    for number, rows in enumerate(expected):
+        assert np.array_equal(await came(rows), packed(LARGE_BYTES // 3, number))
+    assert len(replica.taking) == 2 and replica.room.held_bytes == 0 and not reader._half_met
+
+
+async def test_rows_that_need_a_store_by_themselves_are_an_item_of_their_own(publisher: RowsPublisher) -> None:
+    for size in (SMALL_BYTES, LARGE_BYTES, SMALL_BYTES, SMALL_BYTES, LARGE_BYTES):
+        publisher.publish(packed(size))
+    async with contextlib.aclosing(publisher.items()) as items:
+        assert [len((await anext(items)).rows) for _ in range(4)] == [1, 1, 2, 1]
+
+
+async def test_a_store_that_even_small_items_need_is_not_asked_for_ever(
+    replica: Replica, reader: RowsReader, publisher: RowsPublisher
+) -> None:
+    replica.stored_from_bytes = 1
+    expected = [reader.expect(publisher.publish(packed(SMALL_BYTES))) for _ in range(5)]
+    assert all([await is_lost(rows) for rows in expected]) and not reader.is_broken
+
+
 async def test_a_store_with_room_again_takes_large_rows(
     replica: Replica, reader: RowsReader, publisher: RowsPublisher
 ) -> None:

@@ -456,12 +456,13 @@ def numbers_of(item: RowsItem) -> list[int]:
 
 async def test_rows_that_wait_are_one_item_and_a_prompts_rows_are_one_of_their_own() -> None:
     publisher = rows_publisher.RowsPublisher(is_read=lambda: True, room=(room := Room()))
-    for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, rows_publisher.ITEM_BYTES - 2, 1):
+    small, most = rows_publisher.SMALL_ITEM_BYTES, rows_publisher.ITEM_BYTES // rows_publisher.SMALL_ITEM_BYTES
+    for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, *[small] * (most - 1), small - 2, 1):
         publisher.publish(np.zeros(num_bytes, np.uint8))
     assert room.held_bytes == 2 * rows_publisher.ITEM_BYTES + 2
     async with contextlib.aclosing(publisher.items()) as items:
         made = [numbers_of(await anext(items)) for _ in range(4)]
-    assert made == [[0], [1], [2, 3, 4], [5]] and room.held_bytes == 0
+    assert made == [[0], [1], [*range(2, most + 4)], [most + 4]] and room.held_bytes == 0
     publisher.publish(np.zeros(7, np.uint8))
     publisher.close()
     assert room.held_bytes == 0
