@@ -43,7 +43,11 @@ class ServerClosing(OmniError):
 
 
 class StoreFull(OmniError):
-    """There is no room for a request's media on their way to the stage that reads them."""
+    """There is no room for a request's media or rows on their way to the stage that reads them."""
+
+
+NO_ROOM = "Ray's object store has no room for this request now; send it again later."
+"""What a client is told of StoreFull."""
 
 
 class TooManyVoices(OmniError):

@@ -37,8 +37,8 @@ CALLS_PER_REQUEST = 2
 """What one request has open at a replica at most: `generate`, and `bring` while its media come."""
 MAX_CONNECTIONS = 64
 """Replicas that read from one replica, ingresses included."""
-CALLS_PER_CONNECTION = 2
-"""What one of them has open at it at most: `rows`, and `address` when it connects anew."""
+CALLS_PER_CONNECTION = 3
+"""What one of them has open at it at most: `rows`, the one that follows it, and `address` when it connects anew."""
 
 INGRESS_NAME = "ingress"
 INGRESS_ROUTER = "omni_cluster.cluster.ingress_router.IngressRouter"

@@ -10,7 +10,7 @@ import grpc
 from ray import exceptions as ray_exceptions
 from ray.serve.exceptions import RayServeException, RequestCancelledError
 
-from omni_cluster.errors import DIED, OmniError, RequestGone, StageDied, StoreFull
+from omni_cluster.errors import DIED, NO_ROOM, OmniError, RequestGone, StageDied, StoreFull
 
 
 class StageFailed(Exception):
@@ -44,7 +44,8 @@ _ENDED = (
     ray_exceptions.TaskCancelledError,  # by a replica that ends, or by Serve as the client left
     RequestCancelledError,
 )
-_FULL = (ray_exceptions.ObjectStoreFullError, ray_exceptions.OutOfDiskError)
+FULL = (ray_exceptions.ObjectStoreFullError, ray_exceptions.OutOfDiskError)
+"""Ray's store of a node has no room, nor has the disk that Ray moves objects to."""
 
 
 def named(error: Exception) -> Exception:
@@ -56,8 +57,8 @@ def named(error: Exception) -> Exception:
         return RequestGone(f"{DIED} ({type(cause).__name__}: {_first_line(cause)})")
     if _says_gone(cause) or _says_gone(error):
         return StageDied(f"{DIED} ({type(cause).__name__}: {_first_line(cause)})")
-    if isinstance(cause, _FULL):
-        return StoreFull("Ray's object store has no room for the media of this request; send it again later.")
+    if isinstance(cause, FULL):
+        return StoreFull(NO_ROOM)
     return error
 
 

@@ -11,6 +11,7 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from omni_cluster.cluster.failures import FULL, named
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.serve_pipeline import ServePipeline
 from omni_cluster.cluster.transport import own_replica_id
@@ -67,7 +68,10 @@ class Ingress:
 
 
 def until_client_leaves(app: ASGIApp) -> ASGIApp:
-    """The app with a `receive` as ASGI has it: once the client has left, Serve's may raise what ended its own call."""
+    """The app with a `receive` as ASGI has it: once the client has left, Serve's may raise what ended its own call.
+
+    A body comes from Serve's proxy as Ray objects: StoreFull is raised for one that finds no room.
+    """
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         async def received() -> Message:
@@ -75,6 +79,8 @@ def until_client_leaves(app: ASGIApp) -> ASGIApp:
                 return await receive()
             except TaskCancelledError:
                 return {"type": "http.disconnect"}
+            except FULL as error:
+                raise named(error) from error
 
         await app(scope, received if scope["type"] == "http" else receive, send)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import cast
 
 import msgspec
-import numpy as np
 
 from omni_cluster.cluster.failures import portable
 from omni_cluster.cluster.rows_publisher import RowsPublisher, RowsPublishers
@@ -188,22 +186,15 @@ class MessagePublisher:
             self._ready[cursor] = None
 
     def _with_rows_published(self, message: list[MessageItem]) -> list[MessageItem]:
-        rows = {place: packed for place, item in enumerate(message) if (packed := self._published(item)) is not None}
-        if self._rows_publisher is None or not rows:
-            return message
-        batch, told = self._rows_publisher.publish(list(rows.values())), list(message)
-        for number, place in enumerate(rows):
-            body = cast(WireChunk, message[place].body)
-            told[place] = msgspec.structs.replace(message[place], body=body.with_rows_at(batch, number))
-        return told
+        return [self._with_its_rows_published(item) for item in message]
 
-    def _published(self, item: MessageItem) -> np.ndarray | None:
-        """The item's rows if they go as an object; counts them in any case."""
-        packed = None if item.body is None else item.body.packed_rows
-        if packed is None:
-            return None
+    def _with_its_rows_published(self, item: MessageItem) -> MessageItem:
+        if item.body is None or item.body.packed_rows is None or self._rows_publisher is None:
+            return item
+        packed = item.body.packed_rows
         if self._inline and packed.nbytes <= self._max_item_bytes:
             self._sent.inline += packed.nbytes
-            return None
+            return item
         self._sent.as_objects += packed.nbytes
-        return packed
+        number = self._rows_publisher.publish(packed)
+        return msgspec.structs.replace(item, body=item.body.with_rows_at(number))

@@ -61,13 +61,13 @@ class Inbox:
         if (body := arrival.item.body) is not None:
             rows_bytes = 0 if body.packed_rows is None else body.packed_rows.nbytes
             self._hold(arrival, chunk_bytes(body.chunk) + rows_bytes)
-            if arrival.rows is not None and body.rows_at is not None:
-                arrival.rows.add_done_callback(functools.partial(self._hold_rows, arrival, body.rows_at[1]))
+            if arrival.rows is not None:
+                arrival.rows.add_done_callback(functools.partial(self._hold_rows, arrival))
         self._came.set()
 
-    def _hold_rows(self, arrival: Arrival, place: int, rows: Rows) -> None:
+    def _hold_rows(self, arrival: Arrival, rows: Rows) -> None:
         if not rows.cancelled() and rows.exception() is None:
-            self._hold(arrival, rows.result()[place].nbytes)
+            self._hold(arrival, rows.result().nbytes)
 
     def _hold(self, arrival: Arrival, num_bytes: int) -> None:
         if arrival.is_unread:
@@ -146,13 +146,12 @@ class ReplicaConnection:
 
     def _deliver(self, message: list[MessageItem]) -> None:
         self._settle(is_open=True)
-        batches = {item.body.rows_at[0] for item in message if item.body is not None and item.body.rows_at is not None}
-        rows = {batch: self.rows.expect(batch) for batch in batches}
         for item in message:
+            number = None if item.body is None else item.body.rows_at
+            rows = None if number is None else self.rows.expect(number)
             inbox = self._inboxes.get(item.reader)
             if inbox is not None:  # its reader may have left
-                at = None if item.body is None else item.body.rows_at
-                inbox.put(Arrival(item, None if at is None else rows[at[0]]))
+                inbox.put(Arrival(item, rows))
 
     def _settle(self, *, is_open: bool) -> None:
         if not self._opened.done():
@@ -199,8 +198,8 @@ class ReplicaConnections:
             connection.close_inbox(reader)
 
     async def _opened(self, body: WireChunk, rows: Rows | None) -> StageChunk:
-        if rows is not None and body.rows_at is not None:
-            body = body.with_rows((await asyncio.shield(rows))[body.rows_at[1]])
+        if rows is not None:
+            body = body.with_rows(await asyncio.shield(rows))
         return body.open(self._max_elements)
 
     async def _subscribed(self, ticket: Ticket, *, with_rows: bool) -> tuple[ReplicaConnection, int, Inbox]:

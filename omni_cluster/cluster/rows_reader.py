@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator
 import numpy as np
 
 from omni_cluster.cluster.failures import named
-from omni_cluster.cluster.rows_publisher import ITEM_BYTES, Batch, num_bytes
+from omni_cluster.cluster.rows_publisher import ITEM_BYTES, RowsItem
 from omni_cluster.cluster.transport import RemoteStage
+from omni_cluster.errors import NO_ROOM, StoreFull
 
-Rows = asyncio.Future[list[np.ndarray]]
-"""The rows of one batch: for each request an array."""
+Rows = asyncio.Future[np.ndarray]
+"""The packed rows of one chunk."""
 
 
 class RowsReader:
@@ -25,7 +26,9 @@ class RowsReader:
         self.name = uuid.uuid4().hex
         self._source = source
         self._replica_id = replica_id
-        self._half_met: dict[int, Rows] = {}  # batches of which either the message or the rows came
+        self._half_met: dict[int, Rows] = {}  # those of which either the message or the rows came
+        self._next = 0
+        """All rows with lower numbers have come, or are lost."""
         self._call: asyncio.Task[None] | None = None
         self.broke: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
@@ -40,8 +43,11 @@ class RowsReader:
             self._call = asyncio.create_task(self._read(), context=contextvars.Context())
 
     def expect(self, number: int) -> Rows:
-        """A message said that its rows are batch `number`; called once for each."""
+        """A message said that a chunk's rows have that number; called once for each."""
+        is_lost = number < self._next and number not in self._half_met
         rows = self._meet(number)
+        if is_lost:
+            self._lose(number)
         if self.is_broken:
             self._break(rows, self.broke.result())
         self.open()
@@ -49,18 +55,58 @@ class RowsReader:
 
     async def _read(self) -> None:
         try:
-            while True:
-                calls: AsyncGenerator[list[Batch], None] = self._source.stream(
-                    "rows", self.name, replica_id=self._replica_id, by_reference=True
-                )
-                async with contextlib.aclosing(calls) as items:
-                    async for item in items:
-                        for number, rows in await _copied_out(item):
-                            self._meet(number).set_result(rows)
-                if not self._is_waited_for():
-                    return
+            items: AsyncGenerator[RowsItem | StoreFull, None] | None = self._items(again=False)
+            while items is not None:
+                items = await self._taken(items)
         except Exception as raised:  # given to every reader of the connection, who raises it
             self._fail(named(raised))
+
+    def _items(self, *, again: bool) -> AsyncGenerator[RowsItem | StoreFull, None]:
+        return self._source.stream("rows", self.name, again, replica_id=self._replica_id, by_reference=True)
+
+    async def _taken(
+        self, items: AsyncGenerator[RowsItem | StoreFull, None]
+    ) -> AsyncGenerator[RowsItem | StoreFull, None] | None:
+        """Takes all items of a call. Returns the next call, None when nobody waits for rows."""
+        async with contextlib.aclosing(items):
+            if not await self._take_until_full(items):
+                return self._items(again=False) if self._is_waited_for() else None
+            async with contextlib.AsyncExitStack() as stack:
+                following = await stack.enter_async_context(contextlib.aclosing(self._items(again=True)))
+                first = await anext(following, None)  # the call before ends, if it has not
+                while await self._take_until_full(items):
+                    pass
+                if isinstance(first, StoreFull):
+                    raise first
+                if first is not None:
+                    self._take(first.first, [])
+                stack.pop_all()
+                return following
+
+    async def _take_until_full(self, items: AsyncGenerator[RowsItem | StoreFull, None]) -> bool:
+        """Whether an item found no room; if that was where it is read, others may follow. False: the call has ended."""
+        try:
+            async for item in items:
+                if isinstance(item, StoreFull):
+                    return True
+                self._take(item.first, await _copied_out(item))
+        except StoreFull:
+            return True
+        return False
+
+    def _take(self, first: int, rows: list[np.ndarray]) -> None:
+        """Rows before the first that have not come are lost, and end their readers alone. Those that have come are not
+        taken twice.
+        """
+        for number in [number for number in self._half_met if self._next <= number < first]:
+            self._lose(number)
+        for number, packed in enumerate(rows, first):
+            if number >= self._next:
+                self._meet(number).set_result(packed)
+        self._next = max(self._next, first + len(rows))
+
+    def _lose(self, number: int) -> None:
+        self._break(self._half_met.pop(number), StoreFull(NO_ROOM))
 
     def _is_waited_for(self) -> bool:
         return any(not rows.done() for rows in self._half_met.values())
@@ -91,18 +137,18 @@ class RowsReader:
             self._call.cancel()
 
 
-async def _copied_out(item: list[Batch]) -> list[Batch]:
-    """The batches in memory of their own; the item is emptied.
+async def _copied_out(item: RowsItem) -> list[np.ndarray]:
+    """The rows in memory of their own; the item is emptied.
 
     Its arrays are mapped, and the store keeps their object as long as anything has one: whatever passed the item on has
     it until the next comes, a reader may be slow, and an error's frames stay until garbage is collected.
     """
-    if sum(map(num_bytes, item)) <= ITEM_BYTES:
+    if item.num_bytes <= ITEM_BYTES:
         return _moved(item)
     return await asyncio.to_thread(_moved, item)  # a long prompt's copy takes milliseconds
 
 
-def _moved(item: list[Batch]) -> list[Batch]:
-    batches = [(number, [np.array(packed) for packed in rows]) for number, rows in item]
-    item.clear()
-    return batches
+def _moved(item: RowsItem) -> list[np.ndarray]:
+    rows = [np.array(packed) for packed in item.rows]
+    item.rows.clear()
+    return rows

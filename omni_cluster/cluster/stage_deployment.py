@@ -22,7 +22,7 @@ from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.reservation import Reservation, Turn
-from omni_cluster.cluster.rows_publisher import Batch
+from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
@@ -205,9 +205,9 @@ class StageReplica:
         """See `SocketServer.address`."""
         return await self._sockets.address()
 
-    async def rows(self, name: str) -> AsyncGenerator[list[Batch], None]:
+    async def rows(self, name: str, again: bool = False) -> AsyncGenerator[RowsItem, None]:
         """See `RowsPublishers.items`."""
-        async with contextlib.aclosing(self._sockets.rows_publishers.items(name)) as items:
+        async with contextlib.aclosing(self._sockets.rows_publishers.items(name, again=again)) as items:
             async for item in items:
                 yield item
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import warnings
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX
-from omni_cluster.cluster.failures import lost_with, named, named_failures
+from omni_cluster.cluster.failures import FULL, lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.running import Place, known_replicas
 from omni_cluster.cluster.zones import zone_of
@@ -60,8 +61,8 @@ class Ticket:
 
 
 class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A chunk as it travels. Its rows are plain bytes beside it, `packed_rows`, or a Ray object: `rows_at` is the
-    number of a batch of rows, and the place in it.
+    """A chunk as it travels. Its rows are plain bytes beside it, `packed_rows`, or a Ray object: `rows_at` is
+    their number.
 
     torch's own pickling of bfloat16 copies; packed rows as a NumPy array do not. A struct is made, and written, in a
     fraction of a data class's time, and there are as many of them as tokens.
@@ -69,15 +70,15 @@ class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     chunk: StageChunk
     packed_rows: np.ndarray | None = None
-    rows_at: tuple[int, int] | None = None
+    rows_at: int | None = None
 
     @classmethod
     def of(cls, chunk: StageChunk, *, with_rows: bool = True) -> WireChunk:
         rows = chunk.rows if with_rows else None
         return cls(chunk.without_rows(), None if rows is None else rows.pack().numpy())
 
-    def with_rows_at(self, batch: int, place: int) -> WireChunk:
-        return msgspec.structs.replace(self, packed_rows=None, rows_at=(batch, place))
+    def with_rows_at(self, number: int) -> WireChunk:
+        return msgspec.structs.replace(self, packed_rows=None, rows_at=number)
 
     def with_rows(self, packed: np.ndarray) -> WireChunk:
         return msgspec.structs.replace(self, packed_rows=packed, rows_at=None)
@@ -217,15 +218,24 @@ class RemoteStage:
     async def stream(
         self, method: str, *args: Any, replica_id: str = "", by_reference: bool = False
     ) -> AsyncGenerator[Any, None]:
-        """Items of a streaming method, each a Ray object if `by_reference`; closing it ends the call over there."""
+        """Items of a streaming method; closing it ends the call over there.
+
+        `by_reference`: each is a Ray object, and StoreFull is in the place of one that finds no room in the store here.
+        Raises StoreFull for one that finds none over there.
+        """
         is_small = not by_reference and _bytes_of(args) <= MAX_VALUE_BYTES
         handle = self._by_value if is_small else self._by_reference
         addressed = handle.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else handle
         items = getattr(addressed, method).remote(*args)
         try:
             with named_failures(replica_id):
-                async for item in items:
-                    yield item
+                if not by_reference:
+                    async for item in items:
+                        yield item
+                    return
+                async with contextlib.aclosing(or_store_full(items)) as places:
+                    async for item in places:
+                        yield item
         finally:
             _cancel(items)  # dropping a response does not stop its producer
 
@@ -245,6 +255,20 @@ class RemoteStage:
         except TimeoutError:
             _cancel(asked)
             raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
+
+
+async def or_store_full(items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    """What a call gives. Ray goes on after an object without room here; one without room over there ends the call."""
+    while True:
+        try:
+            item = await anext(items)
+        except StopAsyncIteration:
+            return
+        except FULL as error:
+            if isinstance(error, RayTaskError):
+                raise
+            item = named(error)
+        yield item
 
 
 def _nearby(near: Place, places: Mapping[str, Place]) -> list[list[str]]:

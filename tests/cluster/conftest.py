@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.served import KEY, ROOT, ServedApp, long_checkpoint, serve_run, serve_run_over_nodes
+from tests.cluster.served import FULL_DISK, KEY, ROOT, ServedApp, long_checkpoint, serve_run, serve_run_over_nodes
 
 NOBODY = "http://127.0.0.1:9"
 """Where nothing listens: vLLM makes spans of requests that are traced, and they go where Serve's go."""
@@ -50,7 +50,7 @@ def _over_nodes(config: dict[str, Any], path: Path) -> Iterator[ServedApp]:
     for stage, role in zip(config["stages"], roles, strict=True):
         stage["placement"] = {"label_selector": {"role": role}}
     path.write_text(yaml.safe_dump(config | {"ingress_placement": {"label_selector": {"role": roles[-1]}}}))
-    with serve_run_over_nodes(f"config={path}", roles=roles[::-1]) as app:
+    with serve_run_over_nodes(f"config={path}", roles=roles[::-1], system_config=FULL_DISK) as app:
         yield app
 
 
@@ -123,8 +123,8 @@ def ended(shared: dict[str, Shared]) -> ServedApp:
 
 @pytest.fixture(scope="module")
 def watched(shared: dict[str, Shared]) -> ServedApp:
-    """The default with a second ingress and prompts of 28,000 tokens, each stage on a node of its own; clients need
-    `KEY`. One for modules in a row.
+    """The default with a second ingress and prompts of 28,000 tokens, each stage on a node of its own, whose disk is
+    full for Ray; clients need `KEY`. One for modules in a row.
     """
     return shared["watched"].app()
 

@@ -38,6 +38,8 @@ STAGES = ("thinker", "talker", "code2wav")
 KEY = "a-key-of-the-tests"
 START_S = 400
 STORE_BYTES = 1 << 30
+FULL_DISK = {"local_fs_capacity_threshold": 0.0, "automatic_object_spilling_enabled": False}
+"""Ray moves nothing from its stores to the disk: a full store can be had."""
 TRACING = {
     "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": "ray.serve._private.tracing_utils:default_tracing_exporter",
     "RAY_SERVE_TRACING_SAMPLING_RATIO": "0",
@@ -118,13 +120,17 @@ def serve_run(*arguments: str) -> Iterator[ServedApp]:
 
 
 @contextmanager
-def serve_run_over_nodes(*arguments: str, roles: Sequence[str]) -> Iterator[ServedApp]:
+def serve_run_over_nodes(
+    *arguments: str, roles: Sequence[str], system_config: Mapping[str, Any] | None = None
+) -> Iterator[ServedApp]:
     """The application over nodes of one cluster on this machine, each with a role as its label; the first is the head.
+    `system_config`: of Ray itself, on all nodes.
 
     HTTP comes to the head alone: the nodes share their host's ports, and a connection must not end with another node.
     """
     head, *others = roles
-    cluster = Cluster(initialize_head=True, head_node_args=node_options(head))
+    ray_options = {} if system_config is None else {"_system_config": dict(system_config)}
+    cluster = Cluster(initialize_head=True, head_node_args=node_options(head) | ray_options)
     try:
         nodes = {role: cluster.add_node(**node_options(role)) for role in others}
         ray.init(cluster.address, namespace="serve", log_to_driver=False, logging_level="ERROR")

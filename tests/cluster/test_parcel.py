@@ -79,7 +79,7 @@ async def test_a_store_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise ObjectStoreFullError
 
     monkeypatch.setattr(parcel.ray, "put", full)
-    with pytest.raises(StoreFull, match="no room for the media"):
+    with pytest.raises(StoreFull, match="no room for this request"):
         async with posted(OmniRequest("r", "", all_kinds())):
             pass
 

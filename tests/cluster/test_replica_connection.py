@@ -15,7 +15,7 @@ from omni_cluster.cluster import message_publisher, rows_publisher, rows_reader,
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.replica_connection import ConnectionEnded, MessageClient, ReplicaConnections
-from omni_cluster.cluster.rows_publisher import Batch
+from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
@@ -39,8 +39,9 @@ class Replica:
         self.frozen = asyncio.Event()
         self.died = asyncio.Event()
         self.calls_for_rows = 0
-        self.batches: list[Batch] = []
-        self.items: list[list[Batch]] = []
+        self.sent: list[np.ndarray] = []
+        self.items: list[RowsItem] = []
+        self.chunks_of_items: list[int] = []
 
     @property
     def open_links(self) -> int:
@@ -48,21 +49,22 @@ class Replica:
 
     @property
     def bytes_as_objects(self) -> int:
-        return sum(packed.nbytes for _, rows in self.batches for packed in rows)
+        return sum(packed.nbytes for packed in self.sent)
 
     async def stream(
-        self, method: str, name: str, *, replica_id: str, by_reference: bool
-    ) -> AsyncGenerator[list[Batch], None]:
+        self, method: str, name: str, again: bool, *, replica_id: str, by_reference: bool
+    ) -> AsyncGenerator[RowsItem, None]:
         assert method == "rows" and by_reference
         self.calls_for_rows += 1
-        async with contextlib.aclosing(self.sockets.rows_publishers.items(name)) as items:
+        async with contextlib.aclosing(self.sockets.rows_publishers.items(name, again=again)) as items:
             async for item in items:
                 if self.frozen.is_set():
                     await asyncio.Event().wait()
                 if self.died.is_set():
                     raise ConnectionError("the replica died")
-                self.batches += item
+                self.sent += item.rows
                 self.items.append(item)
+                self.chunks_of_items.append(len(item.rows))
                 yield item
 
     async def call(self, method: str, *, replica_id: str, wait_s: float | None = None) -> Any:
@@ -222,11 +224,11 @@ async def test_rows_are_objects_and_inline_they_are_beside_the_tokens_up_to_a_li
     bodies = [item.body for message in clients[0].received for item in message if item.body is not None]
     beside = sum(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None)
     assert len(bodies) == 2 and replica.bytes_as_objects > 100 * ROW_BYTES
-    assert (beside > ROW_BYTES and len(replica.batches) == 1) if inline else (not beside and len(replica.batches) == 2)
+    assert (beside > ROW_BYTES and len(replica.sent) == 1) if inline else (not beside and len(replica.sent) == 2)
 
 
 @as_objects_alone
-async def test_rows_of_one_step_are_one_batch(
+async def test_rows_of_one_step_are_one_item(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
     logs = [replica.logs.open(f"r{i}") for i in range(4)]
@@ -238,7 +240,7 @@ async def test_rows_of_one_step_are_one_batch(
         log.close()
     made = await asyncio.gather(*tasks)
     assert [chunk.rows is not None and chunk.rows.rows.shape[0] for chunk in made] == [1] * 4
-    assert [len(batch) for _, batch in replica.batches] == [4]
+    assert replica.chunks_of_items == [4]
 
 
 async def test_a_call_for_rows_is_made_only_where_rows_are_objects(
@@ -442,22 +444,26 @@ async def test_rows_are_copied_out_of_their_item_which_is_let_go_at_once(
         log.put(rows(start, count))
         chunk = await anext(chunks)
         assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(start, start + count))
-        (packed,) = replica.batches[-1][1]
-        packed[:] = 0
+        replica.sent[-1][:] = 0
         assert chunk.rows.rows[:, 0].tolist() == list(range(start, start + count))
-    assert replica.items == [[], []]
+    assert [item.rows for item in replica.items] == [[], []]
     await chunks.aclose()
 
 
-async def test_batches_that_wait_are_one_item_and_a_prompts_rows_are_one_of_their_own() -> None:
+def numbers_of(item: RowsItem) -> list[int]:
+    return list(range(item.first, item.first + len(item.rows)))
+
+
+async def test_rows_that_wait_are_one_item_and_a_prompts_rows_are_one_of_their_own() -> None:
     publisher = rows_publisher.RowsPublisher(is_read=lambda: True, room=(room := Room()))
-    for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, rows_publisher.ITEM_BYTES - 2, 1):
-        publisher.publish([np.zeros(num_bytes, np.uint8)])
+    small, most = rows_publisher.SMALL_ITEM_BYTES, rows_publisher.ITEM_BYTES // rows_publisher.SMALL_ITEM_BYTES
+    for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, *[small] * (most - 1), small - 2, 1):
+        publisher.publish(np.zeros(num_bytes, np.uint8))
     assert room.held_bytes == 2 * rows_publisher.ITEM_BYTES + 2
     async with contextlib.aclosing(publisher.items()) as items:
-        made = [[number for number, _ in await anext(items)] for _ in range(4)]
-    assert made == [[0], [1], [2, 3, 4], [5]] and room.held_bytes == 0
-    publisher.publish([np.zeros(7, np.uint8)])
+        made = [numbers_of(await anext(items)) for _ in range(4)]
+    assert made == [[0], [1], [*range(2, most + 4)], [most + 4]] and room.held_bytes == 0
+    publisher.publish(np.zeros(7, np.uint8))
     publisher.close()
     assert room.held_bytes == 0
 
@@ -472,7 +478,7 @@ async def test_nothing_is_kept_of_rows_whose_reader_has_left(
     await anext(chunks)
     await chunks.aclose()
     log.put(rows(1))
-    await until(lambda: len(replica.batches) == 2)
+    await until(lambda: len(replica.sent) == 2)
     await settled()
     await until(lambda: not connections._by_replica["replica"].rows._half_met)
 

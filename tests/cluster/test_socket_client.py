@@ -133,7 +133,7 @@ def test_all_that_a_message_says_arrives() -> None:
     assert told == {*StageChunk.__struct_fields__} - {"rows"}  # a new field has its place here
     items = [MessageItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
     items += [
-        MessageItem(2, WireChunk.of(StageChunk()).with_rows_at(9, 4)),
+        MessageItem(2, WireChunk.of(StageChunk()).with_rows_at(9)),
         MessageItem(3, None),
         MessageItem(4, None, RequestError("too long")),
     ]
@@ -146,7 +146,7 @@ def test_all_that_a_message_says_arrives() -> None:
         assert np.array_equal(opened.audio.samples, chunk.audio.samples) and opened.audio.samples.dtype == np.float32
         assert opened.audio.start == chunk.audio.start and opened.made_at_s == chunk.made_at_s
         assert replace(opened, audio=None) == replace(chunk, audio=None)
-    assert cast(WireChunk, got[2].body).rows_at == (9, 4) and (got[3].body, got[3].error) == (None, None)
+    assert cast(WireChunk, got[2].body).rows_at == 9 and (got[3].body, got[3].error) == (None, None)
     assert isinstance(got[4].error, RequestError) and str(got[4].error) == "too long"
     assert isinstance(got[5].error, StageFailed) and str(got[5].error) == "ZeroDivisionError: by zero"
     assert type(got[6].error) is StageFailed  # no name makes another class
