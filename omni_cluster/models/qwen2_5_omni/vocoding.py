@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
@@ -15,8 +16,10 @@ GRAPH_FRAMES = (72, 96, 144, 240, 432)
 GRAPH_BATCHES = (1, 2, 4, 8, 16)
 GRAPH_MAX_FRAMES = 1_280
 """Frames of a captured batch at most: a larger one keeps the device busy without a graph."""
+LARGE_PASS_FRAMES = 3_456
+"""Frames of a larger pass of streams at most, which takes some 40 ms alone on a card."""
 MAX_PASS_FRAMES = 16_384
-"""Frames of one pass at most: activations take some 200 KiB a frame in float32."""
+"""Frames of a pass of whole answers at most: activations take some 200 KiB a frame in float32."""
 
 
 class VocoderInputs:
@@ -33,7 +36,11 @@ class VocoderInputs:
 
 
 class Vocoding:
-    """Waveforms of windows of any lengths. Windows of similar lengths share a pass."""
+    """Waveforms of windows of any lengths. Windows of similar lengths share a pass.
+
+    On CUDA every pass of a stream's windows has a shape that was run as this was made: the first pass of a shape loads
+    and compiles its kernels, seconds in which all streams would stand still.
+    """
 
     def __init__(self, vocoder: Vocoder, mel_dim: int, device: torch.device, captures: bool) -> None:
         self._vocoder = vocoder
@@ -42,6 +49,9 @@ class Vocoding:
         pool = GraphPool() if captures else None
         sizes = sorted(graph_sizes(), key=lambda size: -size[0] * size[1])
         self._graphs = {size: self._capture(*size, pool) for size in sizes if pool is not None}
+        self._fills = captures
+        if captures:
+            self._run_once(large_sizes())
 
     def __call__(self, windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Windows `[frames, 80]` -> waveforms float32 `[240 * frames]` on the device."""
@@ -56,13 +66,24 @@ class Vocoding:
         lengths = torch.tensor(counts, dtype=torch.int32).to(self._device)
         work = self._graph_for(len(windows), max(counts))
         if work is None:
-            waves = self._vocoder(pad_sequence(list(windows), batch_first=True), lengths)
-            per_frame = waves.shape[1] // max(counts)
+            mels = self._filled(pad_sequence(list(windows), batch_first=True))
+            waves = self._vocoder(mels, lengths)
+            per_frame = waves.shape[1] // mels.shape[1]
         else:
             work.inputs.fill(windows, lengths)
             waves = work.replay()
             per_frame = waves.shape[1] // work.inputs.mels.shape[1]
         return [wave[: count * per_frame].clone() for wave, count in zip(waves, counts, strict=False)]
+
+    def _filled(self, mels: torch.Tensor) -> torch.Tensor:
+        """Mels `[B, n, 80]` filled up to a length that was run before. A whole answer may have any, so none was."""
+        frames = size_at_least(mels.shape[1], GRAPH_FRAMES) if self._fills else None
+        return mels if frames is None else pad(mels, (0, 0, 0, frames - mels.shape[1]))
+
+    def _run_once(self, sizes: Iterable[tuple[int, int]]) -> None:
+        for batch, frames in sizes:
+            inputs = VocoderInputs(batch, frames, self._mel_dim, self._device)
+            self._vocoder(inputs.mels, inputs.lengths)
 
     def _graph_for(self, batch: int, frames: int) -> CapturedWork[VocoderInputs, torch.Tensor] | None:
         size = (size_at_least(batch, GRAPH_BATCHES), size_at_least(frames, GRAPH_FRAMES))
@@ -73,19 +94,36 @@ class Vocoding:
         return CapturedWork(inputs, lambda: self._vocoder(inputs.mels, inputs.lengths), pool)
 
 
-def graph_sizes() -> Iterable[tuple[int, int]]:
+def graph_sizes() -> list[tuple[int, int]]:
     """Batches and frames of the passes to capture."""
     return [(b, n) for b in GRAPH_BATCHES for n in GRAPH_FRAMES if b * n <= GRAPH_MAX_FRAMES]
 
 
+def large_sizes() -> list[tuple[int, int]]:
+    """Batches and frames of larger passes of streams."""
+    return [(b, n) for b in GRAPH_BATCHES for n in GRAPH_FRAMES if GRAPH_MAX_FRAMES < b * n <= LARGE_PASS_FRAMES]
+
+
 def groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Places of windows that share a pass: those of one captured size, or longer ones of about one length."""
+    """Places of windows that share a pass: those of one captured length, or longer ones of about one length."""
     by_size: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
         size = size_at_least(length, GRAPH_FRAMES) or 1 << (length - 1).bit_length()
         by_size.setdefault(size, []).append(place)
-    return [batch for size, places in by_size.items() for batch in _batches(places, max(1, MAX_PASS_FRAMES // size))]
+    return [batch for size, places in by_size.items() for batch in _batches(places, size)]
 
 
-def _batches(places: list[int], most: int) -> list[list[int]]:
-    return [places[i : i + most] for i in range(0, len(places), most)]
+def _batches(places: list[int], frames: int) -> Iterable[list[int]]:
+    while places:
+        count = _pass_size(len(places), frames)
+        yield places[:count]
+        places = places[count:]
+
+
+def _pass_size(windows: int, frames: int) -> int:
+    """How many of the windows, of about so many frames, the next pass takes."""
+    if frames not in GRAPH_FRAMES:
+        return min(windows, max(1, MAX_PASS_FRAMES // frames))
+    if (size_at_least(windows, GRAPH_BATCHES), frames) in graph_sizes():
+        return windows
+    return max(batch for batch in GRAPH_BATCHES if batch <= windows and batch * frames <= LARGE_PASS_FRAMES)
