@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
@@ -38,6 +39,15 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
+
+
+def shared_memory_of(processes: Sequence[psutil.Process]) -> set[Path]:
+    """The files of what they have mapped of the machine's shared memory; what is unlinked ends with them."""
+    found: set[Path] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {path for each in process.memory_maps() if (path := Path(each.path)).is_relative_to("/dev/shm")}
+    return {path for path in found if path.exists()}
 
 
 def kill(process: psutil.Process) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -12,10 +13,11 @@ import uuid
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
-from tests.cluster.test_app import MODEL, assert_equals_reference, nothing_is_left
+from tests.cluster.test_app import MODEL, PCM16_STEP, STREAM_TOLERANCE, assert_equals_reference, nothing_is_left
 from tests.processes import engine_of, family, running_after
 from tests.reference import Reference, prompt_text
 
@@ -47,11 +49,12 @@ async def process_ids(served: ServedApp) -> dict[str, int]:
     return ids
 
 
-async def assert_a_stream_survives_stopping(pid: int) -> None:
-    """A long answer; once there is sound, the process is stopped. What it makes next is another replica's."""
+async def heard_though_stopped(pid: int) -> tuple[str, np.ndarray]:
+    """Text and sound of a long answer. Once there is sound, the process is stopped: the rest is another replica's."""
     stopped_s, lines = 0.0, []
+    asks = body(16, 2048, stream=True, seed=7, audio={"voice": "Ethan", "format": "pcm16"})
     client = httpx.AsyncClient(base_url=BASE_URL, timeout=REPLACED_S)
-    async with client, client.stream("POST", CHAT, json=body(16, 2048, stream=True)) as response:
+    async with client, client.stream("POST", CHAT, json=asks) as response:
         async for line in response.aiter_lines():
             lines += [line.removeprefix("data: ")] if line.startswith("data: ") else []
             if '"audio"' in line and not stopped_s:
@@ -60,6 +63,10 @@ async def assert_a_stream_survives_stopping(pid: int) -> None:
     assert stopped_s and lines[-1] == "[DONE]", lines[-2:]
     said = next(json.loads(line)["omni"] for line in reversed(lines) if '"omni"' in line)
     assert said["stages"]["talker"]["tokens"] == 2048
+    deltas = [choice["delta"] for line in lines[:-1] for choice in json.loads(line).get("choices", ())]
+    pieces = [base64.b64decode((delta.get("audio") or {}).get("data") or "") for delta in deltas]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    return text, np.frombuffer(b"".join(pieces), np.int16) * PCM16_STEP
 
 
 async def all_are_replaced(served: ServedApp, before: dict[str, int]) -> dict[str, int]:
@@ -96,7 +103,7 @@ async def test_requests_survive_the_only_replica_of_a_stage_and_it_is_replaced(
 
     # An engine is stopped in the midst of a stream.
     talker = family(pids["talker"])
-    await assert_a_stream_survives_stopping(engine_of(pids["talker"]))
+    text, sound = await heard_though_stopped(engine_of(pids["talker"]))
     assert not running_after(talker, NOTICED_S), "a process of the talker stayed"
 
     # A replica is killed: what it started goes with it, and who asks meanwhile waits.
@@ -106,9 +113,11 @@ async def test_requests_survive_the_only_replica_of_a_stage_and_it_is_replaced(
     new = await all_are_replaced(served, {name: pids[name] for name in ("thinker", "talker")})
     await assert_answers_exactly(served, reference)
 
-    # A whole replica is stopped in the midst of a stream.
+    # A whole replica is stopped in the midst of a stream: the same answer, though it was lost elsewhere.
     code2wav = family(new["code2wav"])
-    await assert_a_stream_survives_stopping(new["code2wav"])
+    same_text, same_sound = await heard_though_stopped(new["code2wav"])
+    assert same_text == text and len(same_sound) == len(sound) > 0
+    np.testing.assert_allclose(same_sound, sound, atol=2 * STREAM_TOLERANCE + PCM16_STEP)
     assert not running_after(code2wav, NOTICED_S), "a process of code2wav stayed"
     newest = await all_are_replaced(served, {"code2wav": new["code2wav"]})
     assert {name: newest[name] for name in ("thinker", "talker")} == {name: new[name] for name in ("thinker", "talker")}

@@ -23,7 +23,7 @@ from ray import serve
 from tests.cluster.served import BASE_URL, PATIENCE_S, ROOT, STAGES, ServedApp, until
 from tests.cluster.test_app import nothing_is_left
 from tests.cluster.test_app_watchdog import CHAT, REPLACED_S, body, process_ids
-from tests.processes import command_line, running_after
+from tests.processes import command_line, running_after, shared_memory_of
 
 LONG = 2000
 """Codes of an answer that takes longer than the grace where eight are asked for at once: 20 s for one on two cores."""
@@ -161,6 +161,7 @@ async def test_the_applications_of_one_file_answer_beside_each_other(ended: Serv
 async def test_streams_may_end_after_sigterm_or_are_told(ended: ServedApp) -> None:
     ended.close()  # or this process would be ended with the cluster
     started = psutil.Process(ended.process.pid).children(recursive=True)
+    shared = shared_memory_of(started)
     short, *long = streams = Stream(SHORT), *(Stream(LONG) for _ in range(8))
     async with reading(*streams) as tasks:
         ended.process.send_signal(signal.SIGTERM)
@@ -175,6 +176,7 @@ async def test_streams_may_end_after_sigterm_or_are_told(ended: ServedApp) -> No
     assert len(started) > len(STAGES)
     stayed = await asyncio.to_thread(running_after, started, PATIENCE_S)
     assert not stayed, f"{stayed} stayed"
+    assert not any(path.exists() for path in shared), shared
 
 
 async def turns_away() -> bool:

@@ -298,6 +298,19 @@ async def test_nothing_is_begun_again_for_a_client_that_left(tiny: Path) -> None
     assert all(len(each.requests) == 1 for each in cluster.stages.values())
 
 
+async def test_nothing_is_begun_again_for_a_client_that_leaves_while_a_replica_is_waited_for(tiny: Path) -> None:
+    cluster = Cluster(once("talker", {"old"}), talkers=("old",))
+    asked = asyncio.create_task(cluster.ask())
+    talker = cluster.stages["talker"]
+    await talker.until_none_lives()
+    talker.replicas.append("new")  # nobody has looked for it yet
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert asked.cancelled() and talker.ran_on == ["old"]
+    assert all(each.is_free and [one.request_id for one in each.requests] == ["r"] for each in cluster.stages.values())
+    assert not any(each.works_on(name) for each in cluster.stages.values() for name in each.replicas)
+
+
 async def test_the_only_replica_s_successor_is_waited_for(tiny: Path) -> None:
     cluster = Cluster(once("talker", {"old"}), talkers=("old",))
     asked = asyncio.create_task(cluster.ask())

@@ -407,13 +407,18 @@ async def test_a_stream_goes_on_when_a_replica_is_killed_that_had_made_its_part(
 
 @pytest.mark.timeout(900)
 async def test_a_long_prompt_with_media_is_read_again(pairs: ServedApp) -> None:
+    """The engine of its first thinker is stopped before it comes: else all of it may have been read."""
     await are_there(pairs, {"thinker"})
-    asked = body(media_parts())
+    asked, had = body(media_parts()), await requests_of(pairs, "thinker")
     expected = await undisturbed(asked)
     await until(lambda: nothing_is_left(pairs), "earlier requests are gone")
-    before = await recoveries()
+    (reads,) = [each for each in await pairs.living("thinker") if each["requests"] > had[each["replica_id"]]]
+    processes, before = family(reads["pid"]), await recoveries()
+    os.kill(engine_of(reads["pid"]), signal.SIGSTOP)
     answer = asyncio.create_task(answer_with(pairs, asked))
-    await kill_replica(pairs, "thinker")
+    await at_work(pairs, "talker")
+    os.kill(reads["pid"], signal.SIGKILL)
+    assert not await asyncio.to_thread(running_after, processes, ENDED_S)
     assert_same(await answer, expected)
     assert (await recoveries())["thinker"] == before["thinker"] + 1
     await until(lambda: nothing_is_left(pairs), "all replicas let go of the request")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -128,6 +129,26 @@ async def test_a_prompt_of_several_steps_with_media(thinker: Stage, sampling: Sa
     """Cached: known tokens behind the prompt are read from the prefix cache too, with their rows."""
     long = {**sampling, "max_tokens": 60}
     await assert_thinker_goes_on(thinker, request(f"long-{len(sampling)}", LONG, sampling={"thinker": long}))
+
+
+async def test_a_prompt_with_media_that_was_lost_half_read_is_read_again(thinker: Stage) -> None:
+    """Nothing was said yet, and rows of its first part were there; parts come apart where they are read in time."""
+    asked = request("half", LONG, sampling={"thinker": UNCACHED})
+    whole = StageChunk.joined(await said(thinker, asked))
+    for attempt in range(TRIES):
+        async with contextlib.aclosing(thinker.generate(replace(asked, request_id=f"half-{attempt}"))) as lost:
+            part = await anext(lost)
+        if part.only_rows:
+            break
+    assert part.only_rows and part.rows is not None and part.rows.end < len(whole.prompt_token_ids or ())
+    assert_goes_on_from_nothing(StageChunk.joined(await said(thinker, begun_again(asked, "half-again1"))), whole)
+    await until_free(thinker)
+
+
+def assert_goes_on_from_nothing(made: StageChunk, whole: StageChunk) -> None:
+    assert (made.token_ids, made.text, made.finish_reason) == (whole.token_ids, whole.text, whole.finish_reason)
+    assert made.prompt_token_ids == whole.prompt_token_ids and whole.rows is not None
+    assert_rows(made.rows, whole.rows)
 
 
 async def test_logprobs_are_those_of_new_tokens(thinker: Stage) -> None:
