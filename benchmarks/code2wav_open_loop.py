@@ -52,7 +52,6 @@ from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.outputs import StageChunk
-from omni_cluster.vllm_engine.card_turn import CardTurns
 
 TEXT_TOKENS = 64
 FIRST_CODE_S, FIRST_CODE_MORE_S = 0.053, 0.0075
@@ -365,7 +364,7 @@ class Bench:
         rate_hz = self.model.sample_rate_hz
         cost = RoundCost(self.model.steps, config.max_batch_frames)
         stopped = functools.partial(DiffusionEngineStopped, "ended")
-        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, cost, CardTurns([]))
+        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, cost)
         tasks = [asyncio.create_task(loop.run()), asyncio.create_task(talkers.run())]
         gaps = random.Random(seed)
         arrivals = itertools.accumulate(gaps.expovariate(rate) for _ in itertools.count())

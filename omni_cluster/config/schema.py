@@ -170,11 +170,6 @@ class DiffusionConfig(Strict):
     resident_blocks: int = Field(
         default=0, ge=0, description="On CUDA: the layers of so many blocks at most are one kernel.", examples=[8]
     )
-    first_piece_alone: bool = Field(
-        default=True,
-        description="Other stages of the card begin no step while a stream's first sound is made.",
-        examples=[True],
-    )
     cuda_graphs: bool = Field(
         default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]
     )
@@ -255,12 +250,6 @@ class StageConfig(Strict):
         le=64,
         description="Tokens of a request in one step of its engine at most, where another stage's rows feed it.",
         examples=[8],
-    )
-    max_lead_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="A talker rests while all its players are so far ahead and others on its card are in haste.",
-        examples=[4.0],
     )
     default_sampling_params: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's sampling parameters.", examples=[{"max_tokens": 1024}]

@@ -14,8 +14,7 @@ class EngineTraits:
     `hf_overrides` turns the checkpoint's config into the stage's own; `has_tokenizer` is False for stages whose
     tokens are no text; `shares_prefixes` is False where equal token ids do not mean equal inputs; `is_compiled` is
     False for a model that vLLM cannot give to torch.compile. `relied_on` names what the model uses of vLLM that
-    vLLM does not promise to keep: members by `module:name` of their class. `heard_tokens_per_s`: tokens of a second of
-    sound, None where no sound is made of them.
+    vLLM does not promise to keep: members by `module:name` of their class.
     """
 
     hf_overrides: Callable[[Any], Any] | None = None
@@ -24,5 +23,4 @@ class EngineTraits:
     has_tokenizer: bool = True
     shares_prefixes: bool = True
     is_compiled: bool = True
-    heard_tokens_per_s: float | None = None
     relied_on: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -26,7 +26,6 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionSession, Family
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.progress import StallWatch
-from omni_cluster.vllm_engine.card_turn import CardTurns, visible_cards
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.stage_worker import StageWorker
 
@@ -65,15 +64,8 @@ class DiffusionEngine:
         )
         cost = RoundCost(steps, config.max_batch_frames)
         self._admission = Admission(self._max_stall_s, cost, time.monotonic)
-        turns = CardTurns(self._cards())
-        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped, cost, turns)
+        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped, cost)
         self._loop_task = asyncio.create_task(self._loop.run())
-
-    def _cards(self) -> list[str]:
-        """Those on which it may ask others to wait."""
-        if not (self._stage.gpus_per_replica and self._config.first_piece_alone):
-            return []
-        return visible_cards(1) if self._stage.gpus is None else [str(number) for number in self._stage.gpus]
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`: voice and codes are the family's to check."""

@@ -14,7 +14,7 @@ class LoopJob:
     """A job, the time (`time.monotonic`) at which its sound is due, and the future of its waveform.
 
     `latest` returns the job at its present size: it may grow until it begins, which gives it a `number`.
-    `before`: the stream's previous job, while that is being made. `is_first`: its player hears nothing before it.
+    `before`: the stream's previous job, while that is being made.
     """
 
     def __init__(
@@ -29,7 +29,6 @@ class LoopJob:
         self.done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()
         self.number: int | None = None
-        self.is_first = False
 
     @property
     def frames(self) -> int:

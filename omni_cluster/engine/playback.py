@@ -20,13 +20,9 @@ class Playback:
         self._runs_dry_s = max(self._runs_dry_s, now_s) + sound_s
         self._on_delivery()
 
-    @property
-    def has_begun(self) -> bool:
-        return self._runs_dry_s != -math.inf
-
     def due_s(self, now_s: float) -> float:
         """When the next piece is needed: the first one at once, a later one when the client's player runs dry."""
-        return self._runs_dry_s if self.has_begun else now_s
+        return now_s if self._runs_dry_s == -math.inf else self._runs_dry_s
 
     def left_s(self, now_s: float) -> float:
         """The sound that the player has left; none before the first."""

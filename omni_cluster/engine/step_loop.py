@@ -22,16 +22,12 @@ from omni_cluster.engine.streams import Streams
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
 from omni_cluster.models.family import DiffusionJob, DiffusionSession, StepTime
 from omni_cluster.progress import Progress
-from omni_cluster.vllm_engine.card_turn import CardTurns, Sign
 
 logger = logging.getLogger(__name__)
 
 Call = Callable[..., Awaitable[Any]]
 """Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. Raises DiffusionEngineStopped if no later
 call can succeed either, another OmniError if only this one failed."""
-URGENT_S = 0.5
-"""Sound that is due so soon is in haste."""
-PAUSE_S = 0.001
 COUNTED = ("running", "waiting", "held", "streams")
 """Jobs being made; jobs that wait; jobs of both kinds that follow an unfinished one of their request; streams whose
 state the model may hold."""
@@ -41,7 +37,7 @@ class StepLoop:
     """The jobs of one model, from when they are asked for until their sound is made.
 
     `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error for those who
-    still wait when the loop ends. `cost` is told what was done, `turns` what is in haste.
+    still wait when the loop ends. `cost` is told what was done.
     """
 
     def __init__(
@@ -53,11 +49,9 @@ class StepLoop:
         scheduler: Scheduler[LoopJob],
         stopped: Callable[[], DiffusionEngineStopped],
         cost: RoundCost,
-        turns: CardTurns,
     ) -> None:
         self._call, self._steps, self._sample_rate_hz = call, steps, sample_rate_hz
         self._config, self._scheduler, self._stopped, self._cost = config, scheduler, stopped, cost
-        self._turns = turns
         self._numbers = itertools.count()
         self._jobs: list[LoopJob] = []
         self._work = asyncio.Event()
@@ -102,11 +96,8 @@ class StepLoop:
         if self._has_ended:
             raise self._stopped()
         asked = LoopJob(job, self._due_s(job, playback), session.latest, self._steps, before)
-        follows_sound = playback.has_begun or (before is not None and before.job.is_heard)
-        asked.is_first = job.stream is not None and not follows_sound
         asked.due_s += asked.frames_before * self._frame_s
         self._jobs.append(asked)
-        self._tell()
         self._work.set()
         return asked
 
@@ -128,7 +119,6 @@ class StepLoop:
                 while self._jobs:
                     await self._advance()
                     await self._leave()
-                    self._tell()
         except DiffusionEngineStopped:
             raise
         except Exception:
@@ -159,27 +149,14 @@ class StepLoop:
         unfinished = [job for job in self._jobs if job.may_advance]
         for job in unfinished:
             job.grow()
-        chosen: list[LoopJob] = []
-        if not self._leaves_the_card(unfinished):
-            chosen = [job for job in self._scheduler.choose(unfinished) if job.is_begun or await self._begin(job)]
+        chosen = [job for job in self._scheduler.choose(unfinished) if job.is_begun or await self._begin(job)]
         if chosen:
             await self._step(chosen)
         ended = [job for job in self._jobs if job.may_finish]
         if to_finish := self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs)):
             await self._finish(to_finish)
         elif not chosen:
-            await asyncio.sleep(PAUSE_S if unfinished else 0)  # lets the callers of finished jobs run
-
-    def _leaves_the_card(self, jobs: Sequence[LoopJob]) -> bool:
-        """Whether the tokens of somebody's first sound go before these jobs, as no player needs them soon."""
-        return self._turns.is_told(Sign.FIRST_TOKENS) and self._scheduler.has_time(jobs)
-
-    def _tell(self) -> None:
-        """Tells the other stages of the card whether somebody waits for sound."""
-        streamed = [job for job in self._jobs if job.job.stream is not None and not job.is_left]
-        soon_s = time.monotonic() + URGENT_S
-        self._turns.tell(Sign.FIRST_SOUND, any(job.is_first for job in streamed))
-        self._turns.tell(Sign.HASTE, any(job.due_s < soon_s for job in streamed))
+            await asyncio.sleep(0)  # no job could advance: lets the callers of finished jobs run
 
     async def _begin(self, job: LoopJob) -> bool:
         """Begins the job. Returns False if that failed; then only this job fails."""

@@ -13,12 +13,8 @@ HORIZON_S = 0.1
 FINISH_S = 0.15
 """A job that has had all its steps is finished so long before it is due, or sooner beside others: a pass waits for the
 step that runs, takes tens of milliseconds on a card with other stages, and then its sound travels to the client."""
-SOON_S = 0.3
-"""Beside a player that stands still, steps have work that is due so soon."""
 FINISH_FRAMES = 1_280
 """So many frames of jobs that have had all their steps are worth a pass of their own."""
-PAUSING_PART = 0.5
-"""Of the time until a job is due: what its steps, and those before it, may take so that they need not begin yet."""
 MIN_EFFICIENCY = 0.5
 """The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
 NEWCOMER_STEPS = 4
@@ -49,9 +45,6 @@ class Scheduler(Protocol[AnyJob]):
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
         """Those to finish now, in this order, of jobs that have had all their steps; `others` have steps left."""
 
-    def has_time(self, jobs: Sequence[AnyJob]) -> bool:
-        """Whether these jobs would be done in time if less of the card were theirs."""
-
     def took(self, time: StepTime) -> None:
         """A step was measured."""
 
@@ -70,19 +63,11 @@ class StepScheduler(Generic[AnyJob]):
         by_due = sorted(jobs, key=lambda job: job.due_s)
         room, frames = self._room(by_due), 0
         chosen: list[AnyJob] = []
-        for job in self._to_choose_from(by_due):
+        for job in by_due[: 1 + 4 * self._max_jobs]:
             if not chosen or (frames + job.frames <= room and len(chosen) < self._max_jobs):
                 chosen.append(job)
                 frames += job.frames
         return chosen
-
-    def _to_choose_from(self, by_due: Sequence[AnyJob]) -> Sequence[AnyJob]:
-        """While a player stands still, what others need soon is taken along, and nothing else."""
-        by_due = by_due[: 1 + 4 * self._max_jobs]
-        now_s = self._clock()
-        if not by_due or by_due[0].due_s > now_s:
-            return by_due
-        return [job for job in by_due if job.due_s <= now_s + SOON_S]
 
     def _room(self, by_due: Sequence[AnyJob]) -> float:
         """Frames of the next step."""
@@ -95,24 +80,13 @@ class StepScheduler(Generic[AnyJob]):
         return min(self._max_frames, max(efficient, balanced, needed))
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
-        """Those that are due first in front. A pass that runs anyway takes all along, unless a player stands still."""
+        """Returns all or none, those that are due first in front: a pass that runs anyway takes the others along."""
         if not ended:
             return []
-        by_due, now_s = sorted(ended, key=lambda job: job.due_s), self._clock()
-        if by_due[0].due_s <= now_s and others:
-            return [job for job in by_due if job.due_s <= now_s + FINISH_S]
-        if by_due[0].due_s <= now_s + FINISH_S or not others or sum(job.frames for job in ended) >= FINISH_FRAMES:
-            return by_due
+        is_due = min(job.due_s for job in ended) <= self._clock() + FINISH_S
+        if is_due or not others or sum(job.frames for job in ended) >= FINISH_FRAMES:
+            return sorted(ended, key=lambda job: job.due_s)
         return []
-
-    def has_time(self, jobs: Sequence[AnyJob]) -> bool:
-        """Whether half of the time until each job is due would do, in steps of the least efficiency."""
-        work_s, now_s = 0.0, self._clock()
-        for job in sorted(jobs, key=lambda job: job.due_s):
-            work_s += self._cost.frame_s * job.frames * job.steps_left / MIN_EFFICIENCY
-            if work_s > PAUSING_PART * (job.due_s - now_s - FINISH_S):
-                return False
-        return True
 
     def took(self, time: StepTime) -> None:
         self._cost.observe(time)

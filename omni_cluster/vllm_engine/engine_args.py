@@ -43,7 +43,6 @@ class OmniModelConfig:
     `emits_rows`: requests may ask for a row per position. `takes_rows`: the model has a static `extra_rows` buffer.
     `max_payload_elements`: no embedding payload may have more elements. `max_decode_steps`: tokens that a request may
     get in one step of the engine. `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
-    `max_lead_s`: see `StageConfig`; `heard_tokens_per_s`: see `EngineTraits`.
     """
 
     stage_id: int
@@ -54,8 +53,6 @@ class OmniModelConfig:
     max_payload_elements: int = 1 << 28
     max_decode_steps: int = 1
     kept_rows_bytes: int = 0
-    max_lead_s: float | None = None
-    heard_tokens_per_s: float | None = None
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
 
     @classmethod
@@ -98,8 +95,6 @@ class OmniEngineArgs(AsyncEngineArgs):
             pipeline.limits.max_payload_elements,
             stage.max_decode_steps if traits.takes_rows else 1,
             pipeline.handover.kept_rows_bytes if traits.emits_rows else 0,
-            stage.max_lead_s,
-            traits.heard_tokens_per_s,
         )
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.
         settings = {"served_model_name": stage.model_stage} | _ar_defaults(traits) | _checked(stage)

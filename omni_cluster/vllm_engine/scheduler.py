@@ -4,28 +4,25 @@ as far as theirs are kept.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.engine.core import EngineCore
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
-from omni_cluster.vllm_engine.card_turn import CardTurns, Sign, visible_cards
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.install import add_utility_calls
 from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
@@ -37,10 +34,7 @@ NEWCOMER_TOKENS = 3
 """Tokens of a request in one step of the engine, at most, while some request's first ones are waited for: it gets only
 as many as rows of it came before the step began."""
 MOST_BESIDE_NEWCOMERS = 8
-"""Where players need theirs soon and more requests run, short steps cost more than they give: a step's work on the host
-grows with its requests."""
-THIN_S = 1.0
-"""A player that is ahead by less needs its next tokens soon."""
+"""Where more requests run, short steps cost more than they give: a step's work on the host grows with its requests."""
 NEVER = 1 << 62
 """A step that is not reached: vLLM's loop passes over a running request until `next_decode_eligible_step`."""
 
@@ -60,33 +54,6 @@ class RowCount:
     def lacks(self, end: int) -> bool:
         """Whether rows of positions before `end` have not come."""
         return not self.complete and end > self.rows
-
-
-class Leads:
-    """How far requests are ahead of their players, each of which hears `tokens_per_s` from its first token on."""
-
-    def __init__(self, tokens_per_s: float | None) -> None:
-        """`tokens_per_s`: None where nobody hears the tokens."""
-        self._tokens_per_s = tokens_per_s
-        self._begun: dict[str, tuple[int, float]] = {}
-
-    def begin(self, request_id: str, tokens: int, now_s: float) -> None:
-        """The first of a request's tokens are there, behind `tokens` that it had; later calls change nothing."""
-        if self._tokens_per_s is not None:
-            self._begun.setdefault(request_id, (tokens, now_s))
-
-    def lead_s(self, request_id: str, tokens: int, now_s: float) -> float | None:
-        """Of a request that has so many tokens; None without a player that has begun."""
-        if self._tokens_per_s is None or request_id not in self._begun:
-            return None
-        first, began_s = self._begun[request_id]
-        return (tokens - first) / self._tokens_per_s - (now_s - began_s)
-
-    def end(self, request_id: str) -> None:
-        self._begun.pop(request_id, None)
-
-    def __len__(self) -> int:
-        return len(self._begun)
 
 
 class OmniSchedulerMixin(_Scheduler):
@@ -117,10 +84,6 @@ class OmniSchedulerMixin(_Scheduler):
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._emitting: dict[str, EmittedRows] = {}
-        parts = self.vllm_config.parallel_config.world_size
-        self._turns = CardTurns([] if current_platform.is_cpu() else visible_cards(parts))
-        self._leads = Leads(config.heard_tokens_per_s)
-        self._max_lead_s = config.max_lead_s
         self._num_preemptions = 0
         self._num_steps = 0
         self._num_computed = 0
@@ -182,11 +145,6 @@ class OmniSchedulerMixin(_Scheduler):
         count.complete = count.complete or push.complete
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if self._counts:
-            self._turns.tell(Sign.FIRST_TOKENS, any(map(self._begins, (*self.running, *self.waiting))))
-        if self._may_rest():
-            return SchedulerOutput.make_empty()  # vLLM's loop asks again in a millisecond
-        self._turns.wait()
         for request in self.running:
             request.next_decode_eligible_step = NEVER if self._is_held(request) else 0
         blocked = self._take_out_blocked()
@@ -201,20 +159,6 @@ class OmniSchedulerMixin(_Scheduler):
         output.omni_rows = self._rows_for_workers()  # these two ride the pickled output to every rank
         output.omni_further = self._further_steps(output)
         return output
-
-    def _may_rest(self) -> bool:
-        """Whether all players have sound for long, and what makes sound on this card is in haste."""
-        if self._max_lead_s is None or not self.running or not any(map(self._turns.is_told, Sign)):
-            return False
-        requests = (*self.running, *self.waiting)
-        return all(self._is_held(request) or self._is_ahead(request) for request in requests)
-
-    def _is_ahead(self, request: Request) -> bool:
-        lead_s = self._lead_s(request)
-        return lead_s is not None and self._max_lead_s is not None and lead_s > self._max_lead_s
-
-    def _lead_s(self, request: Request) -> float | None:
-        return self._leads.lead_s(request.request_id, request.num_output_tokens, time.monotonic())
 
     def _rows_for_workers(self) -> list[tuple[str, torch.Tensor]]:
         """Takes what came for requests that the workers have; that of others waits until they are scheduled."""
@@ -246,24 +190,15 @@ class OmniSchedulerMixin(_Scheduler):
         if not self.num_lookahead_tokens:
             return {}
         requests = [self.requests[r] for r in output.num_scheduled_tokens]
-        most = self._most_further()
+        most = self.num_lookahead_tokens
+        if self._is_waited_for():
+            most = min(most, NEWCOMER_TOKENS - 1)
         rooms = {request.request_id: self._room(request, most) for request in requests}
         return {r: room for r, room in rooms.items() if room > 0}
 
-    def _most_further(self) -> int:
-        """Beside requests whose first tokens are waited for, steps are as short as those can use them."""
-        most = self.num_lookahead_tokens
-        newcomers = [request for request in self.running if self._begins(request)]
-        if not newcomers or len(self.running) == 1:
-            return most
-        if any(map(self._is_thin, self.running)):
-            return min(most, NEWCOMER_TOKENS - 1) if len(self.running) <= MOST_BESIDE_NEWCOMERS else most
-        return max(self._room(request, most) for request in newcomers)
-
-    def _is_thin(self, request: Request) -> bool:
-        """Whether its player, which hears it already, needs more soon."""
-        lead_s = self._lead_s(request)
-        return lead_s is not None and lead_s < THIN_S and not self._begins(request)
+    def _is_waited_for(self) -> bool:
+        """Whether somebody's first tokens are still to come, beside few other requests."""
+        return 1 < len(self.running) <= MOST_BESIDE_NEWCOMERS and any(map(self._begins, self.running))
 
     def _begins(self, request: Request) -> bool:
         count = self._counts.get(request.request_id)
@@ -288,9 +223,6 @@ class OmniSchedulerMixin(_Scheduler):
         self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
     ) -> tuple[list[int], bool]:
         request.num_computed_tokens += len(new_token_ids) - 1  # vLLM counted the one that it scheduled
-        count = self._counts.get(request.request_id)
-        if count is not None and count.first_tokens:
-            self._leads.begin(request.request_id, request.num_output_tokens, time.monotonic())
         return super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
 
     def _is_held(self, request: Request) -> bool:
@@ -328,7 +260,6 @@ class OmniSchedulerMixin(_Scheduler):
         self._counts.pop(request.request_id, None)
         self._unsent.pop(request.request_id, None)
         self._at_workers.discard(request.request_id)
-        self._leads.end(request.request_id)
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self._request_ids.pop(key, None)

@@ -30,7 +30,6 @@ from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.outputs import StageChunk
 from omni_cluster.progress import Progress
-from omni_cluster.vllm_engine.card_turn import CardTurns
 from tests.engine.stages import PATIENCE_S, at_once
 
 BLOCK = 12
@@ -53,9 +52,6 @@ class AtRandom:
     def to_finish(self, ended: Sequence[LoopJob], others: bool) -> list[LoopJob]:
         return [] if others and self._random.random() < 0.5 else list(ended)
 
-    def has_time(self, jobs: Sequence[LoopJob]) -> bool:
-        return False
-
     def took(self, time: StepTime) -> None:
         pass
 
@@ -75,7 +71,6 @@ class Stage:
             scheduler,
             lambda: DiffusionEngineStopped("ended"),
             RoundCost(model.steps, CONFIG.max_batch_frames),
-            CardTurns([]),
         )
         self.task = asyncio.create_task(self.loop.run())
 

@@ -16,7 +16,7 @@ from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind, StreamInterval
 from omni_cluster.models.prompts import PromptMaker
-from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession, CodeBlocks
+from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
@@ -84,7 +84,6 @@ class Qwen2_5Omni(Family):
             has_tokenizer=False,
             shares_prefixes=False,
             is_compiled=False,
-            heard_tokens_per_s=SAMPLE_RATE_HZ / self._blocks.samples_per_code,
             relied_on=DECODER,
         )
 
