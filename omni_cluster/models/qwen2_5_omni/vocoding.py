@@ -38,8 +38,8 @@ class VocoderInputs:
 class Vocoding:
     """Waveforms of windows of any lengths. Windows of similar lengths share a pass.
 
-    On CUDA every pass of a stream's windows has a shape that was run as this was made: the first pass of a shape loads
-    and compiles its kernels, seconds in which all streams would stand still.
+    On CUDA every pass of a stream's windows has a shape that was run as this was made: the first pass of a shape may
+    have kernels to load and to compile, and all streams would stand still meanwhile.
     """
 
     def __init__(self, vocoder: Vocoder, mel_dim: int, device: torch.device, captures: bool) -> None:
