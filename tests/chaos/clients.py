@@ -39,6 +39,7 @@ SAMPLES_A_CODE = 480
 SHOWN_CHARS = 60
 
 How = Literal["exact", "differs", "lost", "left", "refused", "cut"]
+WRONG: tuple[How, ...] = ("differs", "lost")
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.breaker import Break
-from tests.chaos.clients import Outcome
+from tests.chaos.clients import WRONG, Outcome
 from tests.cluster.served import STAGES
 
 _ENDED = re.compile(r"request (\S+): \S+ answered \d+ after [\d.]+ s(.*)")
@@ -60,7 +60,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        return not (self.count("lost") or self.count("differs") or self.leaks.any or self.faults)
+        return not (any(map(self.count, WRONG)) or self.leaks.any or self.faults)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"figures": self.figures()}
@@ -83,7 +83,7 @@ class Report:
 
     def lines(self) -> list[str]:
         figures = [f"{name}: {value}" for name, value in self.figures().items()]
-        wrong = [self._told(each) for each in self.outcomes if each.how in ("differs", "lost")]
+        wrong = [self._told(each) for each in self.outcomes if each.how in WRONG]
         return [f"{self.seconds:.0f} s, seed {self.seed}", *figures, *wrong, *self.faults]
 
     def _told(self, outcome: Outcome) -> str:

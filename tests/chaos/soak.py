@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.chaos.application import CLIENTS, model_of, started
 from tests.chaos.breaker import INGRESS, REPLACED_S, Breaker, all_serve, replicas_of, serving
 from tests.chaos.cases import Case, cases, refused
 from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
+from tests.chaos.progress import Progress
 from tests.chaos.report import Leaks, Report, recoveries_in
 from tests.cluster.leftovers import KEPT, store_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, until
@@ -66,12 +67,16 @@ async def soaked(app: ServedApp, plan: Plan) -> Report:
     model = await asyncio.to_thread(model_of, app)
     asked = cases(model)
     expected = await _undisturbed(asked)
+    say(f"{len(expected)} undisturbed answers")
     await until(lambda: nothing_is_left(app), "the undisturbed answers are gone")
     before = await asyncio.to_thread(Baseline.taken)
     breaker = Breaker(app.nodes, before.replicas, every_s=plan.every_s, seed=plan.seed)
     clients = Clients(BASE_URL, asked, refused(model), expected, breaker.has_cut, seed=plan.seed)
+    progress = Progress(clients.outcomes, breaker.breaks, say)
     until_s = time.monotonic() + plan.seconds
-    await asyncio.gather(clients.run(plan.clients, until_s), breaker.run(until_s))
+    async with told(progress):
+        await asyncio.gather(clients.run(plan.clients, until_s), breaker.run(until_s))
+    say("all clients have gone; the replicas come back")
     faults = []
     try:
         await until(_all_serve(before.replicas), "every deployment has its replicas again", REPLACED_S)
@@ -79,6 +84,21 @@ async def soaked(app: ServedApp, plan: Plan) -> Report:
         faults.append(str(error))
     leaks = await _leaks(app, breaker, before)
     return Report(plan.seed, plan.seconds, clients.outcomes, breaker.breaks, (), leaks, faults)
+
+
+@contextlib.asynccontextmanager
+async def told(progress: Progress) -> AsyncIterator[None]:
+    """While the block runs, and once more behind it."""
+    telling = asyncio.create_task(progress.run())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        progress.tell()
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
