@@ -203,6 +203,8 @@ def diffusion_parts(
     loading = weight_bytes(folder, (*sizes.weights, *sizes.vocoder_weights), DTYPE_BYTES["float32"], 1)
     activations = max(frames * sizes.frame_bytes, loading)
     twice = int(settings.dtype == "float8")  # small steps need the layers in bfloat16 too
+    if settings.vocoder_dtype == "float16":
+        vocoder_dtype += DTYPE_BYTES["float32"]  # for sound past its range
     return FixedParts(
         weights=weight_bytes(folder, sizes.weights, dtype + twice, 1)
         + weight_bytes(folder, sizes.vocoder_weights, vocoder_dtype, 1),

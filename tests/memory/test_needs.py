@@ -222,6 +222,16 @@ def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
     assert fixed.activations == 20_000 * frame_bytes
 
 
+def test_a_vocoder_in_float16_is_there_in_float32_too(seven_b: Path) -> None:
+    float32, float16 = (
+        needs_of(bound_to(seven_b, code2wav={"diffusion": {"vocoder_dtype": dtype}}), 80 * GIB)[2].fixed
+        for dtype in ("float32", "float16")
+    )
+    sizes = stage_sizes(seven_b, "code2wav")
+    assert isinstance(sizes, DiffusionSizes)
+    assert float16.weights - float32.weights == weight_bytes(seven_b, sizes.vocoder_weights, 2, 1) > 0
+
+
 def test_float8_takes_a_byte_a_weight_more_than_bfloat16_whose_layers_small_steps_need(seven_b: Path) -> None:
     bfloat16, float8 = (
         needs_of(bound_to(seven_b, code2wav={"diffusion": {"dtype": dtype}}), 80 * GIB)[2].fixed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.schema import DiffusionConfig, Precision
 from omni_cluster.errors import PayloadError
 from omni_cluster.models import float8
 from omni_cluster.models.family import DiffusionJob, StepTime
@@ -24,9 +25,13 @@ from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.models.step_clock import StepClock
 
+logger = logging.getLogger(__name__)
+
 SAMPLE_RATE_HZ = 24_000
 VOCODER_OVERLAP_FRAMES = 24
 """Mel frames before a piece that the vocoder sees again; what follows is the look-ahead's."""
+WIDE_DTYPE: Precision = "tfloat32"
+"""Of the vocoder that has the mantissa of float16 and no bound to speak of."""
 
 
 @dataclass(slots=True)
@@ -113,6 +118,10 @@ class Code2WavModel:
         with products_in(config.vocoder_dtype):
             vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))
             self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
+        self._wide_vocoding = None
+        if config.vocoder_dtype == "float16":
+            vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(WIDE_DTYPE))
+            self._wide_vocoding = Vocoding(vocoder, dit.mel_dim, device, captures=False)
         self._samples_per_frame = math.prod(model.code2wav_bigvgan_model.config.upsample_rates)
 
     @torch.inference_mode()
@@ -228,13 +237,21 @@ class Code2WavModel:
         return [made.get(i, silence) for i, silence in enumerate(silent)]
 
     def _vocode(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
-        waves = self._vocoding(windows)
-        heard = []
-        for wave, window, piece in zip(waves, windows, pieces, strict=True):
-            per_frame, start = len(wave) // len(window), len(window) - piece.frames
-            heard.append(wave[start * per_frame : (start + piece.kept_frames) * per_frame])
-        samples = torch.cat(heard).cpu().numpy()  # one copy, which waits for the device
-        return list(np.split(samples, np.cumsum([len(wave) for wave in heard])[:-1]))
+        waves = _heard_of(self._vocoding, pieces, windows)
+        return waves if self._wide_vocoding is None else self._within_range(self._wide_vocoding, waves, pieces, windows)
+
+    @staticmethod
+    def _within_range(
+        wide: Vocoding, waves: Sequence[np.ndarray], pieces: Sequence[Piece], windows: Sequence[torch.Tensor]
+    ) -> list[np.ndarray]:
+        """What an activation past float16's range has touched is not a number in the waveform: that is made again."""
+        past = [i for i, wave in enumerate(waves) if not np.isfinite(wave).all()]
+        if not past:
+            return list(waves)
+        logger.warning("Sound past the range of float16 was made again in %s, in pieces: %d.", WIDE_DTYPE, len(past))
+        with products_in(WIDE_DTYPE):
+            again = dict(zip(past, _heard_of(wide, [pieces[i] for i in past], [windows[i] for i in past]), strict=True))
+        return [again.get(i, wave) for i, wave in enumerate(waves)]
 
     def _window(self, piece: Piece) -> torch.Tensor:
         """What the vocoder sees of a piece: the frames before it, its own, and the look-ahead's."""
@@ -247,3 +264,14 @@ class Code2WavModel:
         """The last heard frames, which the vocoder sees before the stream's next piece."""
         kept = len(window) - (piece.frames - piece.kept_frames)
         return window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
+
+
+def _heard_of(vocoding: Vocoding, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The pieces' own waveforms, of windows that have what is before and behind them too."""
+    waves = vocoding(windows)
+    heard = []
+    for wave, window, piece in zip(waves, windows, pieces, strict=True):
+        per_frame, start = len(wave) // len(window), len(window) - piece.frames
+        heard.append(wave[start * per_frame : (start + piece.kept_frames) * per_frame])
+    samples = torch.cat(heard).cpu().numpy()  # one copy, which waits for the device
+    return list(np.split(samples, np.cumsum([len(wave) for wave in heard])[:-1]))

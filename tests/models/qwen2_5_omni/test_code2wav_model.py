@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from omni_cluster.config.schema import DiffusionConfig, LayerPrecision, Precision
 from omni_cluster.errors import PayloadError
@@ -318,6 +320,47 @@ def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> Non
 BFLOAT16_SNR_DB = 25.0
 
 
+def with_vocoder_in(dtype: Precision, folder: Path) -> Code2WavModel:
+    return Code2WavModel(folder, load_voices(folder), torch.device("cpu"), DiffusionConfig(vocoder_dtype=dtype))
+
+
+def test_a_vocoder_in_float16_is_near_the_reference_whole_and_in_pieces(
+    tiny: Path, reference: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, full = with_vocoder_in("float16", tiny), job(100, "Ethan", 5)
+    for made in (*made_by(model, [full]), streamed(model, full, [1, 1, 2])):
+        assert STREAMING_SNR_DB <= snr_db(made, wanted(reference, full)) < FLOAT16_MORE_DB
+    assert not caplog.records
+
+
+FLOAT16_MORE_DB = 65.0
+"""So much is float32."""
+
+
+@pytest.fixture(scope="module")
+def loud(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose vocoder has activations of a million, where float16 ends at 65,504."""
+    folder = tmp_path_factory.mktemp("loud") / "checkpoint"
+    shutil.copytree(tiny, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[FIRST_BIAS] = torch.full_like(weights[FIRST_BIAS], 1e6)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+FIRST_BIAS = "token2wav.code2wav_bigvgan_model.conv_pre.bias"
+
+
+def test_sound_past_the_range_of_float16_is_made_in_float32(loud: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = [job(30, "Ethan", 1), job(13)]
+    full, narrow, wide = job(60), with_vocoder_in("float16", loud), with_vocoder_in("float32", loud)
+    for made, expected in zip(made_by(narrow, asked), made_by(wide, asked), strict=True):
+        assert np.abs(expected).max() > 0.01
+        np.testing.assert_array_equal(made, expected)
+    assert "past the range of float16" in caplog.text and "in pieces: 2" in caplog.text
+    np.testing.assert_array_equal(streamed(narrow, full, [1, 2]), streamed(wide, full, [1, 2]))
+
+
 @pytest.fixture(scope="module")
 def in_float8(tiny: Path) -> Code2WavModel:
     return Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), DiffusionConfig(dtype="float8"))
@@ -381,3 +424,11 @@ def test_each_precision_on_cuda_is_near_the_reference(
     (whole,) = made_by(model, [full])
     assert snr_db(whole, wanted(reference, full)) >= least_db
     assert snr_db(streamed(model, full, [1, 1, 2]), wanted(reference, full)) >= min(least_db, STREAMING_SNR_DB)
+
+
+@pytest.mark.gpu
+def test_sound_past_the_range_of_float16_is_made_again_on_cuda(loud: Path) -> None:
+    narrow, wide = on_cuda(loud, "float32", "float16"), on_cuda(loud, "float32", "tfloat32")
+    asked = [job(60, "Ethan", 1), job(13)]
+    for made, expected in zip(made_by(narrow, asked), made_by(wide, asked), strict=True):
+        assert np.isfinite(made).all() and snr_db(made, expected) >= 60.0
