@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from omni_cluster.config.schema import StageConfig
-from omni_cluster.engine.cards import VARIABLE, card_environment, visible_cards
+from omni_cluster.engine.cards import (
+    HOST_ENVIRONMENT,
+    VARIABLE,
+    card_environment,
+    stage_environment,
+    visible_cards,
+)
 
 PRINT = f"import os; print(os.environ.get({VARIABLE!r}))"
 
@@ -49,3 +58,30 @@ def test_a_stage_says_its_cards_and_its_share_of_them() -> None:
         "CUDA_MPS_CLIENT_PRIORITY": "1",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70",
     }
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HELD_BYTES = 64 << 20
+IN_HUGE_PAGES = f"held = bytearray({HELD_BYTES}); print(open('/proc/self/smaps_rollup').read())"
+
+
+def huge_page_bytes(variables: dict[str, str]) -> int:
+    """What a process that holds `HELD_BYTES` has in huge pages."""
+    unset = {name: value for name, value in os.environ.items() if name not in HOST_ENVIRONMENT}
+    command = [sys.executable, "-c", IN_HUGE_PAGES]
+    printed = subprocess.run(command, env=unset | variables, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in printed.splitlines() if line.startswith("AnonHugePages")]
+    return int(line.split()[1]) << 10
+
+
+def has_no_huge_pages() -> bool:
+    glibc = tuple(map(int, platform.libc_ver()[1].split(".") if platform.libc_ver()[0] == "glibc" else (0, 0)))
+    return glibc < (2, 35) or not HUGE_PAGES.exists() or "[madvise]" not in HUGE_PAGES.read_text()
+
+
+@pytest.mark.skipif(has_no_huge_pages(), reason="the host gives huge pages to nobody, or to everybody")
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_large_memory_of_a_stages_processes_is_in_huge_pages(num_gpus: int) -> None:
+    stage = StageConfig(stage_id=0, model_stage="thinker", num_gpus=num_gpus)
+    assert huge_page_bytes({}) < HELD_BYTES // 4
+    assert huge_page_bytes(stage_environment(stage)) > HELD_BYTES // 2
