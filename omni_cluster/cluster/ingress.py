@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_cluster.cluster.failures import FULL, named
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.serve_pipeline import ServePipeline
+from omni_cluster.cluster.tasks import run_until_closed
 from omni_cluster.cluster.transport import own_replica_id
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import bind
@@ -33,13 +34,14 @@ class Ingress:
 
     def __init__(self, config: PipelineConfig, handles: Mapping[str, DeploymentHandle]) -> None:
         log_as_serve()
+        self._closing = contextlib.AsyncExitStack()  # Serve ends a replica that did not come up too
         self._pipeline = ServePipeline(bind(config), handles)
+        self._closing.callback(self._pipeline.close)
         # Serve's proxy adds the request's id to every answer.
         self._server = HttpServer(self._pipeline, ingresses=config.ingress_replicas, answers_id=False)
-        registry = self._server.metrics.registry
-        self._pushing = (
-            asyncio.create_task(pushed_in_turn(RayMetrics(registry, INGRESS, {}))) if config.ray_metrics else None
-        )
+        self._closing.push_async_callback(self._server.close)
+        if config.ray_metrics:
+            run_until_closed(pushed_in_turn(RayMetrics(self._server.metrics.registry, INGRESS, {})), self._closing)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for it once this object is made: the keys are read here, and never travel through Ray."""
@@ -61,10 +63,7 @@ class Ingress:
         await self._server.let_all_end()
 
     async def __del__(self) -> None:
-        if self._pushing is not None:
-            self._pushing.cancel()
-        await self._server.close()
-        self._pipeline.close()
+        await self._closing.aclose()
 
 
 def until_client_leaves(app: ASGIApp) -> ASGIApp:

@@ -25,6 +25,7 @@ from omni_cluster.cluster.reservation import Reservation, Turn
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
+from omni_cluster.cluster.tasks import run_until_closed
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
@@ -63,8 +64,10 @@ class StageReplica:
         self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
+        self._closing = contextlib.AsyncExitStack()  # Serve ends a replica that did not come up too
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
+        self._closing.callback(self._watchdog.close)
         use_cache_dir(config.cache_dir)
         if stage.gpus_per_replica or samples_tokens(stage, config):  # else the engine has no process of its own
             ENGINE_PROCESSES.import_beside()
@@ -79,6 +82,7 @@ class StageReplica:
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
         with starting.step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound, _stat_loggers(self._stage, config))
+        self._closing.push_async_callback(self._engine.shutdown)
         self._logs = OutputLogs(config.limits.outbox_max_bytes, config.limits.replica_outbox_max_bytes)
         self._parcels = Parcels()
         self._requests = 0
@@ -90,11 +94,15 @@ class StageReplica:
             inline=config.handover.rows == "inline",
             reservation=self._reservation,
         )
+        self._closing.push_async_callback(self._sockets.close)
         self._source = self._connections_to(source) if source is not None else None
+        if self._source is not None:
+            self._closing.push_async_callback(self._source.close)
         with starting.step("starts the engine"), environment(_where_ray_is(stage)):
             await self._engine.start()
-        self._beating = asyncio.create_task(beat_while_healthy(self._watchdog, self._engine.check_health))
-        self._pushing = asyncio.create_task(self._push_metrics()) if config.ray_metrics else None
+        run_until_closed(beat_while_healthy(self._watchdog, self._engine.check_health), self._closing)
+        if config.ray_metrics:
+            run_until_closed(self._push_metrics(), self._closing)
         starting.ended()
 
     async def _push_metrics(self) -> None:
@@ -247,15 +255,7 @@ class StageReplica:
         }
 
     async def __del__(self) -> None:
-        self._beating.cancel()
-        if self._pushing is not None:
-            self._pushing.cancel()
-            await asyncio.gather(self._pushing, return_exceptions=True)  # what broke it is logged
-        if self._source is not None:
-            await self._source.close()
-        await self._sockets.close()
-        await self._engine.shutdown()
-        self._watchdog.close()
+        await self._closing.aclose()
 
 
 def _without_frames(error: Exception) -> Exception:

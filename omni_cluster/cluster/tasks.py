@@ -1,0 +1,18 @@
+"""Tasks that run beside a replica's requests until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+
+def run_until_closed(work: Coroutine[Any, Any, None], closing: contextlib.AsyncExitStack) -> None:
+    """Runs the work as a task, which the stack ends. What broke it before is logged where it broke."""
+    closing.push_async_callback(_ended, asyncio.create_task(work))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
