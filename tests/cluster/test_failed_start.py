@@ -32,7 +32,7 @@ def without_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipel
 async def test_a_stage_without_its_checkpoint_says_so_and_leaves_no_process(without_checkpoint: PipelineConfig) -> None:
     before = set(psutil.Process().children())
     replica = StageReplica.__new__(StageReplica)
-    with pytest.raises(ConfigError, match="a folder without config.json"):
+    with pytest.raises(ConfigError, match="a folder without config"):
         await replica.__init__(CODE2WAV, without_checkpoint)  # type: ignore[misc]
     (watchdog,) = set(psutil.Process().children()) - before
     await replica.__del__()
@@ -41,6 +41,6 @@ async def test_a_stage_without_its_checkpoint_says_so_and_leaves_no_process(with
 
 async def test_an_ingress_without_its_checkpoint_says_so_and_ends(without_checkpoint: PipelineConfig) -> None:
     ingress = Ingress.__new__(Ingress)
-    with pytest.raises(ConfigError, match="a folder without config.json"):
+    with pytest.raises(ConfigError, match="a folder without config"):
         await ingress.__init__(without_checkpoint, {})  # Serve's wrapper of it is a coroutine
     await ingress.__del__()
