@@ -118,11 +118,16 @@ class Code2WavModel:
         with products_in(config.vocoder_dtype):
             vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))
             self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
-        self._wide_vocoding = None
-        if config.vocoder_dtype == "float16":
-            vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(WIDE_DTYPE))
-            self._wide_vocoding = Vocoding(vocoder, dit.mel_dim, device, captures=False)
+        self._wide_vocoding = self._wide(model, dit.mel_dim) if config.vocoder_dtype == "float16" else None
         self._samples_per_frame = math.prod(model.code2wav_bigvgan_model.config.upsample_rates)
+
+    def _wide(self, model: Qwen2_5OmniToken2WavModel, mel_dim: int) -> Vocoding:
+        """For what is past float16's range; seldom used, so without graphs, but with its kernels compiled."""
+        with products_in(WIDE_DTYPE):
+            vocoder = Vocoder(model.code2wav_bigvgan_model, self._device, tensor_dtype(WIDE_DTYPE))
+            wide = Vocoding(vocoder, mel_dim, self._device, captures=False)
+            wide([torch.zeros(VOCODER_OVERLAP_FRAMES, mel_dim, device=self._device)])
+        return wide
 
     @torch.inference_mode()
     def begin(self, number: int, job: DiffusionJob) -> None:
