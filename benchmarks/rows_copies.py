@@ -2,13 +2,14 @@
 
     python -m benchmarks.rows_copies [--rows 650 9000]
 
-Each is timed in a process as it is and in one with the environment of a stage's processes. Rows have the published
+Each is timed in a process with and in one without what gives a stage's processes huge pages. Rows have the published
 checkpoint's width, in bfloat16. What Ray and the card add is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -16,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from omni_cluster.engine.cards import HOST_ENVIRONMENT
+from omni_cluster.engine.cards import GPU_ENVIRONMENT, HOST_ENVIRONMENT
 
 WIDTH = 3584
 ROUNDS = 9
@@ -37,7 +38,7 @@ def main() -> None:
     for rows in asked.rows:
         plain, staged = (in_a_process(rows, variables) for variables in ({}, HOST_ENVIRONMENT))
         print(f"\n{rows} rows, ms (median of {ROUNDS})\n")
-        print("| copy | as it is | with a stage's environment |\n|---|---|---|")
+        print("| copy | as it is | in huge pages |\n|---|---|---|")
         for name in plain:
             print(f"| {name} | {plain[name]:.2f} | {staged[name]:.2f} |")
         print(f"| all | {sum(plain.values()):.1f} | {sum(staged.values()):.1f} |", flush=True)
@@ -45,8 +46,8 @@ def main() -> None:
 
 def in_a_process(rows: int, variables: dict[str, str]) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.rows_copies", "--rows", str(rows), ONE_PROCESS]
-    unset = {name: value for name, value in os.environ.items() if name not in HOST_ENVIRONMENT}
-    done = subprocess.run(command, env=unset | variables, stdout=subprocess.PIPE, text=True, check=True)
+    others = {name: value for name, value in {**os.environ, **GPU_ENVIRONMENT}.items() if name not in HOST_ENVIRONMENT}
+    done = subprocess.run(command, env=others | variables, stdout=subprocess.PIPE, text=True, check=True)
     times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return times
 
@@ -67,7 +68,8 @@ def copies_ms(count: int) -> dict[str, float]:
     positions = torch.arange(3 * count).view(3, count)
     packed = timed(times, "the worker packs a request's rows", lambda: RowsChunk(0, computed, positions).pack())
     output = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1], pooling_output=packed)])
-    timed(times, "engine to replica", lambda: through_a_socket(MsgpackEncoder().encode(output)))
+    with sockets() as through:
+        timed(times, "engine to replica", lambda: through(MsgpackEncoder().encode(output)))
     timed(times, "the reader copies them out of the store", lambda: np.array(packed.numpy()))
     rows = RowsChunk.unpack(packed, max_elements=1 << 40).rows
     whole = timed(times, "prompt's and reply's rows are joined", lambda: torch.cat([rows, computed[:1]]))
@@ -75,9 +77,10 @@ def copies_ms(count: int) -> dict[str, float]:
     params = SamplingParams(extra_args=StageExtra("a", prompt_embeds=payload).to_extra_args())
     request = EngineCoreRequest("a", [1] * count, None, params, None, 0.0, None, None, None)
     wire = timed(times, "the request is encoded", lambda: MsgpackEncoder().encode(request))
-    frames = timed(times, "replica to engine", lambda: through_a_socket(wire))
     decoder = MsgpackDecoder(EngineCoreRequest)
-    came = timed(times, "the request is decoded", lambda: decoder.decode(frames))
+    with sockets() as through:
+        frames = timed(times, "replica to engine", lambda: through(wire))
+        came = timed(times, "the request is decoded", lambda: decoder.decode(frames))
     extra = StageExtra.of(came.sampling_params.extra_args)
     timed(times, "as a tensor again", lambda: extra.prompt_embeds.to_tensor(max_elements=1 << 40))
     return times
@@ -93,8 +96,9 @@ def timed(times: dict[str, float], name: str, copy: Callable[[], Any]) -> Any:
     return made
 
 
-def through_a_socket(frames: Any) -> Any:
-    """As between vLLM's processes, but for the second process."""
+@contextlib.contextmanager
+def sockets() -> Iterator[Callable[[Any], Any]]:
+    """Sends frames and takes them, as between vLLM's processes, but for the second process."""
     import zmq
 
     with (
@@ -105,8 +109,12 @@ def through_a_socket(frames: Any) -> Any:
     ):
         push.bind(f"ipc://{folder}/socket")
         pull.connect(f"ipc://{folder}/socket")
-        push.send_multipart(frames, copy=False)
-        return pull.recv_multipart(copy=False)
+
+        def through(frames: Any) -> Any:
+            push.send_multipart(frames, copy=False)
+            return pull.recv_multipart(copy=False)
+
+        yield through
 
 
 if __name__ == "__main__":

@@ -64,10 +64,20 @@ class StageReplica:
         self, stage_id: int, config: PipelineConfig, source: DeploymentHandle | None = None
     ) -> None:
         """Serve awaits this: a replica takes requests once its engine is up."""
-        self._closing = contextlib.AsyncExitStack()  # Serve ends a replica that did not come up too
+        self._closing: contextlib.AsyncExitStack | None = None
         stage = next(s for s in config.stages if s.stage_id == stage_id)
         self._watchdog = Watchdog(stage.stall_timeout_s)
-        self._closing.callback(self._watchdog.close)
+        async with contextlib.AsyncExitStack() as closing:  # a start that fails leaves nothing
+            await self._start(stage, config, source, closing)
+            self._closing = closing.pop_all()
+
+    async def _start(
+        self,
+        stage: StageConfig,
+        config: PipelineConfig,
+        source: DeploymentHandle | None,
+        closing: contextlib.AsyncExitStack,
+    ) -> None:
         use_cache_dir(config.cache_dir)
         if stage.gpus_per_replica or samples_tokens(stage, config):  # else the engine has no process of its own
             ENGINE_PROCESSES.import_beside()
@@ -79,10 +89,10 @@ class StageReplica:
             )
         with starting.step("reads the checkpoint"):
             self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage, measured))
-        self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage_id)
+        self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage.stage_id)
         with starting.step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound, _stat_loggers(self._stage, config))
-        self._closing.push_async_callback(self._engine.shutdown)
+        closing.push_async_callback(self._engine.shutdown)
         self._logs = OutputLogs(config.limits.outbox_max_bytes, config.limits.replica_outbox_max_bytes)
         self._parcels = Parcels()
         self._requests = 0
@@ -94,15 +104,15 @@ class StageReplica:
             inline=config.handover.rows == "inline",
             reservation=self._reservation,
         )
-        self._closing.push_async_callback(self._sockets.close)
+        closing.push_async_callback(self._sockets.close)
         self._source = self._connections_to(source) if source is not None else None
         if self._source is not None:
-            self._closing.push_async_callback(self._source.close)
+            closing.push_async_callback(self._source.close)
         with starting.step("starts the engine"), environment(_where_ray_is(stage)):
             await self._engine.start()
-        run_until_closed(beat_while_healthy(self._watchdog, self._engine.check_health), self._closing)
+        run_until_closed(beat_while_healthy(self._watchdog, self._engine.check_health), closing)
         if config.ray_metrics:
-            run_until_closed(self._push_metrics(), self._closing)
+            run_until_closed(self._push_metrics(), closing)
         starting.ended()
 
     async def _push_metrics(self) -> None:
@@ -255,7 +265,10 @@ class StageReplica:
         }
 
     async def __del__(self) -> None:
-        await self._closing.aclose()
+        """The watchdog sees to what is left of a replica that did not come up, or is still starting, as it ends."""
+        if self._closing is not None:
+            await self._closing.aclose()
+            self._watchdog.close()
 
 
 def _without_frames(error: Exception) -> Exception:

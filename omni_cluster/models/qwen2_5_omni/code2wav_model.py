@@ -31,7 +31,9 @@ SAMPLE_RATE_HZ = 24_000
 VOCODER_OVERLAP_FRAMES = 24
 """Mel frames before a piece that the vocoder sees again; what follows is the look-ahead's."""
 WIDE_DTYPE: Precision = "tfloat32"
-"""Of the vocoder that has the mantissa of float16 and no bound to speak of."""
+"""What a second vocoder beside one in float16 computes in: as precise, without its bound."""
+WIDE_FRAMES = (24, 400, 800, 1_500)
+"""Passes that compile each tiling of its activations on a card."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class Code2WavModel:
         self._clock = StepClock(device)
         self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, StreamState] = {}
+        self._has_warned = False
         slots = range(self._config.stream_slots)
         self._free_slots = list(zip(slots[::2], slots[1::2], strict=True))
 
@@ -122,11 +125,12 @@ class Code2WavModel:
         self._samples_per_frame = math.prod(model.code2wav_bigvgan_model.config.upsample_rates)
 
     def _wide(self, model: Qwen2_5OmniToken2WavModel, mel_dim: int) -> Vocoding:
-        """For what is past float16's range; seldom used, so without graphs, but with its kernels compiled."""
+        """For what is past float16's range; seldom used, so without graphs, but with Triton's kernels compiled."""
         with products_in(WIDE_DTYPE):
             vocoder = Vocoder(model.code2wav_bigvgan_model, self._device, tensor_dtype(WIDE_DTYPE))
             wide = Vocoding(vocoder, mel_dim, self._device, captures=False)
-            wide([torch.zeros(VOCODER_OVERLAP_FRAMES, mel_dim, device=self._device)])
+            for frames in WIDE_FRAMES if self._device.type == "cuda" else ():
+                wide([torch.zeros(frames, mel_dim, device=self._device)])
         return wide
 
     @torch.inference_mode()
@@ -245,18 +249,22 @@ class Code2WavModel:
         waves = _heard_of(self._vocoding, pieces, windows)
         return waves if self._wide_vocoding is None else self._within_range(self._wide_vocoding, waves, pieces, windows)
 
-    @staticmethod
     def _within_range(
-        wide: Vocoding, waves: Sequence[np.ndarray], pieces: Sequence[Piece], windows: Sequence[torch.Tensor]
+        self, wide: Vocoding, waves: Sequence[np.ndarray], pieces: Sequence[Piece], windows: Sequence[torch.Tensor]
     ) -> list[np.ndarray]:
         """What an activation past float16's range has touched is not a number in the waveform: that is made again."""
         past = [i for i, wave in enumerate(waves) if not np.isfinite(wave).all()]
         if not past:
             return list(waves)
-        logger.warning("Sound past the range of float16 was made again in %s, in pieces: %d.", WIDE_DTYPE, len(past))
+        self._warn_of_range()
         with products_in(WIDE_DTYPE):
             again = dict(zip(past, _heard_of(wide, [pieces[i] for i in past], [windows[i] for i in past]), strict=True))
         return [again.get(i, wave) for i, wave in enumerate(waves)]
+
+    def _warn_of_range(self) -> None:
+        if not self._has_warned:
+            logger.warning("Sound past the range of float16 is made again in %s; this is said once.", WIDE_DTYPE)
+        self._has_warned = True
 
     def _window(self, piece: Piece) -> torch.Tensor:
         """What the vocoder sees of a piece: the frames before it, its own, and the look-ahead's."""
