@@ -1,6 +1,6 @@
 """The copies of a prompt's rows on their way from the thinker's worker to the talker's, one after another on the host.
 
-    python -m benchmarks.rows_copies [--rows 650 9000]
+    python -m benchmarks.rows_copies [--rows 650 9000] [--at-once 1 16]
 
 Each is timed in a process with and in one without what gives a stage's processes huge pages. Rows have the published
 checkpoint's width, in bfloat16. What Ray and the card add is not in it.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -17,42 +18,50 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from omni_cluster.engine.cards import GPU_ENVIRONMENT, HOST_ENVIRONMENT
 
 WIDTH = 3584
 ROUNDS = 9
+MAX_ROWS = 20_000
+"""Of all prompts of a step: 143 MB."""
 ONE_PROCESS = "--in-this-process"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rows_copies", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[650, 9000])
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 16], help="prompts of one step")
     parser.add_argument(ONE_PROCESS, action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.in_this_process:
-        print(json.dumps(copies_ms(asked.rows[0])))
-        return
-    for rows in asked.rows:
-        plain, staged = (in_a_process(rows, variables) for variables in ({}, HOST_ENVIRONMENT))
-        print(f"\n{rows} rows, ms (median of {ROUNDS})\n")
-        print("| copy | as it is | in huge pages |\n|---|---|---|")
-        for name in plain:
-            print(f"| {name} | {plain[name]:.2f} | {staged[name]:.2f} |")
-        print(f"| all | {sum(plain.values()):.1f} | {sum(staged.values()):.1f} |", flush=True)
+    for rows, at_once in itertools.product(asked.rows, asked.at_once):
+        if asked.in_this_process:
+            print(json.dumps(copies_ms(rows, at_once)))
+        elif rows * at_once <= MAX_ROWS:
+            show(rows, at_once)
 
 
-def in_a_process(rows: int, variables: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.rows_copies", "--rows", str(rows), ONE_PROCESS]
+def show(rows: int, at_once: int) -> None:
+    plain, huge = (in_a_process(rows, at_once, variables) for variables in ({}, HOST_ENVIRONMENT))
+    print(f"\n{rows} rows, {at_once} at once; ms of all of them, median of {ROUNDS}\n")
+    print("| copy | as it is | in huge pages |\n|---|---|---|")
+    for name in plain:
+        print(f"| {name} | {plain[name]:.2f} | {huge[name]:.2f} |")
+    print(f"| all | {sum(plain.values()):.1f} | {sum(huge.values()):.1f} |", flush=True)
+
+
+def in_a_process(rows: int, at_once: int, variables: dict[str, str]) -> dict[str, float]:
+    sizes = ["--rows", str(rows), "--at-once", str(at_once)]
+    command = [sys.executable, "-m", "benchmarks.rows_copies", *sizes, ONE_PROCESS]
     others = {name: value for name, value in {**os.environ, **GPU_ENVIRONMENT}.items() if name not in HOST_ENVIRONMENT}
     done = subprocess.run(command, env=others | variables, stdout=subprocess.PIPE, text=True, check=True)
     times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return times
 
 
-def copies_ms(count: int) -> dict[str, float]:
+def copies_ms(count: int, at_once: int) -> dict[str, float]:
     """The median of each copy, in the order of the way."""
     import numpy as np
     import torch
@@ -63,34 +72,40 @@ def copies_ms(count: int) -> dict[str, float]:
     from omni_cluster.inputs import StageExtra
     from omni_cluster.payloads import PromptEmbedsPayload, RowsChunk
 
+    def request(payload: PromptEmbedsPayload) -> EngineCoreRequest:
+        params = SamplingParams(extra_args=StageExtra("a", prompt_embeds=payload).to_extra_args())
+        return EngineCoreRequest("a", [1] * count, None, params, None, 0.0, None, None, None)
+
+    def of(came: EngineCoreRequest) -> PromptEmbedsPayload:
+        return StageExtra.of(came.sampling_params.extra_args).prompt_embeds
+
     times: dict[str, float] = {}
     computed = torch.randn(count, WIDTH).to(torch.bfloat16)
-    positions = torch.arange(3 * count).view(3, count)
-    packed = timed(times, "the worker packs a request's rows", lambda: RowsChunk(0, computed, positions).pack())
-    output = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1], pooling_output=packed)])
+    chunk = RowsChunk(0, computed, torch.arange(3 * count).view(3, count))
+    packed = timed(times, "the worker packs the rows", lambda _: chunk.pack(), range(at_once))
+    step = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1], pooling_output=each) for each in packed])
     with sockets() as through:
-        timed(times, "engine to replica", lambda: through(MsgpackEncoder().encode(output)))
-    timed(times, "the reader copies them out of the store", lambda: np.array(packed.numpy()))
-    rows = RowsChunk.unpack(packed, max_elements=1 << 40).rows
-    whole = timed(times, "prompt's and reply's rows are joined", lambda: torch.cat([rows, computed[:1]]))
-    payload = timed(times, "as bytes", lambda: PromptEmbedsPayload.from_tensor(whole))
-    params = SamplingParams(extra_args=StageExtra("a", prompt_embeds=payload).to_extra_args())
-    request = EngineCoreRequest("a", [1] * count, None, params, None, 0.0, None, None, None)
-    wire = timed(times, "the request is encoded", lambda: MsgpackEncoder().encode(request))
+        timed(times, "engine to replica", lambda made: through(MsgpackEncoder().encode(made)), [step])
+    timed(times, "the reader copies them out of the store", lambda each: np.array(each.numpy()), packed)
+    rows = [RowsChunk.unpack(each, max_elements=1 << 40).rows for each in packed]
+    whole = timed(times, "prompt's and reply's rows are joined", lambda each: torch.cat([each, computed[:1]]), rows)
+    requests = [request(each) for each in timed(times, "as bytes", PromptEmbedsPayload.from_tensor, whole)]
+    wires = timed(times, "the requests are encoded", lambda each: MsgpackEncoder().encode(each), requests)
     decoder = MsgpackDecoder(EngineCoreRequest)
     with sockets() as through:
-        frames = timed(times, "replica to engine", lambda: through(wire))
-        came = timed(times, "the request is decoded", lambda: decoder.decode(frames))
-    extra = StageExtra.of(came.sampling_params.extra_args)
-    timed(times, "as a tensor again", lambda: extra.prompt_embeds.to_tensor(max_elements=1 << 40))
+        frames = timed(times, "replica to engine", through, wires)
+        came = timed(times, "the requests are decoded", decoder.decode, frames)
+    timed(times, "as tensors again", lambda each: each.to_tensor(max_elements=1 << 40), [of(each) for each in came])
     return times
 
 
-def timed(times: dict[str, float], name: str, copy: Callable[[], Any]) -> Any:
-    made, took_ms = None, []
+def timed(times: dict[str, float], name: str, copy: Callable[[Any], Any], originals: Iterable[Any]) -> list[Any]:
+    """Copies of all originals; those of one round are there together, and gone before the next."""
+    took_ms = []
     for _ in range(ROUNDS):
+        made: list[Any] = []
         began_s = time.perf_counter()
-        made = copy()
+        made = [copy(each) for each in originals]
         took_ms.append(1000 * (time.perf_counter() - began_s))
     times[name] = statistics.median(took_ms)
     return made
