@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from omni_cluster.cluster import starting
-from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
@@ -42,10 +41,3 @@ async def test_a_stage_without_its_checkpoint_says_so_and_ends(without_checkpoin
     (watchdog,) = set(psutil.Process().children()) - before  # it would end what is left with the replica's process
     replica._watchdog.close()
     assert psutil.wait_procs([watchdog], GONE_S)[1] == []
-
-
-async def test_an_ingress_without_its_checkpoint_says_so_and_ends(without_checkpoint: PipelineConfig) -> None:
-    ingress = Ingress.__new__(Ingress)
-    with pytest.raises(ConfigError, match="a folder without config"):
-        await ingress.__init__(without_checkpoint, {})  # Serve's wrapper of it is a coroutine
-    await ingress.__del__()
