@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from omni_cluster.media import Media as Media
 from omni_cluster.media import Video as Video
-from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+from omni_cluster.payloads import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload
 
 EXTRA_KEY = "omni"
 """The key of vLLM's `SamplingParams.extra_args` under which a `StageExtra` travels to the workers."""
@@ -109,6 +109,8 @@ class StageExtra(msgspec.Struct, frozen=True):
 
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
     `first_tokens`: so many are waited for by whoever hears the answer. `known`: output tokens that another engine made.
+    `rows_start`: the position of the first of `prompt_embeds`; what comes before it is in blocks of `prefix`, the
+    prompt's, that the engine holds under the name `hold`.
     """
 
     key: str
@@ -116,6 +118,9 @@ class StageExtra(msgspec.Struct, frozen=True):
     rows_complete: bool = False
     first_tokens: int = 0
     known: tuple[int, ...] = ()
+    rows_start: int = 0
+    prefix: PrefixHashes | None = None
+    hold: str = ""
     prompt_embeds: PromptEmbedsPayload | None = None
     additional_information: AdditionalInformationPayload | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import Earlier, RowsChunk
 
 if TYPE_CHECKING:
     Rows = RowsChunk | None
@@ -132,6 +133,14 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
             choices=tuple(choice for c in chunks for choice in c.choices),
             cached_tokens=sum(c.cached_tokens for c in chunks),
         )
+
+
+def answering(chunk: StageChunk, earlier: Earlier) -> StageChunk:
+    """The chunk; if it leaves rows of its prompt out, they can be asked for by `earlier`."""
+    rows = chunk.rows
+    if rows is None or rows.prefix is None or rows.start == 0:
+        return chunk
+    return replace(chunk, rows=dataclasses.replace(rows, earlier=earlier))
 
 
 def join_audio(pieces: Sequence[AudioChunk]) -> AudioChunk:

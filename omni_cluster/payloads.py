@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +25,9 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
 )
 """The dtypes that are carried, by torch's names for them."""
+
+HASH_BYTES = 32
+"""Of the hash of a block: SHA-256, vLLM's default."""
 
 LARGE_BYTES = 1 << 20
 """What has so many bytes is not joined with what follows it: that would be a copy of milliseconds."""
@@ -106,13 +109,37 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return {name: entry.to_tensor(max_elements=max_elements) for name, entry in self.entries.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixHashes:
+    """Names of a prompt's full blocks of `block_size` positions, the first one first, `HASH_BYTES` each.
+
+    Each says all tokens and media up to its block's end, so that two prompts that share one share all rows up to there.
+    """
+
+    block_size: int
+    hashes: tuple[bytes, ...]
+
+    def blocks_in(self, positions: int) -> int:
+        """How many of the blocks lie before `positions` as a whole."""
+        return min(len(self.hashes), positions // self.block_size)
+
+    def up_to(self, positions: int) -> PrefixHashes:
+        """Those of the blocks before `positions` alone."""
+        return replace(self, hashes=self.hashes[: self.blocks_in(positions)])
+
+
+Earlier = Callable[[int], Awaitable["torch.Tensor"]]
+"""Gives the rows from a position on that a first chunk left out, up to its start. StageDied if they are gone."""
+
+
 @dataclass(frozen=True, eq=False)
 class RowsChunk:
     """Rows of one request on their way from stage to stage.
 
     `start` is the absolute position of the first row; `rows` is `[n, H]` of an allowed dtype; `positions` is int64
-    `[3, P]`, the prompt's M-RoPE positions, and only comes with a request's first chunk. `packed`: see `pack`, where it
-    is known.
+    `[3, P]`, the prompt's M-RoPE positions, and only comes with a request's first chunk, as `prefix` does: that of the
+    prompt. A first chunk may start behind blocks of the prompt whose rows were told before, to whoever read an earlier
+    request: `earlier` gives them to who has not kept what it made of them. `packed`: see `pack`, where it is known.
     Raises PayloadError when made with anything else.
     """
 
@@ -120,6 +147,8 @@ class RowsChunk:
     rows: torch.Tensor
     positions: torch.Tensor | None = None
     packed: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    prefix: PrefixHashes | None = None
+    earlier: Earlier | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _name_of(self.rows.dtype)
@@ -129,6 +158,8 @@ class RowsChunk:
             raise PayloadError(f"A chunk's rows have shape {list(self.rows.shape)}, but they must be [n, H].")
         if self.positions is not None:
             _check_positions(self.positions)
+        if self.prefix is not None:
+            _check_prefix(self.prefix)
 
     @property
     def end(self) -> int:
@@ -146,6 +177,10 @@ class RowsChunk:
             return self
         return RowsChunk(position, self.rows[position - self.start :])
 
+    def without_facts(self) -> RowsChunk:
+        """Without what only a first chunk has: for one that is the first of a request that was begun again."""
+        return self if self.positions is None and self.prefix is None else RowsChunk(self.start, self.rows)
+
     @staticmethod
     def joined(chunks: Sequence[RowsChunk]) -> RowsChunk:
         """One chunk of several that follow each other. Raises PayloadError that names a gap or an overlap."""
@@ -157,10 +192,15 @@ class RowsChunk:
             _check_follows(before, chunk)
         if len(chunks) == 1:
             return chunks[0]
-        return RowsChunk(chunks[0].start, torch.cat([chunk.rows for chunk in chunks]), chunks[0].positions)
+        first = chunks[0]
+        rows = torch.cat([chunk.rows for chunk in chunks])
+        return RowsChunk(first.start, rows, first.positions, prefix=first.prefix, earlier=first.earlier)
 
     def pack(self) -> torch.Tensor:
-        """Everything as one CPU uint8 tensor `[bytes]`: rows, padding to 8 bytes, positions, six int64 of trailer."""
+        """Everything but `earlier` as one CPU uint8 tensor `[bytes]`.
+
+        Rows, padding to 8 bytes, positions, hashes, eight int64 of trailer.
+        """
         import torch
 
         if self.packed is not None:
@@ -170,6 +210,8 @@ class RowsChunk:
         trailer.rows_in(packed).copy_(self.rows.detach())
         if self.positions is not None:
             trailer.positions_in(packed).copy_(self.positions)
+        if self.prefix is not None:
+            trailer.hashes_in(packed)[:] = b"".join(self.prefix.hashes)
         trailer.write(packed)
         return packed
 
@@ -191,7 +233,7 @@ class RowsChunk:
         trailer.check(packed.numel(), max_elements)
         aligned = _aligned(packed)
         positions = trailer.positions_in(aligned) if trailer.has_positions else None
-        return RowsChunk(trailer.start, trailer.rows_in(aligned), positions, aligned)
+        return RowsChunk(trailer.start, trailer.rows_in(aligned), positions, aligned, trailer.prefix_in(aligned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +250,7 @@ class PackedRows:
     @classmethod
     def of(cls, packed: torch.Tensor) -> PackedRows:
         whole = packed.numpy()
-        _, code, start, count, width, _ = _Trailer.LAYOUT.unpack_from(whole.data, len(whole) - _Trailer.BYTES)
+        _, code, start, count, width, *_ = _Trailer.LAYOUT.unpack_from(whole.data, len(whole) - _Trailer.BYTES)
         row_bytes = width * _CODE_BYTES[code]
         return cls(packed, start, whole[: count * row_bytes].reshape(count, row_bytes))
 
@@ -226,14 +268,14 @@ class PackedRows:
         packed = torch.from_numpy(np.zeros(trailer.total_bytes, np.uint8))
         raw = packed[: trailer.rows_bytes].numpy().reshape(trailer.row_count, self.raw.shape[1])
         np.concatenate([*before, self.raw], out=raw)
-        packed[trailer.positions_start : trailer.positions_end] = self.packed[own.positions_start : own.positions_end]
+        packed[trailer.positions_start : trailer.hashes_end] = self.packed[own.positions_start : own.hashes_end]
         trailer.write(packed)
         return packed
 
 
 @dataclass(frozen=True)
 class _Trailer:
-    """The last six int64 of a packed chunk, and where they say the rows and the positions lie."""
+    """The last eight int64 of a packed chunk, and where they say the rows, the positions and the hashes lie."""
 
     magic: int
     dtype_code: int
@@ -241,10 +283,12 @@ class _Trailer:
     row_count: int
     width: int
     position_count: int
+    hash_count: int
+    block_size: int
 
     # "OmniRow" and the version of the layout; read with the other byte order it does not match.
-    MAGIC = int.from_bytes(b"\x01woRinmO", "big")
-    LAYOUT = struct.Struct("=6q")
+    MAGIC = int.from_bytes(b"\x02woRinmO", "big")
+    LAYOUT = struct.Struct("=8q")
     BYTES = LAYOUT.size
 
     @classmethod
@@ -252,7 +296,9 @@ class _Trailer:
         code = _DTYPE_CODES.index(_name_of(chunk.rows.dtype))
         row_count, width = chunk.rows.shape
         position_count = -1 if chunk.positions is None else chunk.positions.shape[1]
-        return cls(cls.MAGIC, code, chunk.start, row_count, width, position_count)
+        prefix = chunk.prefix or PrefixHashes(0, ())
+        hash_count = -1 if chunk.prefix is None else len(prefix.hashes)
+        return cls(cls.MAGIC, code, chunk.start, row_count, width, position_count, hash_count, prefix.block_size)
 
     @classmethod
     def read(cls, packed: torch.Tensor) -> _Trailer:
@@ -267,8 +313,7 @@ class _Trailer:
         return cls(*cls.LAYOUT.unpack_from(packed.numpy().data, packed.numel() - cls.BYTES))
 
     def write(self, packed: torch.Tensor) -> None:
-        fields = (self.magic, self.dtype_code, self.start, self.row_count, self.width, self.position_count)
-        self.LAYOUT.pack_into(packed.numpy().data, packed.numel() - self.BYTES, *fields)
+        self.LAYOUT.pack_into(packed.numpy().data, packed.numel() - self.BYTES, *astuple(self))
 
     def check(self, packed_bytes: int, max_elements: int) -> None:
         if self.magic != self.MAGIC:
@@ -279,11 +324,14 @@ class _Trailer:
             raise PayloadError(f"Packed rows start at {self.start}, but it must be from 0 to {_MAX_EXTENT}.")
         if self.position_count < -1:
             raise PayloadError(f"Packed rows have {self.position_count} positions; -1 is the least, for none.")
+        if self.hash_count < -1:
+            raise PayloadError(f"Packed rows have {self.hash_count} hashes; -1 is the least, for none.")
         self._check_size(packed_bytes, max_elements)
 
     def _check_size(self, packed_bytes: int, max_elements: int) -> None:
         elements = _count_elements((self.row_count, self.width), max_elements)
         elements += _count_elements((3, max(self.position_count, 0)), max_elements)
+        elements += _count_elements((max(self.hash_count, 0), HASH_BYTES), max_elements)
         if elements > max_elements:
             raise PayloadError(f"Packed rows have {elements} elements, but at most {max_elements} are taken.")
         if packed_bytes != self.total_bytes:
@@ -310,8 +358,12 @@ class _Trailer:
         return self.positions_start + 3 * max(self.position_count, 0) * 8
 
     @property
+    def hashes_end(self) -> int:
+        return self.positions_end + HASH_BYTES * max(self.hash_count, 0)
+
+    @property
     def total_bytes(self) -> int:
-        return self.positions_end + self.BYTES
+        return self.hashes_end + self.BYTES
 
     def rows_in(self, packed: torch.Tensor) -> torch.Tensor:
         return packed[: self.rows_bytes].view(self.dtype).view(self.row_count, self.width)
@@ -321,6 +373,16 @@ class _Trailer:
 
         raw = packed[self.positions_start : self.positions_end]
         return raw.view(torch.int64).view(3, self.position_count)
+
+    def hashes_in(self, packed: torch.Tensor) -> memoryview:
+        return packed.numpy().data[self.positions_end : self.hashes_end]
+
+    def prefix_in(self, packed: torch.Tensor) -> PrefixHashes | None:
+        if self.hash_count < 0:
+            return None
+        raw = bytes(self.hashes_in(packed))
+        hashes = (raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES))
+        return PrefixHashes(self.block_size, tuple(hashes))
 
 
 def _aligned(packed: torch.Tensor) -> torch.Tensor:
@@ -339,6 +401,15 @@ def _check_follows(before: RowsChunk, chunk: RowsChunk) -> None:
         raise PayloadError(f"Rows of {_described(chunk.rows)} cannot follow rows of {_described(before.rows)}.")
     if chunk.positions is not None:
         raise PayloadError(f"The chunk at {chunk.start} brings positions, but only a request's first chunk may.")
+    if chunk.prefix is not None:
+        raise PayloadError(f"The chunk at {chunk.start} brings a prompt's hashes, but only a first chunk may.")
+
+
+def _check_prefix(prefix: PrefixHashes) -> None:
+    if not 1 <= prefix.block_size <= _MAX_EXTENT:
+        raise PayloadError(f"A prompt's blocks have {prefix.block_size} positions, but they must have 1 at least.")
+    if any(len(each) != HASH_BYTES for each in prefix.hashes):
+        raise PayloadError(f"A prompt's hashes must have {HASH_BYTES} bytes each.")
 
 
 def _check_positions(positions: torch.Tensor) -> None:

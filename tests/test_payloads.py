@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import EXTRA_KEY, StageExtra
 from omni_cluster.payloads import (
+    HASH_BYTES,
     ITEM_BYTES,
     AdditionalInformationPayload,
     PackedRows,
+    PrefixHashes,
     PromptEmbedsPayload,
     RowsChunk,
 )
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-TRAILER_BYTES = 48
+TRAILER_BYTES = 64
 
 dtypes = st.sampled_from([getattr(torch, name) for name in ITEM_BYTES])
 shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
@@ -228,17 +230,23 @@ class TestAdditionalInformationPayload:
 
 
 chunks = st.builds(
-    lambda start, n, width, dtype, positions: RowsChunk(
+    lambda start, n, width, dtype, positions, prefix: RowsChunk(
         start,
         tensor_of((n, width), dtype),
         None if positions is None else tensor_of((3, positions), torch.int64),
+        prefix=prefix,
     ),
     st.integers(0, 1000),
     st.integers(0, 7),
     st.integers(0, 5),
     dtypes,
     st.one_of(st.none(), st.integers(0, 5)),
+    st.one_of(st.none(), st.builds(lambda n: PrefixHashes(16, hashes(n)), st.integers(0, 3))),
 )
+
+
+def hashes(count: int) -> tuple[bytes, ...]:
+    return tuple(bytes([i + 1]) * HASH_BYTES for i in range(count))
 
 
 def with_field(packed: torch.Tensor, place: int, value: int) -> torch.Tensor:
@@ -254,6 +262,7 @@ class TestRowsChunk:
         back = RowsChunk.unpack(chunk.pack(), max_elements=1000)
         assert back.start == chunk.start
         assert same(back.rows, chunk.rows)
+        assert back.prefix == chunk.prefix
         assert (back.positions is None) == (chunk.positions is None)
         if back.positions is not None and chunk.positions is not None:
             assert same(back.positions, chunk.positions)
@@ -278,7 +287,7 @@ class TestRowsChunk:
         assert same(RowsChunk.unpack(moved, max_elements=10).rows, chunk.rows)
 
     @SETTINGS
-    @given(chunks, st.integers(0, 5), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9) | st.just(2**62))
+    @given(chunks, st.integers(0, 7), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9) | st.just(2**62))
     def test_a_field_of_the_trailer_that_lies(self, chunk: RowsChunk, place: int, value: int) -> None:
         packed = with_field(chunk.pack(), place, value)
         try:
@@ -304,18 +313,25 @@ class TestRowsChunk:
             (5, -2, "-2 positions"),
             (5, 2**62, "above"),
             (5, 1, "trailer says"),
+            (6, -2, "-2 hashes"),
+            (6, 2**62, "above"),
+            (6, 2, "trailer says"),
+            (7, 0, "have 0 positions"),
+            (7, 2**62, "positions, but"),
         ],
     )
     def test_each_field_is_checked_by_name(self, place: int, value: int, words: str) -> None:
-        packed = RowsChunk(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64)).pack()
+        prefix = PrefixHashes(16, hashes(1))
+        packed = RowsChunk(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64), prefix=prefix).pack()
         with pytest.raises(PayloadError, match=words):
             RowsChunk.unpack(with_field(packed, place, value), max_elements=100)
 
-    def test_the_limit_holds_for_rows_and_positions_together(self) -> None:
-        packed = RowsChunk(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64)).pack()
-        assert RowsChunk.unpack(packed, max_elements=14).end == 2
-        with pytest.raises(PayloadError, match="14 elements"):
-            RowsChunk.unpack(packed, max_elements=13)
+    def test_the_limit_holds_for_rows_positions_and_hashes_together(self) -> None:
+        prefix = PrefixHashes(16, hashes(1))
+        packed = RowsChunk(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64), prefix=prefix).pack()
+        assert RowsChunk.unpack(packed, max_elements=14 + HASH_BYTES).end == 2
+        with pytest.raises(PayloadError, match="46 elements"):
+            RowsChunk.unpack(packed, max_elements=13 + HASH_BYTES)
 
     @SETTINGS
     @given(chunks, st.data())
@@ -362,6 +378,14 @@ class TestRowsChunk:
         with pytest.raises(PayloadError, match=words):
             RowsChunk(start, rows, positions)
 
+    @pytest.mark.parametrize(
+        ("block_size", "hashes", "words"),
+        [(0, (), "have 0 positions"), (16, (b"short",), "32 bytes"), (16, (bytes(33),), "32 bytes")],
+    )
+    def test_hashes_of_another_form_do_not_travel(self, block_size: int, hashes: tuple[bytes, ...], words: str) -> None:
+        with pytest.raises(PayloadError, match=words):
+            RowsChunk(0, torch.ones(1, 1), prefix=PrefixHashes(block_size, hashes))
+
     @SETTINGS
     @given(chunks, st.integers(0, 1010))
     def test_after_keeps_exactly_the_rows_from_the_position_on(self, chunk: RowsChunk, position: int) -> None:
@@ -390,13 +414,18 @@ class TestRowsChunk:
         count = chunk.rows.shape[0]
         edges = [0, *sorted(min(cut, count) for cut in cuts), count]
         parts = [
-            RowsChunk(chunk.start + low, chunk.rows[low:high], chunk.positions if index == 0 else None)
+            RowsChunk(
+                chunk.start + low,
+                chunk.rows[low:high],
+                chunk.positions if index == 0 else None,
+                prefix=chunk.prefix if index == 0 else None,
+            )
             for index, (low, high) in enumerate(pairwise(edges))
         ]
         joined = RowsChunk.joined(parts)
         assert joined.start == chunk.start
         assert same(joined.rows, chunk.rows)
-        assert joined.positions is chunk.positions
+        assert joined.positions is chunk.positions and joined.prefix == chunk.prefix
 
     @pytest.mark.parametrize(
         ("chunks", "words"),
@@ -409,6 +438,10 @@ class TestRowsChunk:
             (
                 [RowsChunk(0, torch.ones(2, 1)), RowsChunk(2, torch.ones(1, 1), torch.ones(3, 1, dtype=torch.int64))],
                 "chunk at 2 brings positions",
+            ),
+            (
+                [RowsChunk(0, torch.ones(2, 1)), RowsChunk(2, torch.ones(1, 1), prefix=PrefixHashes(16, ()))],
+                "chunk at 2 brings a prompt's hashes",
             ),
         ],
     )
@@ -424,8 +457,15 @@ def test_packed_rows_go_out_behind_those_before_them(
 ) -> None:
     rows = tensor_of((before + length, width), dtype)
     positions = tensor_of((3, before + length), torch.int64, 1) if is_first else None
+    prefix = PrefixHashes(2, hashes(2)) if is_first else None
     whole = PackedRows.of(RowsChunk(4, rows).pack())
-    rest = PackedRows.of(RowsChunk(4 + before, rows[before:], positions).pack())
+    rest = PackedRows.of(RowsChunk(4 + before, rows[before:], positions, prefix=prefix).pack())
     assert (rest.start, rest.end) == (4 + before, whole.end)
     joined = rest.after([whole.raw[:1] if before else whole.raw[:0], whole.raw[1:before]])
-    assert same(joined, RowsChunk(4, rows, positions).pack())
+    assert same(joined, RowsChunk(4, rows, positions, prefix=prefix).pack())
+
+
+def test_of_a_prompt_s_blocks_those_before_a_position_are_named() -> None:
+    prefix = PrefixHashes(4, hashes(3))
+    assert [prefix.blocks_in(position) for position in (0, 3, 4, 11, 12, 100)] == [0, 0, 1, 2, 3, 3]
+    assert prefix.up_to(9) == PrefixHashes(4, hashes(2))

@@ -74,10 +74,14 @@ class Cursor:
 
 @dataclass(slots=True)
 class RowsSent:
-    """Bytes of packed rows that a replica has sent so far, as Ray objects and beside the tokens."""
+    """Bytes of packed rows that a replica has sent so far, as Ray objects and beside the tokens.
+
+    `asked`: of earlier prompts, left out at first, for consumers that lacked them.
+    """
 
     as_objects: int = 0
     inline: int = 0
+    asked: int = 0
 
 
 class MessagePublisher:

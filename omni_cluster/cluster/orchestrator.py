@@ -112,16 +112,12 @@ class Orchestrator:
         return chosen[stage.stage_id]
 
     def _choose(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
-        """Earlier turns are in the prefix caches of the entry stage alone: the others share none.
-
-        `chosen`: the replicas of the stages before this one.
-        """
+        """Earlier turns are in the prefix caches of stages that make tokens. `chosen`: those of the stages before."""
         source = self._bound.source(stage)
-        if source is None:
-            return self._calls(stage).choose_replica(course.conversation)
-        replica_id = chosen.get(source.stage_id)
-        near = None if replica_id is None else self._calls(source).place_of(replica_id)
-        return self._calls(stage).choose_replica(near=near)
+        replica_id = None if source is None else chosen.get(source.stage_id)
+        near = None if source is None or replica_id is None else self._calls(source).place_of(replica_id)
+        conversation = course.conversation if self._bound.makes_tokens(stage) else b""
+        return self._calls(stage).choose_replica(conversation, near)
 
     def _calls(self, stage: StageConfig) -> RemoteStage:
         return self._stages[stage.model_stage].calls

@@ -10,7 +10,9 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from omni_cluster.cluster.failures import lost_with, named
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
@@ -19,7 +21,11 @@ from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscriptio
 from omni_cluster.engine.output_log import chunk_bytes
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
-from omni_cluster.outputs import StageChunk
+from omni_cluster.outputs import StageChunk, answering
+from omni_cluster.payloads import RowsChunk
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MessageClient(Protocol):
@@ -191,11 +197,18 @@ class ReplicaConnections:
         connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows)
         try:
             while (arrival := await inbox.take()).item.body is not None:
-                yield await self._opened(arrival.item.body, arrival.rows)
+                chunk = await self._opened(arrival.item.body, arrival.rows)
+                yield answering(chunk, functools.partial(self._earlier_rows, ticket))
             if arrival.item.error is not None:
                 raise arrival.item.error
         finally:
             connection.close_inbox(reader)
+
+    async def _earlier_rows(self, ticket: Ticket, first: int) -> torch.Tensor:
+        packed = await self._source.call("earlier_rows", ticket.request_id, first, replica_id=ticket.replica_id)
+        # In memory of their own: what is read where it lies keeps its object in the store.
+        copied = await asyncio.to_thread(np.array, packed)
+        return RowsChunk.in_array(copied, max_elements=self._max_elements).rows
 
     async def _opened(self, body: WireChunk, rows: Rows | None) -> StageChunk:
         if rows is not None:

@@ -12,15 +12,13 @@ class EngineTraits:
     """How a stage's engine differs from a plain one.
 
     `hf_overrides` turns the checkpoint's config into the stage's own; `has_tokenizer` is False for stages whose
-    tokens are no text; `shares_prefixes` is False where equal token ids do not mean equal inputs; `is_compiled` is
-    False for a model that vLLM cannot give to torch.compile. `relied_on` names what the model uses of vLLM that
-    vLLM does not promise to keep: members by `module:name` of their class.
+    tokens are no text; `is_compiled` is False for a model that vLLM cannot give to torch.compile. `relied_on` names
+    what the model uses of vLLM that vLLM does not promise to keep: members by `module:name` of their class.
     """
 
     hf_overrides: Callable[[Any], Any] | None = None
     emits_rows: bool = False
     takes_rows: bool = False
     has_tokenizer: bool = True
-    shares_prefixes: bool = True
     is_compiled: bool = True
     relied_on: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import OmniError, RequestGone
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import LARGE_BYTES
+from omni_cluster.payloads import LARGE_BYTES, RowsChunk
 
 
 class OutputLogFull(OmniError):
@@ -101,6 +101,13 @@ class OutputLog:
                 await self._has_reader.wait()
         if self._has_reader.is_set():
             await self._is_abandoned.wait()
+
+    async def earlier_rows(self, first: int) -> RowsChunk:
+        """Rows from position `first` on that the first chunk with rows left out, which has come. See `RowsChunk`."""
+        rows = next((chunk.rows for chunk in self._chunks if chunk.rows is not None), None)
+        if rows is None or rows.earlier is None:
+            raise OutputLogUnknown(f"request {self._request_id}: it left no rows out here.")
+        return RowsChunk(first, await rows.earlier(first))
 
     def chunk(self, number: int) -> StageChunk:
         """Returns a chunk, which must be there already."""

@@ -7,7 +7,7 @@ in its own folder.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,7 @@ from omni_cluster.errors import RequestError
 from omni_cluster.inputs import KnownOutput, OmniRequest, Prompt
 from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import PrefixHashes
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +63,9 @@ class EngineInput:
 
     `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
     insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_complete`: no later rows will come; `is_part`: later ones are needed before the first new token, too.
-    `stream_interval`: None for a chunk for each token.
+    `rows_start`: the position of the prompt's first row; the engine holds what is before it, in blocks of `prefix`,
+    the prompt's. `rows_complete`: no later rows will come; `is_part`: later ones are needed before the first new token,
+    too. `stream_interval`: None for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
@@ -73,6 +75,12 @@ class EngineInput:
     is_part: bool = False
     stream_interval: StreamInterval | None = None
     given_reply: GivenReply | None = None
+    rows_start: int = 0
+    prefix: PrefixHashes | None = None
+
+
+Hold = Callable[[PrefixHashes], Awaitable[int]]
+"""Tells how many positions of a prompt the engine has, and keeps them for the request that asks. Asked once at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +218,9 @@ class Family(ABC):
 
     @abstractmethod
     def ar_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold
     ) -> ARSession:
-        """`request` has its media only in a stage that no other feeds."""
+        """`request` has its media only in a stage that no other feeds. `hold`: of the stage's engine."""
 
     @abstractmethod
     def diffusion_session(

@@ -138,7 +138,7 @@ def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
         compilation |= {"mode": CompilationMode.NONE, "cudagraph_mode": "FULL_DECODE_ONLY"}
     defaults: dict[str, Any] = {
         "disable_log_stats": False,
-        "enable_prefix_caching": traits.shares_prefixes,
+        "enable_prefix_caching": True,
         "compilation_config": compilation,
         "attention_config": {"flash_attn_max_num_splits_for_cuda_graph": MAX_SPLITS},
     }

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -18,10 +19,16 @@ Hashes = Sequence[bytes]
 """vLLM's hashes of a request's full blocks, the first one first: each covers all tokens and media up to its end."""
 
 
+LEAST_LEFT_OUT = 256
+"""Positions of a prompt whose rows are left out at least: to ask for few rows takes longer than to send them."""
+
+
 class KeptRows:
     """Rows of full blocks, uint8 `[block_size, row bytes]`, by the block's hash; `max_bytes` of them at most.
 
     What was used least recently goes first, and of one request the last block: without the first ones it is of no use.
+    Blocks that were told are those whose rows went out as a part of some prompt: who reads the rows may have what it
+    made of them.
     """
 
     def __init__(self, max_bytes: int, block_size: int) -> None:
@@ -29,15 +36,32 @@ class KeptRows:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._told: set[bytes] = set()
+        self._alive: WeakValueDictionary[bytes, np.ndarray] = WeakValueDictionary()
+        """Those of `_blocks`, and what requests under way still hold of dropped ones."""
 
     def covered(self, hashes: Hashes) -> int:
         """How many of these blocks, from the first one on, are here."""
         return sum(1 for _ in takewhile(self._blocks.__contains__, hashes))
 
+    def told(self, hashes: Hashes) -> int:
+        """How many of these blocks, from the first one on, were told."""
+        return sum(1 for _ in takewhile(self._told.__contains__, hashes))
+
+    def tell(self, hashes: Hashes) -> None:
+        """Says of blocks, as far as they are here, that they were told."""
+        self._told.update(each for each in hashes if each in self._blocks)
+
     def read(self, hashes: Hashes) -> list[np.ndarray]:
         """The rows of blocks that are all here."""
         self.use(hashes)
         return [self._blocks[each] for each in hashes]
+
+    def find(self, hashes: Hashes) -> np.ndarray | None:
+        """The rows of blocks one after another, uint8 `[rows, row bytes]`; None if one is neither here nor in use."""
+        found = [self._alive.get(each) for each in hashes]
+        there = [of for of in found if of is not None]
+        return np.concatenate(there) if there and len(there) == len(found) else None
 
     def keep(self, hashes: Hashes, first: int, rows: np.ndarray) -> None:
         """Copies the rows of a request's blocks from block `first` to the last of `hashes`, as far as there is room."""
@@ -48,7 +72,9 @@ class KeptRows:
         if self.num_bytes > self._max_bytes:
             self.use(hashes)
             self._drop_surplus()
-        self._blocks |= {each: of.copy() for each, of in new.items() if each in self._blocks}
+        copies = {each: of.copy() for each, of in new.items() if each in self._blocks}
+        self._blocks |= copies
+        self._alive.update(copies)
 
     def use(self, hashes: Hashes) -> None:
         """Marks a request's blocks as just used, the first one last."""
@@ -58,17 +84,24 @@ class KeptRows:
 
     def _drop_surplus(self) -> None:
         while self.num_bytes > self._max_bytes:
-            self.num_bytes -= self._blocks.popitem(last=False)[1].nbytes
+            dropped, rows = self._blocks.popitem(last=False)
+            self._told.discard(dropped)
+            self.num_bytes -= rows.nbytes
 
 
 class EmittedRows:
     """The rows of one request on their way out of the engine: those of its cached blocks go first, and all are kept.
 
-    Rows of a block that is not full yet wait here until it is.
+    Of the prompt's first blocks that were told before, `least_left_out` of them or more, no rows go out: whoever lacks
+    them asks. Rows of a block that is not full yet wait here until it is.
     """
 
-    def __init__(self, kept: KeptRows) -> None:
+    def __init__(self, kept: KeptRows, prompt_blocks: int = 0, least_left_out: int = 0) -> None:
+        """`prompt_blocks`: the full blocks of the prompt; `least_left_out`: 0 if the rows of all are to go out."""
         self._kept = kept
+        self._prompt_blocks = prompt_blocks
+        self._least_left_out = least_left_out
+        self._left_out: list[np.ndarray] = []
         self._cached: list[np.ndarray] = []
         self._waiting: list[np.ndarray] = []
         self._start = 0
@@ -76,7 +109,12 @@ class EmittedRows:
 
     def begin(self, hashes: Hashes) -> None:
         """The request is computed from behind these blocks on: for the first time, or again after a preemption."""
-        self._cached = self._kept.read(hashes)
+        told = self._kept.told(hashes[: self._prompt_blocks])
+        left_out = told if 0 < self._least_left_out <= told else 0
+        self._left_out = self._kept.read(hashes[:left_out])  # whoever lacks them finds them as long as this is here
+        self._cached = self._kept.read(hashes[left_out:])
+        self._kept.use(hashes)
+        self._kept.tell(hashes[: self._prompt_blocks])
 
     def pass_on(self, hashes: Hashes, packed: torch.Tensor) -> torch.Tensor:
         """A packed chunk of computed rows as it goes on, the first one with those of the cached blocks ahead of it.
@@ -85,7 +123,7 @@ class EmittedRows:
         """
         chunk = PackedRows.of(packed)
         self._keep(hashes, chunk)
-        if not self._cached or chunk.start != len(self._cached) * self._kept.block_size:
+        if not self._cached or chunk.start != (len(self._left_out) + len(self._cached)) * self._kept.block_size:
             return packed
         cached, self._cached = self._cached, []
         return chunk.after(cached)
@@ -105,6 +143,7 @@ class EmittedRows:
         rows = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         if first < last:
             self._kept.keep(hashes[:last], first, rows[first * size - self._start : last * size - self._start])
+            self._kept.tell(hashes[first : min(last, self._prompt_blocks)])
         done = max(self._end // size * size, self._start)
         self._waiting = [rows[done - self._start :].copy()]  # a view would hold all of a long prompt's rows
         self._start = done

@@ -42,7 +42,7 @@ class RowsSink:
         """Never raises: it runs in the loop that serves all requests of the engine, as `fail` does."""
         new = chunk.after(self._end)
         if new is not None:
-            self._chunks.append(new)
+            self._chunks.append(new if self._end == 0 else new.without_facts())
             self._end = new.end
 
     def fail(self, error: PayloadError) -> None:
@@ -92,11 +92,17 @@ class RowsSink:
 
     def _joined(self, count: int) -> RowsChunk:
         chunks, self._chunks = self._chunks[:count], self._chunks[count:]
-        if chunks[0].start != self._taken:
+        if chunks[0].start != self._taken and not (self._taken == 0 and _leaves_blocks_out(chunks[0])):
             raise PayloadError(f"gap between rows that end at {self._taken} and rows that start at {chunks[0].start}.")
         joined = RowsChunk.joined(chunks)
         self._taken = joined.end
         return joined
+
+
+def _leaves_blocks_out(first: RowsChunk) -> bool:
+    """Whether what is missing before a request's first rows are whole blocks of its prompt."""
+    prefix = first.prefix
+    return prefix is not None and prefix.blocks_in(first.start) * prefix.block_size == first.start
 
 
 class OmniOutputProcessor(OutputProcessor):

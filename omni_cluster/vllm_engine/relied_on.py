@@ -43,7 +43,16 @@ EVERYWHERE: Names = {
     "vllm.v1.attention.backend:AttentionCGSupport": ("ALWAYS",),
     "vllm.v1.attention.backend:AttentionMetadataBuilder": ("get_cudagraph_support",),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager": ("block_pool", "enable_caching", "truncate_computed_blocks"),
+    "vllm.v1.core.block_pool:BlockPool": ("free_blocks", "get_num_free_blocks", "num_gpu_blocks", "touch"),
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": ("find_longest_cache_hit",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager": (
+        "block_pool",
+        "coordinator",
+        "enable_caching",
+        "truncate_computed_blocks",
+    ),
+    "vllm.v1.core.kv_cache_utils:BlockHash": (),
+    "vllm.v1.core.kv_cache_utils:KVCacheBlock": (),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
     "vllm.v1.core.sched.output:CachedRequestData": ("num_computed_tokens", "req_ids", "resumed_req_ids"),
     "vllm.v1.core.sched.output:NewRequestData": ("num_computed_tokens", "req_id"),
@@ -136,6 +145,7 @@ EVERYWHERE: Names = {
     "vllm.v1.outputs:ModelRunnerOutput": ("pooler_output", "req_ids"),
     "vllm.v1.outputs:SamplerOutput": (),
     "vllm.v1.request:Request": (
+        "_block_hasher",
         "append_output_token_ids",
         "block_hashes",
         "max_tokens",
@@ -143,10 +153,12 @@ EVERYWHERE: Names = {
         "num_computed_tokens",
         "num_output_tokens",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_tokens",
         "request_id",
         "sampling_params",
         "skip_reading_prefix_cache",
+        "update_block_hashes",
     ),
     "vllm.v1.sample.metadata:SamplingMetadata": (
         "bad_words_token_ids",
@@ -250,7 +262,13 @@ LOOKED_UP: Names = {
 """What is replaced or set, by the function of vLLM's that has to look there for it."""
 
 ADDED: Names = {
-    "vllm.v1.core.sched.output:SchedulerOutput": ("omni_further", "omni_rows"),
-    "vllm.v1.engine.core:EngineCore": ("omni_counts", "omni_push_rows"),
+    "vllm.v1.core.sched.output:SchedulerOutput": ("omni_further", "omni_prefixes", "omni_rows"),
+    "vllm.v1.engine.core:EngineCore": (
+        "omni_counts",
+        "omni_find_rows",
+        "omni_hold_prefix",
+        "omni_push_rows",
+        "omni_release_prefix",
+    ),
 }
 """Names of our own on objects of vLLM's."""

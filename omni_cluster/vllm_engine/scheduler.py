@@ -4,6 +4,7 @@ as far as theirs are kept.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ from vllm.v1.engine.core import EngineCore
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
+from omni_cluster.payloads import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
+from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, name_blocks
 from omni_cluster.vllm_engine.install import add_utility_calls
-from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
+from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT, EmittedRows, KeptRows
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -41,15 +44,16 @@ NEVER = 1 << 62
 
 @dataclass(slots=True)
 class RowCount:
-    """How many rows of a request have come, of which width, and whether these are all.
+    """Up to which position the rows of a request have come, of which width, and whether these are all.
 
-    `first_tokens`: see `StageExtra`.
+    `start`, `first_tokens`: see `StageExtra`.
     """
 
     rows: int
     width: int
     complete: bool
     first_tokens: int = 0
+    start: int = 0
 
     def lacks(self, end: int) -> bool:
         """Whether rows of positions before `end` have not come."""
@@ -64,13 +68,16 @@ class OmniSchedulerMixin(_Scheduler):
     prompt the next chunk is computed once its rows have come, while the stage before still makes the rest.
 
     Of a request that emits rows, as much is read from the prefix cache as has its rows in `KeptRows`. They go out with
-    the rows that are computed first, so that whoever reads them sees no difference.
+    the rows that are computed first; those that went out with an earlier prompt are left out, and given to who asks.
+    Of a request that takes rows, the blocks that are held for it (`HeldPrefixes`) need none.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # vLLM constructs the scheduler with the engine core, in the core's process, before the core answers any call.
-        add_utility_calls(EngineCore, omni_push_rows, omni_counts)
+        add_utility_calls(
+            EngineCore, omni_push_rows, omni_counts, omni_find_rows, omni_hold_prefix, omni_release_prefix
+        )
         config = OmniModelConfig.of(self.vllm_config)
         self._max_elements = config.max_payload_elements
         # vLLM keeps this many places in the KV cache behind a step's tokens, for those that its further steps compute.
@@ -84,6 +91,12 @@ class OmniSchedulerMixin(_Scheduler):
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._emitting: dict[str, EmittedRows] = {}
+        self._salt = int.from_bytes(os.urandom(HASH_BYTES))
+        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size)
+        longest = -(-(self.max_model_len + self.num_lookahead_tokens) // self.hash_block_size)
+        num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one is vLLM's null block
+        self._held = HeldPrefixes(self.kv_cache_manager, self.hash_block_size, num_blocks - longest)
+        self._holds: dict[str, str] = {}
         self._num_preemptions = 0
         self._num_steps = 0
         self._num_computed = 0
@@ -93,19 +106,32 @@ class OmniSchedulerMixin(_Scheduler):
         if extra is not None and extra.prompt_embeds is not None:
             self._request_ids[extra.key] = request.request_id
             self._keys[request.request_id] = extra.key
+            self._take(request, extra)
             rows, width = extra.prompt_embeds.shape
-            self._counts[request.request_id] = RowCount(rows, width, extra.rows_complete, extra.first_tokens)
+            self._counts[request.request_id] = RowCount(
+                extra.rows_start + rows, width, extra.rows_complete, extra.first_tokens, extra.rows_start
+            )
         if extra is not None and extra.emit_rows:
             self._emit(request)
         if extra is not None and extra.known:
             resume(request, extra.known)
         super().add_request(request)
 
+    def _take(self, request: Request, extra: StageExtra) -> None:
+        if extra.hold:
+            self._holds[request.request_id] = extra.hold
+        if self.kv_cache_manager.enable_caching:
+            prefix = extra.prefix
+            is_named = prefix is not None and prefix.block_size == self.hash_block_size
+            name_blocks(request, prefix.hashes if prefix is not None and is_named else (), self.hash_block_size)
+
     def _emit(self, request: Request) -> None:
         if self._kept is None:
             request.skip_reading_prefix_cache = True
         else:
-            self._emitting[request.request_id] = EmittedRows(self._kept)
+            prompt_blocks = request.num_prompt_tokens // self.hash_block_size
+            least_left_out = self._least_left_out if _can_be_told(request) else 0
+            self._emitting[request.request_id] = EmittedRows(self._kept, prompt_blocks, least_left_out)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         found: tuple[KVCacheBlocks, int, int, bool] = super()._get_local_prefix_cache_hit(request)
@@ -154,9 +180,9 @@ class OmniSchedulerMixin(_Scheduler):
         self._num_preemptions += len(output.preempted_req_ids or ())
         self._num_steps += bool(output.num_scheduled_tokens)
         self._num_computed += output.total_num_scheduled_tokens
-        self._begin_to_emit(output)
+        output.omni_prefixes = self._begin_to_emit(output)  # these three ride the pickled output to every rank
         self._at_workers.update(r.req_id for r in output.scheduled_new_reqs if r.req_id in self._counts)
-        output.omni_rows = self._rows_for_workers()  # these two ride the pickled output to every rank
+        output.omni_rows = self._rows_for_workers()
         output.omni_further = self._further_steps(output)
         return output
 
@@ -165,15 +191,29 @@ class OmniSchedulerMixin(_Scheduler):
         known = self._at_workers & self._unsent.keys()
         return [(request_id, rows) for request_id in known for rows in self._unsent.pop(request_id)]
 
-    def _begin_to_emit(self, output: SchedulerOutput) -> None:
-        """Takes the rows of what was read from the cache before anything can drop them."""
+    def _begin_to_emit(self, output: SchedulerOutput) -> dict[str, PrefixHashes]:
+        """Takes the rows of what was read from the cache before anything can drop them. Returns the prompts' names."""
         again = output.scheduled_cached_reqs
         computed = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         hits = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         hits |= {request_id: computed[request_id] for request_id in again.resumed_req_ids}
-        for request_id in hits.keys() & self._emitting.keys():
+        begun = hits.keys() & self._emitting.keys()
+        for request_id in begun:
             blocks = hits[request_id] // self.hash_block_size
             self._emitting[request_id].begin(self.requests[request_id].block_hashes[:blocks])
+        named = [each for each in begun if _can_be_told(self.requests[each])]
+        return {request_id: self._prefix_of(self.requests[request_id]) for request_id in named}
+
+    def _prefix_of(self, request: Request) -> PrefixHashes:
+        hashes = request.block_hashes[: request.num_prompt_tokens // self.hash_block_size]
+        return PrefixHashes(self.hash_block_size, self._salted(hashes))
+
+    def _salted(self, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The names by which others know blocks of this engine, and the other way round.
+
+        An engine of other weights gives the same tokens the same hashes, but other rows.
+        """
+        return tuple((int.from_bytes(each) ^ self._salt).to_bytes(HASH_BYTES) for each in hashes)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -230,7 +270,7 @@ class OmniSchedulerMixin(_Scheduler):
         count = self._counts.get(request.request_id)
         if count is None:
             return False
-        computed = request.num_computed_tokens
+        computed = max(request.num_computed_tokens, count.start)
         return count.lacks(max(computed + 1, min(request.num_tokens, computed + self._max_chunk)))
 
     def _take_out_blocked(self) -> list[Request]:
@@ -263,6 +303,7 @@ class OmniSchedulerMixin(_Scheduler):
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self._request_ids.pop(key, None)
+        self._held.release(self._holds.pop(request.request_id, ""))
         if self._emitting.pop(request.request_id, None) is not None and self._kept is not None:
             self._kept.use(request.block_hashes)
         return super()._free_request(request, *args, **kwargs)
@@ -287,7 +328,21 @@ class OmniSchedulerMixin(_Scheduler):
             "computed": self._num_computed,
             "emitting": len(self._emitting),
             "kept_rows_bytes": self._kept.num_bytes if self._kept else 0,
+            "held_blocks": self._held.num_blocks,
         }
+
+    def find_rows(self, hashes: Sequence[bytes]) -> bytes | None:
+        """The rows of blocks that a request under way left out, as bytes; None if they are kept no more."""
+        rows = self._kept.find(self._salted(hashes)) if self._kept is not None else None
+        return None if rows is None else rows.tobytes()
+
+    def hold_prefix(self, name: str, prefix: PrefixHashes) -> int:
+        """See `HeldPrefixes.hold`."""
+        return self._held.hold(name, prefix)
+
+    def release_prefix(self, name: str) -> None:
+        """Of a request that did not come."""
+        self._held.release(name)
 
 
 class OmniScheduler(OmniSchedulerMixin, StockScheduler):
@@ -298,6 +353,11 @@ class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
     """For engines that schedule a step while the one before it still runs."""
 
 
+def _can_be_told(request: Request) -> bool:
+    """Whether the names of its blocks have the length that travels: those of vLLM's faster hashes have not."""
+    return all(len(each) == HASH_BYTES for each in request.block_hashes[:1])
+
+
 def resume(request: Request, known: Sequence[int]) -> None:
     """A request that is begun again is one that was preempted in another engine: its output so far is prefilled."""
     request.append_output_token_ids(list(known))
@@ -306,6 +366,19 @@ def resume(request: Request, known: Sequence[int]) -> None:
 
 def omni_push_rows(core: EngineCore, pushes: Any) -> list[str | None]:
     return core.scheduler.push_rows(msgspec.convert(pushes, list[RowsPush]))  # type: ignore[attr-defined, no-any-return]
+
+
+def omni_find_rows(core: EngineCore, hashes: Any) -> bytes | None:
+    return core.scheduler.find_rows(msgspec.convert(hashes, list[bytes]))  # type: ignore[attr-defined, no-any-return]
+
+
+def omni_hold_prefix(core: EngineCore, name: str, prefix: Any) -> int:
+    asked = msgspec.convert(prefix, PrefixHashes, builtin_types=(bytes,))
+    return core.scheduler.hold_prefix(name, asked)  # type: ignore[attr-defined, no-any-return]
+
+
+def omni_release_prefix(core: EngineCore, name: str) -> None:
+    core.scheduler.release_prefix(name)  # type: ignore[attr-defined]
 
 
 def omni_counts(core: EngineCore) -> dict[str, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 from opentelemetry import propagate
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
@@ -24,14 +26,15 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
 from omni_cluster.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, GivenReply
-from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
-from omni_cluster.payloads import PromptEmbedsPayload
+from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob, answering
+from omni_cluster.payloads import PromptEmbedsPayload, RowsChunk
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
+from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.vllm_engine.version_check import check_names
 
@@ -107,19 +110,22 @@ class StageLLM:
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None
     ) -> AsyncGenerator[StageChunk, None]:
         """See `Stage.generate`. Raises RequestError for what the engine cannot take, StageDied when it has died."""
-        session = self._family.ar_session(self._stage.model_stage, request, upstream)
+        hold = PrefixHold(request.request_id, self.llm.engine_core.call_utility_async)
+        session = self._family.ar_session(self._stage.model_stage, request, upstream, hold.positions)
         known = session.known
         if known.token_ids:
             yield StageChunk(token_ids=known.token_ids)
-        engine_input = await session.prompt()
-        if engine_input is None:
-            yield StageChunk(len(known.token_ids), finish_reason=known.finish_reason or "stop")
-            return
-        sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval, known.inputs)
         async with contextlib.AsyncExitStack() as cleanup:
             await cleanup.enter_async_context(self._death_named())
+            cleanup.push_async_callback(hold.let_go)
+            engine_input = await session.prompt()
+            if engine_input is None:
+                yield StageChunk(len(known.token_ids), finish_reason=known.finish_reason or "stop")
+                return
+            sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval, known.inputs)
+            hold.is_there = sink.admitted.is_set
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
-            outputs = await self._start(request, engine_input, sink, known.inputs)
+            outputs = await self._start(request, engine_input, sink, known.inputs, hold.name)
             cleanup.push_async_callback(outputs.aclose)
             feeder = None
             if engine_input.is_part:
@@ -129,11 +135,23 @@ class StageLLM:
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)
                 while (rows := chunks.large_rows()) is not None:
-                    yield rows
-                chunk = chunks.make(output)
+                    yield self._answering(rows)
+                chunk = self._answering(chunks.make(output))
                 if feeder is not None and chunk.finish_reason == "abort" and not await feeder:
                     chunk = StageChunk(finish_reason="stop")
                 yield chunk
+
+    def _answering(self, chunk: StageChunk) -> StageChunk:
+        return chunk if chunk.rows is None else answering(chunk, functools.partial(self._earlier_rows, chunk.rows))
+
+    async def _earlier_rows(self, left_out_by: RowsChunk, first: int) -> torch.Tensor:
+        """Rows from `first`, where a block begins, up to those of the chunk. StageDied if they are kept no more."""
+        like, prefix, end = left_out_by.rows, left_out_by.prefix, left_out_by.start
+        hashes = prefix.hashes[first // prefix.block_size : end // prefix.block_size] if prefix is not None else ()
+        raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
+        if raw is None:
+            raise StageDied(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
+        return torch.frombuffer(bytearray(raw), dtype=like.dtype).view(-1, like.shape[1])
 
     @contextlib.asynccontextmanager
     async def _death_named(self) -> AsyncIterator[None]:
@@ -161,7 +179,7 @@ class StageLLM:
             raise RequestError(f"request to stage {self._stage.model_stage}: {error}") from error
 
     async def _start(
-        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...]
+        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...], hold: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
         """The engine's outputs. Of a prompt of several steps whose rows are read: None for rows before the first."""
         prompt, interval = dict(engine_input.prompt), engine_input.stream_interval
@@ -171,6 +189,9 @@ class StageLLM:
             rows_complete=engine_input.rows_complete,
             first_tokens=interval.first if interval is not None and request.streams_audio else 0,
             known=known,
+            rows_start=engine_input.rows_start,
+            prefix=engine_input.prefix,
+            hold=hold if engine_input.rows_start else "",
             prompt_embeds=prompt.pop("prompt_embeds", None),
             additional_information=prompt.pop("additional_information", None),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "streams")
+KEPT = ("running", "waiting", "held", "kv_blocks_used", "held_blocks", "row_counts", "streams")
 """What an engine's counts say that it holds of requests."""
 
 

@@ -200,4 +200,4 @@ async def until_counts(stage: Stage, **wanted: int) -> None:
 
 async def until_free(stage: Stage) -> None:
     """Until the stage holds nothing of any request."""
-    await until_counts(stage, running=0, waiting=0, held=0, kv_blocks_used=0, row_counts=0, emitting=0)
+    await until_counts(stage, running=0, waiting=0, held=0, kv_blocks_used=0, held_blocks=0, row_counts=0, emitting=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,6 +12,10 @@ from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.payloads import PrefixHashes
+from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT
+from omni_cluster.vllm_engine.prefix_hold import PrefixHold
+from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, request, until
 from tests.reference import KINDS, Reference, SpeechReference, prompt_text
 
@@ -31,7 +36,7 @@ def assert_equal(made: OmniRequestOutput, wanted: SpeechReference) -> None:
 async def until_empty(pipeline: AsyncOmniLLM) -> None:
     async def empty() -> bool:
         counts = await pipeline.counts()
-        kept = ("running", "waiting", "held", "kv_blocks_used", "row_counts")
+        kept = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "held_blocks")
         return not any(stage.get(name) for stage in counts.values() for name in kept)
 
     await until(empty)
@@ -75,6 +80,34 @@ async def test_a_later_turn_computes_only_what_is_new_and_sounds_as_the_referenc
     least = (len(said.prompt_token_ids) - 1) // MOST_OF_A_BLOCK * MOST_OF_A_BLOCK
     assert computed[1] == len(wanted.prompt_ids) + MAX_TOKENS - 1
     assert 0 < least <= computed[1] - computed[0] < len(wanted.prompt_ids)
+
+
+async def test_earlier_turns_are_computed_once_in_both_stages_and_their_rows_sent_once(
+    pipeline: AsyncOmniLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the talker has of an earlier prompt needs no rows; those of the reply to it come with the next one."""
+    held: list[int] = []
+
+    async def positions(self: PrefixHold, prefix: PrefixHashes) -> int:
+        held.append(await ask(self, prefix))
+        return held[-1]
+
+    ask = PrefixHold.positions
+    monkeypatch.setattr(PrefixHold, "positions", positions)
+    block = cast(StageLLM, pipeline._stages["talker"]).llm.vllm_config.cache_config.block_size
+    prompt, known = prompt_text("text", "This is what nobody else begins with. " * 25), 0
+    for turn in range(3):
+        before = (await pipeline.counts())["talker"]["computed"]
+        made = await pipeline.generate(OmniRequest(f"long-turn-{turn}", prompt, voice=VOICES[turn % 2]))
+        computed = (await pipeline.counts())["talker"]["computed"] - before
+        assert_equal(made, reference.speech(prompt, voice=VOICES[turn % 2]))
+        length = len(made.prompt_token_ids)
+        assert 0 <= computed - (length + 2 - known) < len(made.stage_token_ids["talker"])
+        known = length // block * block
+        assert known >= LEAST_LEFT_OUT
+        prompt = f"{prompt}{made.text}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    assert len(held) == 2 and all(LEAST_LEFT_OUT <= each <= known for each in held)
+    await until_empty(pipeline)
 
 
 async def test_same_prompt_in_two_voices_at_once_says_the_same_text(pipeline: AsyncOmniLLM, speak: Speak) -> None:

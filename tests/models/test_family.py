@@ -44,12 +44,8 @@ def test_stages_and_their_kinds(family: Qwen2_5Omni) -> None:
 
 def test_only_the_thinker_emits_rows_and_only_the_talker_takes_them(family: Qwen2_5Omni) -> None:
     thinker, talker = family.traits("thinker"), family.traits("talker")
-    assert (thinker.emits_rows, thinker.takes_rows, thinker.has_tokenizer, thinker.shares_prefixes) == (
-        True, False, True, True,
-    )  # fmt: skip
-    assert (talker.emits_rows, talker.takes_rows, talker.has_tokenizer, talker.shares_prefixes) == (
-        False, True, False, False,
-    )  # fmt: skip
+    assert (thinker.emits_rows, thinker.takes_rows, thinker.has_tokenizer) == (True, False, True)
+    assert (talker.emits_rows, talker.takes_rows, talker.has_tokenizer) == (False, True, False)
 
 
 def test_conversation_is_rendered_by_the_checkpoints_template(family: Qwen2_5Omni) -> None:

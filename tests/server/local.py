@@ -14,7 +14,7 @@ from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
 from omni_cluster.serve_local import listening, serving
 
 STAGES = ("thinker", "talker", "code2wav")
-KEPT = ("running", "waiting", "held", "kv_blocks_used", "row_counts", "emitting", "streams")
+KEPT = ("running", "waiting", "held", "kv_blocks_used", "held_blocks", "row_counts", "emitting", "streams")
 """What an engine's counts say that it holds of requests."""
 
 

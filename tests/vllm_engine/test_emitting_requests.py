@@ -23,7 +23,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.inputs import StageExtra
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import PrefixHashes, RowsChunk
+from omni_cluster.vllm_engine import scheduler as scheduler_module
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.scheduler import OmniAsyncScheduler, OmniScheduler, OmniSchedulerMixin
@@ -72,13 +73,17 @@ class Engine:
     def __init__(self, scheduler: OmniSchedulerMixin, lag: int) -> None:
         self.scheduler = scheduler
         self.open: dict[str, Asked] = {}
-        self.hits = self.hits_again = 0
+        self.hits = self.hits_again = self.left_out = 0
         self._lag = lag
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._begun: set[str] = set()
-        init_none_hash(sha256)
-        caches = scheduler.kv_cache_manager.enable_caching
-        self._hasher = get_request_block_hasher(BLOCK, sha256) if caches else None
+        self._prefixes: dict[str, PrefixHashes] = {}
+        self.hash_with(sha256)
+
+    def hash_with(self, hashed: Callable[[Any], bytes]) -> None:
+        init_none_hash(hashed)
+        caches = self.scheduler.kv_cache_manager.enable_caching
+        self._hasher = get_request_block_hasher(BLOCK, hashed) if caches else None
 
     def ask(self, name: str, prompt: list[int], max_tokens: int = 4, emit_rows: bool = True) -> Asked:
         extra = StageExtra(name, emit_rows=emit_rows).to_extra_args()
@@ -109,6 +114,7 @@ class Engine:
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         self.hits += sum(starts[r] > 0 and self.open[r].emits for r in starts if r not in cached.req_ids)
         self.hits_again += sum(starts[r] > 0 and self.open[r].emits for r in cached.resumed_req_ids)
+        self._prefixes |= planned.omni_prefixes
         made = [self._of(r, start, start + planned.num_scheduled_tokens[r]) for r, start in starts.items()]
         places = {r: i for i, r in enumerate(starts)}
         return ModelRunnerOutput(list(starts), places, [t for t, _ in made], pooler_output=[p for _, p in made])
@@ -119,15 +125,27 @@ class Engine:
         sampled = [next_token(asked.tokens)] if end == len(asked.tokens) else []
         asked.tokens += sampled
         positions = torch.zeros(3, asked.request.num_prompt_tokens, dtype=torch.int64) if name in self._begun else None
+        prefix = self._prefixes.pop(name, None)
         self._begun.discard(name)
-        return sampled, RowsChunk(start, rows, positions).pack() if asked.emits else None
+        return sampled, RowsChunk(start, rows, positions, prefix=prefix).pack() if asked.emits else None
 
     def _take(self, name: str, packed: torch.Tensor | None) -> None:
         asked = self.open[name]
         if packed is not None:
             asked.sink.put(RowsChunk.unpack(packed, max_elements=1 << 20))
             taken = asked.sink.take()
-            asked.rows += [] if taken is None else [taken]
+            asked.rows += [] if taken is None else [self._whole(taken)] if not asked.rows else [taken]
+
+    def _whole(self, first: RowsChunk) -> RowsChunk:
+        """With the rows that were left out, as who lacks them asks for them."""
+        if first.start == 0:
+            return first
+        self.left_out += first.start
+        assert first.prefix is not None
+        raw = self.scheduler.find_rows(first.prefix.hashes[: first.start // BLOCK])
+        assert raw is not None
+        earlier = torch.frombuffer(bytearray(raw), dtype=first.rows.dtype).view(-1, first.rows.shape[1])
+        return RowsChunk(0, torch.cat([earlier, first.rows]), first.positions, prefix=first.prefix)
 
     def run(self) -> int:
         """Until all that was asked is answered; how many positions were computed for it."""
@@ -142,7 +160,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def make(tiny: Path) -> Make:
-    def made(kept_rows_bytes: int = 1 << 20, lag: int = 0, **engine_args: Any) -> Engine:
+    def made(kept_rows_bytes: int = 1 << 20, lag: int = 0, least_left_out: int = BLOCK, **engine_args: Any) -> Engine:
         thinker = thinker_stage(**tight(STEP_TOKENS), **engine_args)
         config = pipeline_config(thinker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
         traits = bind(config).family.traits("thinker")
@@ -151,7 +169,9 @@ def make(tiny: Path) -> Make:
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         caches = KVCacheConfig(NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         kind = OmniAsyncScheduler if lag else OmniScheduler
-        return Engine(kind(vllm_config, caches, StructuredOutputManager(vllm_config), block_size=BLOCK), lag)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scheduler_module, "LEAST_LEFT_OUT", least_left_out)
+            return Engine(kind(vllm_config, caches, StructuredOutputManager(vllm_config), block_size=BLOCK), lag)
 
     return made
 
@@ -168,6 +188,42 @@ def test_a_later_turn_computes_only_what_is_new_and_sends_all_rows(make: Make) -
     assert engine.run() == len(PROMPT) + 8 + 3 - 4 * BLOCK + 3
     for asked in (first, second):
         asked.assert_whole()
+
+
+@pytest.mark.parametrize(("least_left_out", "left_out"), [(BLOCK, 3 * BLOCK), (4 * BLOCK, 0)])
+def test_rows_of_an_earlier_prompt_are_left_out_and_those_of_its_reply_are_sent(
+    make: Make, least_left_out: int, left_out: int
+) -> None:
+    engine = make(least_left_out=least_left_out)
+    first = engine.ask("first", PROMPT, max_tokens=8)
+    engine.run()
+    second = engine.ask("second", [*first.tokens, 1, 2, 3], max_tokens=4)
+    engine.run()
+    second.assert_whole()
+    assert engine.left_out == left_out
+
+
+def test_two_engines_give_the_blocks_of_one_prompt_other_names(make: Make) -> None:
+    """They may have other weights, or round in another way."""
+    prefixes = []
+    for _ in range(2):
+        asked = (engine := make()).ask("a", PROMPT)
+        engine.run()
+        prefixes.append(asked.rows[0].prefix)
+    one, other = prefixes
+    assert one is not None and other is not None and len(one.hashes) == len(PROMPT) // BLOCK
+    assert not set(one.hashes) & set(other.hashes)
+
+
+def test_names_of_another_length_do_not_travel_and_nothing_is_left_out(make: Make) -> None:
+    engine = make()
+    engine.hash_with(lambda of: sha256(of)[:16])
+    for turn in range(2):
+        asked = engine.ask(f"turn-{turn}", PROMPT)
+        engine.run()
+        asked.assert_whole()
+        assert asked.rows[0].prefix is None
+    assert (engine.hits, engine.left_out) == (1, 0)
 
 
 def test_without_room_for_rows_the_cache_is_read_for_text_alone(make: Make) -> None:

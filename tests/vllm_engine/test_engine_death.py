@@ -13,6 +13,7 @@ from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.errors import StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.vllm_engine import stage_llm
+from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import pipeline_config
 
@@ -26,7 +27,7 @@ class Engine:
         self.errored = False
         self.has_failed, self._dies = asyncio.Event(), dies
         self.output_handler = asyncio.create_task(self._read())
-        self.output_processor = SimpleNamespace(open_sink=lambda *_: None, close_sink=lambda _: None)
+        self.output_processor = SimpleNamespace(open_sink=lambda *_: RowsSink(), close_sink=lambda _: None)
         self.engine_core = SimpleNamespace(call_utility_async=self._call)
 
     async def _read(self) -> None:

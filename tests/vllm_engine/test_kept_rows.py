@@ -73,6 +73,63 @@ def test_what_was_taken_goes_out_though_it_is_dropped_meanwhile() -> None:
     assert torch.equal(unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).rows, rows(0, 9))
 
 
+def told(kept: KeptRows, name: str, first: int, end: int, prompt_blocks: int, least: int = 2) -> EmittedRows:
+    """A request whose rows from `first` on were computed; what is before it the cache had."""
+    emitted = EmittedRows(kept, prompt_blocks, least)
+    emitted.begin(hashes(name, first // SIZE))
+    emitted.pass_on(hashes(name, end // SIZE), chunk(first, end))
+    return emitted
+
+
+def test_rows_that_went_out_with_a_prompt_are_left_out_of_the_next_one() -> None:
+    kept, positions = KeptRows(10 * BLOCK_BYTES, SIZE), torch.arange(39).view(3, 13)
+    told(kept, "a", 0, 11, prompt_blocks=2)
+    emitted = EmittedRows(kept, prompt_blocks=3, least_left_out=2)
+    emitted.begin(hashes("a", 2))
+    first = chunk(8, 13, positions)
+    assert emitted.pass_on(hashes("a", 3), first) is first
+    found = kept.find(hashes("a", 2))
+    assert found is not None and (found.view("uint16") == rows(0, 8).view(torch.uint16).numpy()).all()
+
+
+def test_rows_of_a_reply_go_out_once_when_they_are_part_of_a_prompt() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 17, prompt_blocks=2)  # its last two blocks are the reply's
+    emitted = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
+    emitted.begin(hashes("a", 4))
+    first = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 18)))
+    assert (first.start, first.end) == (8, 18) and torch.equal(first.rows, rows(8, 18))
+    again = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
+    again.begin(hashes("a", 4))
+    assert unpacked(again.pass_on(hashes("a", 4), chunk(16, 18))).start == 16
+
+
+def test_few_rows_go_out_again() -> None:
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 9, prompt_blocks=2)
+    emitted = EmittedRows(kept, prompt_blocks=2, least_left_out=3)
+    emitted.begin(hashes("a", 2))
+    assert unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).start == 0
+
+
+def test_left_out_rows_are_found_as_long_as_their_request_has_them_though_they_are_dropped() -> None:
+    kept = KeptRows(2 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 9, prompt_blocks=2)
+    emitted = told(kept, "a", 8, 9, prompt_blocks=2)
+    passed(kept, "b", (0, 8))
+    assert kept.covered(hashes("a", 2)) == 0 and kept.find(hashes("a", 2)) is not None
+    del emitted
+    assert kept.find(hashes("a", 2)) is None and kept.find(hashes("b", 2)) is not None
+
+
+def test_what_was_dropped_is_told_again() -> None:
+    kept = KeptRows(2 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 9, prompt_blocks=2)
+    passed(kept, "b", (0, 8))
+    told(kept, "a", 0, 9, prompt_blocks=0)  # as a reply
+    assert kept.covered(hashes("a", 2)) == 2 and kept.told(hashes("a", 2)) == 0
+
+
 def test_at_the_bound_the_end_of_what_was_used_least_recently_goes_first() -> None:
     kept = KeptRows(6 * BLOCK_BYTES, SIZE)
     for name in "abc":

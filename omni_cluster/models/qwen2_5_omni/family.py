@@ -14,7 +14,15 @@ from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import ARSession, DiffusionModel, DiffusionSession, Family, StageKind, StreamInterval
+from omni_cluster.models.family import (
+    ARSession,
+    DiffusionModel,
+    DiffusionSession,
+    Family,
+    Hold,
+    StageKind,
+    StreamInterval,
+)
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
@@ -77,12 +85,10 @@ class Qwen2_5Omni(Family):
             return EngineTraits(thinker_config, emits_rows=True, relied_on=THINKER)
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
-        # All talker prompts are the same codec ids; what differs is their rows, which the prefix cache cannot see.
         return EngineTraits(
             talker_config,
             takes_rows=True,
             has_tokenizer=False,
-            shares_prefixes=False,
             is_compiled=False,
             relied_on=DECODER,
         )
@@ -91,7 +97,7 @@ class Qwen2_5Omni(Family):
         return stage_sizes(self._folder, model_stage)
 
     def ar_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold
     ) -> ARSession:
         if model_stage == "thinker":
             return ThinkerSession(request, self._tokenize)
@@ -100,7 +106,7 @@ class Qwen2_5Omni(Family):
         voice, block = self.check_voice(request.voice), self._blocks.codes_per_block
         # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
         stream_interval = StreamInterval(first=2 * block, then=block // 2)
-        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, stream_interval)
+        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, stream_interval, hold)
 
     def diffusion_session(
         self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig

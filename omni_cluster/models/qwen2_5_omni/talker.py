@@ -1,6 +1,8 @@
 """The talker's input, made of the thinker's conditioning rows as `generate` of transformers' Qwen2.5-Omni does.
 
-The rows of a prompt that takes the thinker several steps come in parts; the talker begins with the first.
+The rows of a prompt that takes the thinker several steps come in parts; the talker begins with the first. What it made
+of the first blocks of an earlier prompt it has in its own cache, under the thinker's names of them: a prompt that
+begins with the same ones needs no rows for them.
 Prompt of P thinker positions: rows 0..P-1 of the thinker on codec mask ids, then the voice's start embedding on codec
 pad, then the row of the reply's first token on codec bos. While decoding, one more row of the reply a code; after the
 reply's last row the text eos embedding once, then the text pad embedding for ever.
@@ -17,11 +19,11 @@ import torch
 
 from omni_cluster.inputs import OmniRequest, OmniTokensPrompt
 from omni_cluster.models.checkpoint_files import tensor_rows
-from omni_cluster.models.family import EngineInput, LaterRows, StreamInterval
+from omni_cluster.models.family import EngineInput, Hold, LaterRows, StreamInterval
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload, RowsChunk
+from omni_cluster.payloads import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload, RowsChunk
 
 TOKEN_TABLE = "thinker.model.embed_tokens.weight"
 PART_ROWS = 2048
@@ -45,11 +47,16 @@ class TextEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The thinker's first rows `[n, H]`, n < P or n > P for P prompt positions; `ended`: no further rows come."""
+    """The thinker's first rows `[n, H]`, up to before or behind the P prompt positions; `ended`: no further rows come.
+
+    `start`: the position of the first one; what is before it the engine has.
+    """
 
     rows: torch.Tensor
     positions: torch.Tensor
     ended: bool
+    start: int = 0
+    prefix: PrefixHashes | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -57,7 +64,7 @@ class Beginning:
 
     @property
     def is_part(self) -> bool:
-        return self.rows.shape[0] < self.prompt_length
+        return self.start + self.rows.shape[0] < self.prompt_length
 
 
 class TalkerSession:
@@ -71,10 +78,12 @@ class TalkerSession:
         embeddings: TextEmbeddings,
         voice: str,
         stream_interval: StreamInterval,
+        hold: Hold,
     ) -> None:
         self._request = request
         self.known = request.known_of("talker")
-        self._upstream = in_parts(upstream)
+        self._hold = hold
+        self._upstream = in_parts(self._lacking_nothing(upstream))
         self._ids = ids
         self._embeddings = embeddings
         self._voice = voice
@@ -94,6 +103,7 @@ class TalkerSession:
         if beginning is None:
             return None
         self._prompt_length = beginning.prompt_length
+        self._next_row = beginning.start
         return EngineInput(
             prompt=dict(self._tokens_prompt(beginning)),
             sampling={
@@ -104,6 +114,8 @@ class TalkerSession:
             rows_complete=beginning.ended,
             is_part=not beginning.ended and (beginning.is_part or bool(self.known.token_ids)),
             stream_interval=self._stream_interval,
+            rows_start=beginning.start,
+            prefix=beginning.prefix,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:
@@ -115,17 +127,43 @@ class TalkerSession:
         if self._next_row > self._prompt_length:
             yield LaterRows(self._embeddings.eos[None], complete=True)
 
+    async def _lacking_nothing(self, upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[StageChunk]:
+        """The chunks; the first rows that were left out, and that the engine has not, ahead of them."""
+        if upstream is None:
+            return
+        async for chunk in upstream:
+            rows = chunk.rows
+            if rows is None or rows.earlier is None or rows.positions is None or rows.prefix is None:
+                yield chunk
+                continue
+            of_prompt = self._of_prompt(rows.positions, chunk).shape[1]
+            held = await self._hold(rows.prefix.up_to(min(rows.start, of_prompt)))
+            if held == rows.start:
+                yield chunk
+                continue
+            missing = RowsChunk(held, await rows.earlier(held), rows.positions, prefix=rows.prefix)
+            yield msgspec.structs.replace(chunk, rows=missing, finish_reason=None)
+            yield StageChunk(rows=RowsChunk(rows.start, rows.rows), finish_reason=chunk.finish_reason)
+
     async def _beginning(self) -> Beginning | None:
         """A part of the prompt as soon as it has come; a whole prompt with what first comes of the reply."""
-        rows, positions, end = [], None, 0
+        rows: list[RowsChunk] = []
+        positions, end = None, 0
         async for chunk in self._upstream:
             new = chunk.rows.after(end) if chunk.rows is not None else None
             if new is not None:
                 positions = positions if new.positions is None else self._of_prompt(new.positions, chunk)
-                rows.append(new.rows)
+                rows.append(new)
                 end = new.end
             if positions is not None and self._may_begin(end, positions.shape[1], chunk):
-                return Beginning(torch.cat(rows), positions, chunk.finish_reason is not None)
+                prefix = rows[0].prefix
+                return Beginning(
+                    torch.cat([each.rows for each in rows]),
+                    positions,
+                    ended=chunk.finish_reason is not None,
+                    start=rows[0].start,
+                    prefix=None if prefix is None else prefix.up_to(positions.shape[1]),
+                )
         return None
 
     @staticmethod
@@ -159,16 +197,14 @@ class TalkerSession:
         return torch.cat([rows[:of_prompt], start, rows[of_prompt:]])
 
 
-async def in_parts(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[StageChunk]:
+async def in_parts(upstream: AsyncIterator[StageChunk]) -> AsyncIterator[StageChunk]:
     """The chunks, cut where one has more than `PART_ROWS` rows; its end comes with the last part."""
-    if upstream is None:
-        return
     async for chunk in upstream:
         rows = chunk.rows
         if rows is None or rows.rows.shape[0] <= PART_ROWS:
             yield chunk
             continue
-        first = RowsChunk(rows.start, rows.rows[:PART_ROWS], rows.positions)
+        first = RowsChunk(rows.start, rows.rows[:PART_ROWS], rows.positions, prefix=rows.prefix)
         yield msgspec.structs.replace(chunk, rows=first, finish_reason=None)
         for start in range(rows.start + PART_ROWS, rows.end, PART_ROWS):
             offset = start - rows.start

@@ -35,12 +35,21 @@ class OmniModelInputForGPU:
 
 
 class RequestRows:
-    """The rows of one request, growing while it decodes; positions past the last row take the pad row."""
+    """The rows of one request, growing while it decodes; positions past the last row take the pad row.
+
+    The first row is that of position `start`; the KV cache has what is before it.
+    """
 
     def __init__(
-        self, rows: torch.Tensor, pad_row: torch.Tensor, positions: torch.Tensor | None, expected: int = 0
+        self,
+        rows: torch.Tensor,
+        pad_row: torch.Tensor,
+        positions: torch.Tensor | None,
+        expected: int = 0,
+        start: int = 0,
     ) -> None:
         """`expected`: how many rows will come at least, for which there is room from the start."""
+        self._start = start
         self._length = rows.shape[0]
         self._rows = rows
         self._reserve(expected)
@@ -61,15 +70,18 @@ class RequestRows:
             self._rows = grown
 
     def only_pads(self, span: TokenSpan) -> bool:
-        return span.start >= self._length
+        return span.start >= self._start + self._length
 
     def pieces(self, span: TokenSpan) -> list[torch.Tensor]:
         """The span's rows, as views of at most two tensors."""
-        end = span.start + span.length
+        first = span.start - self._start
+        if first < 0:
+            raise RuntimeError(f"position {span.start} is to be computed, but the rows begin at {self._start}")
+        end = first + span.length
         if end <= self._length:
-            return [self._rows[span.start : end]]
-        pads = self._pad_row.expand(end - max(span.start, self._length), -1)
-        return [pads] if self.only_pads(span) else [self._rows[span.start : self._length], pads]
+            return [self._rows[first:end]]
+        pads = self._pad_row.expand(end - max(first, self._length), -1)
+        return [pads] if self.only_pads(span) else [self._rows[first : self._length], pads]
 
 
 class OmniModelInputBuilder:
@@ -99,7 +111,8 @@ class OmniModelInputBuilder:
             rows,
             rows.new_zeros(rows.shape[1]) if pad_row is None else pad_row.to(rows.dtype),
             positions,
-            expected,
+            expected - extra.rows_start,
+            extra.rows_start,
         )
 
     def push(self, request_id: str, rows: torch.Tensor) -> None:

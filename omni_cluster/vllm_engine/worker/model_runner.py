@@ -15,12 +15,13 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
 from omni_cluster.inputs import StageExtra
+from omni_cluster.payloads import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
 from omni_cluster.vllm_engine.worker.prefill_graphs import PrefillGraphs, can_capture_prefill
-from omni_cluster.vllm_engine.worker.rows_out import RowsOfStep
+from omni_cluster.vllm_engine.worker.rows_out import NO_FACTS, PromptFacts, RowsOfStep
 from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
 from omni_cluster.vllm_engine.worker.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
@@ -53,6 +54,7 @@ class OmniGPUModelRunner(_Runner):
         self.omni_config = OmniModelConfig.of(self.vllm_config)
         self._emitting: set[str] = set()
         self._beginning: set[str] = set()
+        self._prefixes: dict[str, PrefixHashes] = {}
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
@@ -112,6 +114,7 @@ class OmniGPUModelRunner(_Runner):
             if self._inputs is not None:
                 self._inputs.push(request_id, rows)
         self._further = getattr(scheduler_output, "omni_further", {})
+        self._prefixes |= getattr(scheduler_output, "omni_prefixes", {})
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._beginning.add(request_id)
@@ -134,6 +137,7 @@ class OmniGPUModelRunner(_Runner):
     def _forget(self, request_id: str) -> None:
         self._emitting.discard(request_id)
         self._beginning.discard(request_id)
+        self._prefixes.pop(request_id, None)
         self._penalties.remove(request_id)
         self._states.pop(request_id, None)
         if self._inputs is not None:
@@ -277,7 +281,7 @@ class OmniGPUModelRunner(_Runner):
         if state is None or embeddings is None:
             return None
         rows = embeddings.add_(state.hidden_states[: embeddings.shape[0]])
-        return RowsOfStep.of(rows, self._spans(state.scheduler_output), self._emitting, self._prompt_positions)
+        return RowsOfStep.of(rows, self._spans(state.scheduler_output), self._emitting, self._prompt_facts)
 
     def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
         """Token embeddings of the step, zero at audio, image and video positions; a tensor of its own.
@@ -290,14 +294,15 @@ class OmniGPUModelRunner(_Runner):
             return embeddings.clone()
         return embeddings.masked_fill(mask[:num_tokens].to(embeddings.device, non_blocking=True).unsqueeze(-1), 0)
 
-    def _prompt_positions(self, request_id: str) -> torch.Tensor | None:
+    def _prompt_facts(self, request_id: str) -> PromptFacts:
         """With the rows that are computed first; with a cached prefix they are not those of position zero."""
         if request_id not in self._beginning:
-            return None
+            return NO_FACTS
         self._beginning.remove(request_id)
         request = self.requests[request_id]
         positions = request.mrope_positions
-        return None if positions is None else positions[:, : request.num_prompt_tokens].long()
+        of_prompt = None if positions is None else positions[:, : request.num_prompt_tokens].long()
+        return PromptFacts(of_prompt, self._prefixes.get(request_id))
 
 
 def _for_each(tokens: int, logprobs: LogprobsTensors | None) -> LogprobsTensors | None:

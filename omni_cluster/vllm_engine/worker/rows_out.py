@@ -8,8 +8,19 @@ from dataclasses import dataclass
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What goes with a request's first rows: see `RowsChunk`."""
+
+    positions: torch.Tensor | None = None
+    prefix: PrefixHashes | None = None
+
+
+NO_FACTS = PromptFacts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,11 @@ class EmittedSpan:
     start: int
     offset: int
     length: int
-    positions: torch.Tensor | None
+    facts: PromptFacts
+
+    def chunk(self, host_rows: torch.Tensor) -> RowsChunk:
+        rows = host_rows[self.offset : self.offset + self.length]
+        return RowsChunk(self.start, rows, self.facts.positions, prefix=self.facts.prefix)
 
 
 @dataclass
@@ -52,21 +67,19 @@ class RowsOfStep:
         rows: torch.Tensor,
         spans: Sequence[TokenSpan],
         emitting: Collection[str],
-        prompt_positions: Callable[[str], torch.Tensor | None],
+        facts_of: Callable[[str], PromptFacts],
     ) -> RowsOfStep:
-        """`prompt_positions`: what goes with a request's rows of this step, None if they are not its first."""
+        """`facts_of`: what goes with a request's rows of this step, nothing if they are not its first."""
         emitted, offset = [], 0
         for span in spans:
             if span.request_id in emitting:
-                positions = prompt_positions(span.request_id)
-                emitted.append(EmittedSpan(span.request_id, span.start, offset, span.length, positions))
+                facts = facts_of(span.request_id)
+                emitted.append(EmittedSpan(span.request_id, span.start, offset, span.length, facts))
             offset += span.length
         return cls(rows, emitted)
 
     def chunks(self, host_rows: torch.Tensor) -> dict[str, RowsChunk]:
-        return {
-            s.request_id: RowsChunk(s.start, host_rows[s.offset : s.offset + s.length], s.positions) for s in self.spans
-        }
+        return {span.request_id: span.chunk(host_rows) for span in self.spans}
 
     def attach_to(self, output: ModelRunnerOutput) -> OmniModelRunnerOutput:
         """Copies the rows to the host now and adds them to the output."""

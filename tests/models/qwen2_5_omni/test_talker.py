@@ -1,21 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import EngineInput, StreamInterval
+from omni_cluster.models.family import EngineInput, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import talker as talker_module
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import PrefixHashes, RowsChunk
 from tests.engine.stages import Speak, at_once
 from tests.reference import Reference, media, prompt_text
 
@@ -40,8 +42,12 @@ def chunk(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
     return StageChunk(rows=rows(start, end), finish_reason=finish_reason)
 
 
-def session(*chunks: StageChunk, voice: str = "Chelsie") -> TalkerSession:
-    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice, STREAM_INTERVAL)
+async def has_nothing(prefix: PrefixHashes) -> int:
+    return 0
+
+
+def session(*chunks: StageChunk, voice: str = "Chelsie", hold: Hold = has_nothing) -> TalkerSession:
+    return TalkerSession(OmniRequest("r", ""), at_once(list(chunks)), IDS, EMBEDDINGS, voice, STREAM_INTERVAL, hold)
 
 
 async def prompt_of(talker: TalkerSession) -> EngineInput:
@@ -132,10 +138,73 @@ async def test_a_given_reply_is_told_from_its_prompt_in_parts_too(monkeypatch: p
     monkeypatch.setattr(talker_module, "PART_ROWS", 2)
     given = StageChunk(token_ids=(7, 8), rows=rows(0, 5), finish_reason="stop")
     request = OmniRequest("r", "", reply="said")
-    talker = TalkerSession(request, at_once([given]), IDS, EMBEDDINGS, "Chelsie", STREAM_INTERVAL)
+    talker = TalkerSession(request, at_once([given]), IDS, EMBEDDINGS, "Chelsie", STREAM_INTERVAL, has_nothing)
     made = await prompt_of(talker)
     assert made.prompt["prompt_token_ids"] == [96, 96, 92, 93]
     assert prompt_rows(made) + [row for part, _ in await later(talker) for row in part] == [0, 1, -3, 2, 3, 4, -1]
+
+
+HASHES = tuple(bytes([i]) * 32 for i in range(PROMPT))
+
+
+@dataclass
+class Engine:
+    """One that has the first `has` positions of a prompt in blocks of one position each. `asked`: up to which."""
+
+    has: int
+    asked: list[int] = field(default_factory=list)
+
+    async def hold(self, prefix: PrefixHashes) -> int:
+        assert prefix.hashes == HASHES[: len(prefix.hashes)]
+        self.asked.append(len(prefix.hashes))
+        return min(self.has, len(prefix.hashes))
+
+
+def left_out(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
+    """The first chunk of a prompt whose rows up to `start` were told before."""
+
+    async def earlier(first: int) -> torch.Tensor:
+        return rows(first, start).rows
+
+    first = RowsChunk(start, rows(start, end).rows, POSITIONS, prefix=PrefixHashes(1, HASHES), earlier=earlier)
+    return StageChunk(rows=first, finish_reason=finish_reason)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("end", range(3, PROMPT + 3))
+@pytest.mark.parametrize("has", range(5))
+@pytest.mark.parametrize("part_rows", [1, 2, 10])
+async def test_rows_that_were_left_out_are_asked_for_as_far_as_the_engine_lacks_them(
+    monkeypatch: pytest.MonkeyPatch, part_rows: int, has: int, end: int, ended: bool
+) -> None:
+    monkeypatch.setattr(talker_module, "PART_ROWS", part_rows)
+    engine = Engine(has)
+    chunks = [left_out(2, end), chunk(end, PROMPT + 3, "stop")]
+    if ended:
+        chunks = [left_out(2, PROMPT + 3, "stop")]
+    talker = session(*chunks, hold=engine.hold)
+    made = await prompt_of(talker)
+    parts = [prompt_rows(made)] + ([] if made.rows_complete else [part for part, _ in await later(talker)])
+    assert made.prompt["prompt_token_ids"] == [96, 96, 96, 96, 92, 93]
+    assert (engine.asked, made.rows_start) == ([2], min(has, 2))
+    assert [row for part in parts for row in part] == [0, 1, 2, 3, -3, 4, 5, 6, -1][made.rows_start :]
+    assert made.prefix == PrefixHashes(1, HASHES)
+
+
+async def test_of_a_given_reply_that_was_told_before_the_engine_is_asked_for_the_prompt_alone() -> None:
+    engine, given = Engine(has=4), msgspec.structs.replace(left_out(3, 5, "stop"), token_ids=(7, 8))
+    request = OmniRequest("r", "", reply="said")
+    talker = TalkerSession(request, at_once([given]), IDS, EMBEDDINGS, "Chelsie", STREAM_INTERVAL, engine.hold)
+    made = await prompt_of(talker)
+    assert (engine.asked, made.rows_start, made.prefix) == ([2], 2, PrefixHashes(1, HASHES[:2]))
+    assert prompt_rows(made) + [row for part, _ in await later(talker) for row in part] == [-3, 2, 3, 4, -1]
+
+
+async def test_a_prompt_of_which_nothing_was_left_out_asks_for_nothing() -> None:
+    engine, first = Engine(has=4), RowsChunk(0, rows(0, 6).rows, POSITIONS, prefix=PrefixHashes(1, HASHES))
+    made = await prompt_of(session(StageChunk(rows=first), hold=engine.hold))
+    assert (engine.asked, made.rows_start, made.prefix) == ([], 0, PrefixHashes(1, HASHES))
+    assert prompt_rows(made) == [0, 1, 2, 3, -3, 4, 5]
 
 
 async def test_rows_that_come_twice_are_dropped() -> None:

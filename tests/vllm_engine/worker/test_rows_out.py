@@ -4,9 +4,16 @@ import pytest
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
-from omni_cluster.vllm_engine.worker.rows_out import AsyncRowsOutput, OmniModelRunnerOutput, PinnedBuffers, RowsOfStep
+from omni_cluster.vllm_engine.worker.rows_out import (
+    NO_FACTS,
+    AsyncRowsOutput,
+    OmniModelRunnerOutput,
+    PinnedBuffers,
+    PromptFacts,
+    RowsOfStep,
+)
 
 POSITIONS = torch.arange(9).view(3, 3)
 
@@ -14,7 +21,7 @@ POSITIONS = torch.arange(9).view(3, 3)
 def step_of(spans: list[TokenSpan], emitting: set[str]) -> RowsOfStep:
     count = sum(span.length for span in spans)
     rows = torch.arange(count, dtype=torch.float32)[:, None].repeat(1, 4)
-    return RowsOfStep.of(rows, spans, emitting, lambda request_id: POSITIONS)
+    return RowsOfStep.of(rows, spans, emitting, lambda request_id: PromptFacts(POSITIONS))
 
 
 def runner_output(*request_ids: str) -> ModelRunnerOutput:
@@ -45,14 +52,14 @@ def test_requests_that_want_rows_but_are_not_in_the_step_get_none() -> None:
     assert step.chunks(step.rows).keys() == {"a"}
 
 
-def test_positions_come_with_the_rows_that_they_are_given_for() -> None:
-    rows = torch.zeros(3, 4)
-    step = RowsOfStep.of(
-        rows, [TokenSpan("first", 2, 2), TokenSpan("later", 2, 1)], {"first", "later"}, {"first": POSITIONS}.get
-    )
-    positions = step.chunks(rows)["first"].positions
-    assert positions is not None and torch.equal(positions, POSITIONS)
-    assert step.chunks(rows)["later"].positions is None
+def test_what_is_known_of_a_prompt_comes_with_the_rows_that_it_is_given_for() -> None:
+    rows, prefix = torch.zeros(3, 4), PrefixHashes(2, (bytes(32),))
+    facts = {"first": PromptFacts(POSITIONS, prefix)}
+    spans = [TokenSpan("first", 2, 2), TokenSpan("later", 2, 1)]
+    step = RowsOfStep.of(rows, spans, {"first", "later"}, lambda request_id: facts.get(request_id, NO_FACTS))
+    first, later = (step.chunks(rows)[name] for name in ("first", "later"))
+    assert first.positions is not None and torch.equal(first.positions, POSITIONS) and first.prefix == prefix
+    assert later.positions is None and later.prefix is None
 
 
 def test_packed_rows_survive_the_way_through_the_output() -> None:
@@ -81,7 +88,7 @@ def test_what_vllm_said_of_the_step_stays() -> None:
 
 def test_bfloat16_rows_keep_their_type() -> None:
     rows = torch.tensor([[0.1, -2.0]], dtype=torch.bfloat16)
-    step = RowsOfStep.of(rows, [TokenSpan("a", 4, 1)], {"a"}, lambda request_id: None)
+    step = RowsOfStep.of(rows, [TokenSpan("a", 4, 1)], {"a"}, lambda request_id: NO_FACTS)
     chunk = unpacked(step.attach_to(runner_output("a")), 0)
     assert chunk.rows.dtype == torch.bfloat16 and torch.equal(chunk.rows, rows)
 
@@ -114,7 +121,7 @@ def test_rows_that_travel_on_a_side_stream_arrive_whole() -> None:
     buffers, stream = PinnedBuffers(), torch.cuda.Stream()
     for number in range(3):
         rows = torch.full((64, 128), float(number), device="cuda")
-        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 64)], {"a"}, lambda request_id: POSITIONS)
+        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 64)], {"a"}, lambda request_id: PromptFacts(POSITIONS))
         output = AsyncRowsOutput(_Inner(), step, stream, buffers).get_output()
         assert torch.equal(unpacked(output, 0).rows, rows.cpu())
     assert buffers.take(rows.nbytes).numel() >= rows.nbytes
@@ -126,6 +133,6 @@ def test_two_steps_in_flight_have_buffers_of_their_own() -> None:
     made = []
     for number in range(2):
         rows = torch.full((8, 128), float(number), device="cuda")
-        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 8)], {"a"}, lambda request_id: None)
+        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 8)], {"a"}, lambda request_id: NO_FACTS)
         made.append(AsyncRowsOutput(_Inner(), step, stream, buffers))
     assert [unpacked(output.get_output(), 0).rows[0, 0].item() for output in made] == [0, 1]
