@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.payloads import LARGE_BYTES, RowsChunk
+from omni_cluster.payloads import LARGE_BYTES, PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 
 
@@ -131,6 +131,39 @@ def test_a_gap_after_rows_that_were_taken_is_refused() -> None:
     with pytest.raises(PayloadError, match="gap"):
         sink.put(chunk(3, 4))
         sink.take()
+
+
+def left_out(start: int, end: int) -> RowsChunk:
+    """The first rows of a prompt of blocks of two positions each."""
+    prefix = PrefixHashes(2, tuple(bytes([i]) * 32 for i in range(3)))
+    return RowsChunk(start, torch.zeros(end - start, 1), torch.zeros(3, 7, dtype=torch.int64), prefix=prefix)
+
+
+def test_first_rows_may_leave_out_whole_blocks_of_the_prompt() -> None:
+    sink = RowsSink()
+    sink.put(left_out(4, 7))
+    rows = sink.take()
+    assert rows is not None and (rows.start, rows.end) == (4, 7) and rows.prefix is not None
+    sink.put(RowsChunk(8, torch.zeros(1, 1)))
+    with pytest.raises(PayloadError, match="end at 7 and rows that start at 8"):
+        sink.take()
+
+
+@pytest.mark.parametrize("start", [1, 3, 8])
+def test_first_rows_that_leave_out_anything_else_are_refused(start: int) -> None:
+    sink = RowsSink()
+    sink.put(left_out(start, 9))
+    with pytest.raises(PayloadError, match="gap"):
+        sink.take()
+
+
+def test_what_a_preempted_request_leaves_out_was_told_before() -> None:
+    sink = RowsSink()
+    sink.put(left_out(4, 6))
+    sink.put(left_out(6, 8))
+    sink.put(left_out(4, 9))
+    rows = sink.take()
+    assert rows is not None and (rows.start, rows.end) == (4, 9)
 
 
 def test_first_rows_must_be_those_of_position_zero() -> None:
