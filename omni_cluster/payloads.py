@@ -129,7 +129,7 @@ class PrefixHashes:
 
 
 Earlier = Callable[[int], Awaitable["torch.Tensor"]]
-"""Gives the rows from a position on that a first chunk left out, up to its start. StageDied if they are gone."""
+"""Gives the rows from a position on that a first chunk left out, up to its start. RequestGone if they are lost."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, StageDied
+from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, RequestGone, StageDied
 from omni_cluster.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, GivenReply
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob, answering
@@ -145,12 +145,12 @@ class StageLLM:
         return chunk if chunk.rows is None else answering(chunk, functools.partial(self._earlier_rows, chunk.rows))
 
     async def _earlier_rows(self, left_out_by: RowsChunk, first: int) -> torch.Tensor:
-        """Rows from `first`, where a block begins, up to those of the chunk. StageDied if they are kept no more."""
+        """Rows from `first`, where a block begins, up to those of the chunk. RequestGone if they are kept no more."""
         like, prefix, end = left_out_by.rows, left_out_by.prefix, left_out_by.start
         hashes = prefix.hashes[first // prefix.block_size : end // prefix.block_size] if prefix is not None else ()
         raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
         if raw is None:
-            raise StageDied(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
+            raise RequestGone(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
         return torch.frombuffer(bytearray(raw), dtype=like.dtype).view(-1, like.shape[1])
 
     @contextlib.asynccontextmanager

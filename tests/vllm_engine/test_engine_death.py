@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from omni_cluster.engine.build import bind, make_stage
-from omni_cluster.errors import StageDied
+from omni_cluster.errors import RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine import stage_llm
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.stage_llm import StageLLM
@@ -63,6 +66,30 @@ async def test_a_request_that_meets_an_engine_s_death_may_be_begun_again(monkeyp
     stage = stage_on(Engine(dies=True), monkeypatch)
     with pytest.raises(StageDied, match="the engine of stage thinker died"):
         await anext(stage.generate(OmniRequest("r", "Hello.")))
+
+
+@pytest.mark.parametrize(("first", "asked"), [(0, (b"a", b"b")), (2, (b"b",))])
+async def test_rows_that_were_left_out_are_asked_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, first: int, asked: tuple[bytes, ...]
+) -> None:
+    """Blocks of two positions. What the engine has no more ends the request, and nobody is blamed for it."""
+    names = [each.ljust(32) for each in (b"a", b"b", b"c")]
+    known = {name: torch.full((2, 3), float(i), dtype=torch.bfloat16) for i, name in enumerate(names)}
+
+    async def call(method: str, hashes: list[bytes]) -> bytes | None:
+        assert (method, hashes) == ("omni_find_rows", [each.ljust(32) for each in asked])
+        found = [known[each] for each in hashes if each in known]
+        return torch.cat(found).view(torch.uint8).numpy().tobytes() if len(found) == len(hashes) else None
+
+    stage = stage_on(Engine(dies=False), monkeypatch)
+    monkeypatch.setattr(stage.llm.engine_core, "call_utility_async", call)
+    last = RowsChunk(4, torch.zeros(1, 3, dtype=torch.bfloat16), prefix=PrefixHashes(2, tuple(names)))
+    chunk = stage._answering(StageChunk(rows=last))
+    assert chunk.rows is not None and chunk.rows.earlier is not None
+    assert (await chunk.rows.earlier(first))[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0][first:]
+    del known[names[1]]
+    with pytest.raises(RequestGone, match=f"rows {first} to 4 of a cached prompt are kept no more"):
+        await chunk.rows.earlier(first)
 
 
 async def test_a_look_that_meets_an_engine_s_death_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
