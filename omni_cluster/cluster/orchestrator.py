@@ -112,12 +112,17 @@ class Orchestrator:
         return chosen[stage.stage_id]
 
     def _choose(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
-        """Earlier turns are in the prefix caches of stages that make tokens. `chosen`: those of the stages before."""
+        """The entry stage's replica by the conversation, whose earlier turns it has computed; the others' near to it.
+
+        Rows of earlier turns that a replica has not are sent to it: that costs less than to be far away, or busy.
+        `chosen`: the replicas of the stages before this one.
+        """
         source = self._bound.source(stage)
-        replica_id = None if source is None else chosen.get(source.stage_id)
-        near = None if source is None or replica_id is None else self._calls(source).place_of(replica_id)
-        conversation = course.conversation if self._bound.makes_tokens(stage) else b""
-        return self._calls(stage).choose_replica(conversation, near)
+        if source is None:
+            return self._calls(stage).choose_replica(course.conversation)
+        replica_id = chosen.get(source.stage_id)
+        near = None if replica_id is None else self._calls(source).place_of(replica_id)
+        return self._calls(stage).choose_replica(near=near)
 
     def _calls(self, stage: StageConfig) -> RemoteStage:
         return self._stages[stage.model_stage].calls

@@ -205,7 +205,10 @@ class ReplicaConnections:
             connection.close_inbox(reader)
 
     async def _earlier_rows(self, ticket: Ticket, first: int) -> torch.Tensor:
-        packed = await self._source.call("earlier_rows", ticket.request_id, first, replica_id=ticket.replica_id)
+        # For as long as it takes: that the replica hangs is noticed by whoever reads the request's messages there.
+        packed = await self._source.call(
+            "earlier_rows", ticket.request_id, first, replica_id=ticket.replica_id, wait_s=None
+        )
         # In memory of their own: what is read where it lies keeps its object in the store.
         copied = await asyncio.to_thread(np.array, packed)
         return RowsChunk.in_array(copied, max_elements=self._max_elements).rows

@@ -73,11 +73,8 @@ class BoundPipeline:
 
     def is_read_for_tokens(self, stage: StageConfig) -> bool:
         """Whether no stage behind it needs its rows: a diffusion stage makes its jobs of tokens."""
-        return not any(map(self.makes_tokens, self.consumers(stage)))
-
-    def makes_tokens(self, stage: StageConfig) -> bool:
-        """Whether the stage's engine is autoregressive."""
-        return self.family.stages[stage.model_stage] is StageKind.AR
+        kinds = self.family.stages
+        return all(kinds[each.model_stage] is StageKind.DIFFUSION for each in self.consumers(stage))
 
 
 def samples_tokens(stage: StageConfig, config: PipelineConfig) -> bool:

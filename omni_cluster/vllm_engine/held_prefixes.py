@@ -39,7 +39,10 @@ class HeldPrefixes:
         if room <= 0 or prefix.block_size != self._block_size or not self._manager.enable_caching or name in self._held:
             return 0
         hashes: list[BlockHash] = list(prefix.hashes[:room])  # type: ignore[arg-type]
-        (blocks, *_), _, _ = self._manager.coordinator.find_longest_cache_hit(hashes, len(hashes) * self._block_size)
+        groups, _, _ = self._manager.coordinator.find_longest_cache_hit(hashes, len(hashes) * self._block_size)
+        if len(groups) != 1 or not groups[0]:  # layers of several kinds have caches of their own, and hits of others
+            return 0
+        (blocks,) = groups
         self._manager.block_pool.touch(blocks)
         self._held[name] = list(blocks)
         self.num_blocks += len(blocks)

@@ -72,9 +72,14 @@ class KeptRows:
         if self.num_bytes > self._max_bytes:
             self.use(hashes)
             self._drop_surplus()
-        copies = {each: of.copy() for each, of in new.items() if each in self._blocks}
+        # One that a request still holds is taken again, so that all who look for it find it as long as anybody has it.
+        copies = {each: self._living_or_copied(each, of) for each, of in new.items() if each in self._blocks}
         self._blocks |= copies
         self._alive.update(copies)
+
+    def _living_or_copied(self, name: bytes, rows: np.ndarray) -> np.ndarray:
+        living = self._alive.get(name)
+        return rows.copy() if living is None else living
 
     def use(self, hashes: Hashes) -> None:
         """Marks a request's blocks as just used, the first one last."""
@@ -102,6 +107,9 @@ class EmittedRows:
         self._prompt_blocks = prompt_blocks
         self._least_left_out = least_left_out
         self._left_out: list[np.ndarray] = []
+        self._has_begun = False
+        self._behind = 0
+        """The position behind the cached blocks: there the first computed rows start."""
         self._cached: list[np.ndarray] = []
         self._waiting: list[np.ndarray] = []
         self._start = 0
@@ -109,10 +117,15 @@ class EmittedRows:
 
     def begin(self, hashes: Hashes) -> None:
         """The request is computed from behind these blocks on: for the first time, or again after a preemption."""
-        told = self._kept.told(hashes[: self._prompt_blocks])
-        left_out = told if 0 < self._least_left_out <= told else 0
-        self._left_out = self._kept.read(hashes[:left_out])  # whoever lacks them finds them as long as this is here
-        self._cached = self._kept.read(hashes[left_out:])
+        if self._has_begun:  # who reads them counts on all rows behind the first that went out
+            self._cached = self._kept.read(hashes)
+        else:
+            told = self._kept.told(hashes[: self._prompt_blocks])
+            left_out = told if 0 < self._least_left_out <= told else 0
+            self._left_out = self._kept.read(hashes[:left_out])  # found by whoever lacks them, as long as this is here
+            self._cached = self._kept.read(hashes[left_out:])
+        self._behind = len(hashes) * self._kept.block_size
+        self._has_begun = True
         self._kept.use(hashes)
         self._kept.tell(hashes[: self._prompt_blocks])
 
@@ -123,7 +136,7 @@ class EmittedRows:
         """
         chunk = PackedRows.of(packed)
         self._keep(hashes, chunk)
-        if not self._cached or chunk.start != (len(self._left_out) + len(self._cached)) * self._kept.block_size:
+        if not self._cached or chunk.start != self._behind:
             return packed
         cached, self._cached = self._cached, []
         return chunk.after(cached)

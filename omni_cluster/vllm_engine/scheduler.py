@@ -120,6 +120,7 @@ class OmniSchedulerMixin(_Scheduler):
     def _take(self, request: Request, extra: StageExtra) -> None:
         if extra.hold:
             self._holds[request.request_id] = extra.hold
+            request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
         if self.kv_cache_manager.enable_caching:
             prefix = extra.prefix
             is_named = prefix is not None and prefix.block_size == self.hash_block_size
@@ -134,13 +135,21 @@ class OmniSchedulerMixin(_Scheduler):
             self._emitting[request.request_id] = EmittedRows(self._kept, prompt_blocks, least_left_out)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
-        found: tuple[KVCacheBlocks, int, int, bool] = super()._get_local_prefix_cache_hit(request)
-        if self._kept is None or request.request_id not in self._emitting:
-            return found
-        blocks, hit, boundary, diverged = found
-        size = self._kept.block_size
-        with_rows = self._kept.covered(request.block_hashes[: hit // size]) * size
-        return self.kv_cache_manager.truncate_computed_blocks(blocks, with_rows), with_rows, boundary, diverged
+        blocks, found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
+        hit = self._usable(request, found)
+        if hit < found:
+            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, hit)
+        return blocks, hit, boundary, diverged
+
+    def _usable(self, request: Request, hit: int) -> int:
+        """How much of a hit can be used: what has its rows to emit, and behind what the step's own rows have come."""
+        size = self.hash_block_size
+        if self._kept is not None and request.request_id in self._emitting:
+            return self._kept.covered(request.block_hashes[: hit // size]) * size
+        count = self._counts.get(request.request_id)
+        if count is None or not count.lacks(min(request.num_tokens, hit + self._max_chunk)):
+            return hit
+        return min(hit, max(count.start, (count.rows - self._max_chunk) // size * size))
 
     def push_rows(self, pushes: Sequence[RowsPush]) -> list[str | None]:
         """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped.

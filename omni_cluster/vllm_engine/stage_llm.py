@@ -148,7 +148,8 @@ class StageLLM:
         """Rows from `first`, where a block begins, up to those of the chunk. RequestGone if they are kept no more."""
         like, prefix, end = left_out_by.rows, left_out_by.prefix, left_out_by.start
         hashes = prefix.hashes[first // prefix.block_size : end // prefix.block_size] if prefix is not None else ()
-        raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
+        async with self._death_named():  # of this engine: whoever asks has another
+            raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
         if raw is None:
             raise RequestGone(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
         return torch.frombuffer(bytearray(raw), dtype=like.dtype).view(-1, like.shape[1])

@@ -26,8 +26,10 @@ from omni_cluster.engine.caches import PARTS
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
+from omni_cluster.payloads import RowsChunk
 from tests.cluster.leftovers import KEPT, store_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
+from tests.engine.stages import whole_rows
 from tests.processes import engine_of
 from tests.reference import KINDS, Reference, media, prompt_text
 
@@ -465,8 +467,8 @@ async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: 
             async for chunk in pulled:
                 await asyncio.sleep(0.5)  # the lag that this test is about
                 chunks.append(chunk)
+        rows = await whole_rows(RowsChunk.joined([c.rows for c in chunks if c.rows is not None]))
         await connections.close()
-    rows = torch.cat([c.rows.rows for c in chunks if c.rows is not None])
     torch.testing.assert_close(rows, expected.rows, atol=1e-4, rtol=0)
     assert [t for c in chunks for t in c.token_ids] == list(expected.token_ids)
     await until(lambda: nothing_is_left(served), "the thinker let go of the request")

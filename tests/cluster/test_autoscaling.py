@@ -86,7 +86,8 @@ class Load:
 
         await until(are_there, f"{more} answers more", SCALED_S)
 
-    async def end(self) -> None:
+    async def aclose(self) -> None:
+        """Those that are there finish what they have: whoever comes later, after a failure too, is alone."""
         self._wanted = 0
         await asyncio.gather(*self._tasks)
 
@@ -201,7 +202,7 @@ async def test_talkers_follow_a_load_that_comes_and_goes_and_no_request_is_lost(
     are taken away. 99 in 100 wait less for their sound than two talkers more take to be there.
     """
     load = Load(await expected_of(CASES))
-    async with watched(scaled) as seen:
+    async with watched(scaled) as seen, contextlib.aclosing(load):
         load.be(1)
         await load.until_answered(3)
         await until_running(scaled, "talker", 1)
@@ -220,7 +221,6 @@ async def test_talkers_follow_a_load_that_comes_and_goes_and_no_request_is_lost(
         load.be(1)
         seen.note("1 client")
         await until_running(scaled, "talker", 1)
-        await load.end()
     print(*seen.changes, sep="\n")
     print(f"{len(load.done)} answers, {len(load.lost)} lost or different")
     print("first text:", percentiles(lambda told: told.first_text_s, load.done))

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import torch
+
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
@@ -133,6 +135,12 @@ def thinker_chunks(made: ThinkerReference) -> list[StageChunk]:
     ]
     last = StageChunk(len(made.token_ids), finish_reason="length")
     return [first, *later, last]
+
+
+async def whole_rows(joined: RowsChunk) -> torch.Tensor:
+    """All rows of a request, with those that an earlier prompt had and that were left out."""
+    earlier = [] if joined.earlier is None else [await joined.earlier(0)]
+    return torch.cat([*earlier, joined.rows])
 
 
 async def at_once(chunks: list[StageChunk]) -> AsyncIterator[StageChunk]:

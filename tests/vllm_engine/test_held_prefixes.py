@@ -43,14 +43,20 @@ class Engine:
         self._hasher = get_request_block_hasher(BLOCK, sha256) if caches else None
 
     def ask(
-        self, name: str, prefix: PrefixHashes | None, hold: str = "", start: int = 0, rows: int = PROMPT + 40
+        self,
+        name: str,
+        prefix: PrefixHashes | None,
+        hold: str = "",
+        start: int = 0,
+        rows: int = PROMPT + 40,
+        **sampling: Any,
     ) -> Request:
         """Rows of positions `start` to `rows` are there."""
         payload = PromptEmbedsPayload.from_tensor(torch.zeros(rows - start, 2))
         extra = StageExtra(
             name, rows_complete=rows > PROMPT, rows_start=start, prefix=prefix, hold=hold, prompt_embeds=payload
         )
-        params = SamplingParams(max_tokens=20, ignore_eos=True, extra_args=extra.to_extra_args())
+        params = SamplingParams(max_tokens=20, ignore_eos=True, **sampling, extra_args=extra.to_extra_args())
         request = Request(name, [3] * PROMPT, params, None, block_hasher=self._hasher)
         self.scheduler.add_request(request)
         return request
@@ -111,6 +117,18 @@ def test_blocks_of_an_earlier_prompt_are_held_and_need_no_rows(make: Make) -> No
     engine.run()
     assert engine.computed == {"first": [0], "second": [PROMPT_BLOCKS * BLOCK]}
     assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == 0
+
+
+def test_what_is_held_is_read_though_the_request_asks_not_to_read_the_cache(make: Make) -> None:
+    """It has no rows for it."""
+    engine = make()
+    fill(engine, "a")
+    engine.scheduler.hold_prefix("hold", named("a"))
+    start = PROMPT_BLOCKS * BLOCK
+    engine.ask("held", named("a"), "hold", start=start, skip_reading_prefix_cache=True)
+    engine.ask("not held", named("a"), skip_reading_prefix_cache=True)
+    engine.run()
+    assert (engine.computed["held"], engine.computed["not held"]) == ([start], [0])
 
 
 def test_prompts_of_other_names_share_nothing_though_their_tokens_are_the_same(make: Make) -> None:
@@ -202,6 +220,20 @@ def test_a_request_whose_later_rows_are_missing_is_held_behind_what_it_needs_no_
     assert engine.scheduler.push_rows([RowsPush("late", rows, complete=True)]) == [None]
     engine.run()
     assert engine.computed["late"] == [start]
+
+
+@pytest.mark.parametrize("come", [STEP_TOKENS, STEP_TOKENS + BLOCK, PROMPT_BLOCKS * BLOCK])
+def test_of_a_hit_no_more_is_read_than_leaves_a_step_whose_rows_have_come(make: Make, come: int) -> None:
+    """All rows come, but in parts, and what the cache has reaches as far as the first of these."""
+    engine = make()
+    fill(engine, "a")
+    engine.ask("parts", named("a"), rows=come)
+    engine.step()
+    (hit,) = engine.computed["parts"]
+    assert hit == (come - STEP_TOKENS) // BLOCK * BLOCK
+    rows = PromptEmbedsPayload.from_tensor(torch.zeros(PROMPT + 40 - come, 2))
+    engine.scheduler.push_rows([RowsPush("parts", rows, complete=True)])
+    engine.run()
 
 
 def test_a_request_that_is_preempted_finds_its_blocks_again(make: Make) -> None:

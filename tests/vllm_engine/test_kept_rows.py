@@ -122,6 +122,30 @@ def test_left_out_rows_are_found_as_long_as_their_request_has_them_though_they_a
     assert kept.find(hashes("a", 2)) is None and kept.find(hashes("b", 2)) is not None
 
 
+def test_what_is_left_out_is_decided_as_a_request_begins_for_the_first_time() -> None:
+    """Another one has computed, and told, more of the prompt before this one begins again after a preemption."""
+    kept = KeptRows(10 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 8, prompt_blocks=4)
+    emitted = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
+    emitted.begin(hashes("a", 2))
+    assert unpacked(emitted.pass_on(hashes("a", 4), chunk(8, 10))).start == 8
+    told(kept, "a", 8, 17, prompt_blocks=4)
+    emitted.begin(hashes("a", 4))
+    again = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 17)))
+    assert (again.start, again.end) == (0, 17) and torch.equal(again.rows, rows(0, 17))
+
+
+def test_rows_that_a_request_holds_are_found_though_others_kept_and_dropped_them_since() -> None:
+    kept = KeptRows(2 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 9, prompt_blocks=2)
+    emitted = told(kept, "a", 8, 9, prompt_blocks=2)
+    for name in "bab":
+        passed(kept, name, (0, 8))
+    assert kept.covered(hashes("a", 2)) == 0 and kept.find(hashes("a", 2)) is not None
+    del emitted
+    assert kept.find(hashes("a", 2)) is None
+
+
 def test_what_was_dropped_is_told_again() -> None:
     kept = KeptRows(2 * BLOCK_BYTES, SIZE)
     told(kept, "a", 0, 9, prompt_blocks=2)
