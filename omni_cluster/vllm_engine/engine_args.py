@@ -43,6 +43,7 @@ class OmniModelConfig:
     `emits_rows`: requests may ask for a row per position. `takes_rows`: the model has a static `extra_rows` buffer.
     `max_payload_elements`: no embedding payload may have more elements. `max_decode_steps`: tokens that a request may
     get in one step of the engine. `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
+    `leaves_rows_out`: those of earlier prompts are not sent again, for who reads them keeps what it made of them.
     """
 
     stage_id: int
@@ -53,6 +54,7 @@ class OmniModelConfig:
     max_payload_elements: int = 1 << 28
     max_decode_steps: int = 1
     kept_rows_bytes: int = 0
+    leaves_rows_out: bool = False
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
 
     @classmethod
@@ -95,6 +97,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             pipeline.limits.max_payload_elements,
             stage.max_decode_steps if traits.takes_rows else 1,
             pipeline.handover.kept_rows_bytes if traits.emits_rows else 0,
+            _is_remembered(stage, pipeline),
         )
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.
         settings = {"served_model_name": stage.model_stage} | _ar_defaults(traits) | _checked(stage)
@@ -146,6 +149,12 @@ def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
         # The checkpoint's generation_config speaks of text: its eos would be a legal code here.
         defaults |= {"skip_tokenizer_init": True, "generation_config": "vllm"}
     return defaults
+
+
+def _is_remembered(stage: StageConfig, pipeline: PipelineConfig) -> bool:
+    """Whether all stages that read this one have a prefix cache for what they make of its rows."""
+    readers = [each for each in pipeline.stages if stage.stage_id in each.engine_input_source]
+    return all(each.engine_args.get("enable_prefix_caching", True) for each in readers)
 
 
 def _checked(stage: StageConfig) -> dict[str, Any]:

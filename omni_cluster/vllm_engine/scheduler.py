@@ -92,7 +92,7 @@ class OmniSchedulerMixin(_Scheduler):
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._emitting: dict[str, EmittedRows] = {}
         self._salt = int.from_bytes(os.urandom(HASH_BYTES))
-        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size)
+        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size) if config.leaves_rows_out else 0
         longest = -(-(self.max_model_len + self.num_lookahead_tokens) // self.hash_block_size)
         num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one is vLLM's null block
         self._held = HeldPrefixes(self.kv_cache_manager, self.hash_block_size, num_blocks - longest)
@@ -145,7 +145,7 @@ class OmniSchedulerMixin(_Scheduler):
         """How much of a hit can be used: what has its rows to emit, and behind what the step's own rows have come."""
         size = self.hash_block_size
         if self._kept is not None and request.request_id in self._emitting:
-            return self._kept.covered(request.block_hashes[: hit // size]) * size
+            hit = self._kept.covered(request.block_hashes[: hit // size]) * size
         count = self._counts.get(request.request_id)
         if count is None or not count.lacks(min(request.num_tokens, hit + self._max_chunk)):
             return hit

@@ -39,8 +39,8 @@ TEXT = chat("text", "Tell me of the sky.", codes=0)
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
     """One to three talkers by what they are expected to say still, one code2wav; both sleep when nobody needs them.
 
-    A talker takes one request at a time and a few tokens of its prompt in a step: it is what the others wait for. The
-    node has room for one: the others need a node that is added.
+    A talker takes one request at a time and a few tokens of its prompt in a step, and computes prompts whole: it is
+    what the others wait for. The node has room for one: the others need a node that is added.
     """
     config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
     delays = {"upscale_delay_s": 3, "downscale_delay_s": 8}
@@ -50,7 +50,8 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
         "code2wav": {"max_replicas": 1, "signals": {"max_slack_use": 1}},
     }
     config["stages"][1]["num_cpus"] = 0.4
-    config["stages"][1]["engine_args"] |= {"max_num_seqs": 1, "max_num_batched_tokens": 16}
+    slow = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
+    config["stages"][1]["engine_args"] |= slow
     for stage in config["stages"][1:]:
         del stage["num_replicas"]
         stage["autoscaling"] = {**bounds, **delays, **of[stage["model_stage"]]}

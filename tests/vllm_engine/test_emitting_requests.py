@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_cluster.config.handover import HandoverConfig
+from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.inputs import StageExtra
 from omni_cluster.payloads import PrefixHashes, RowsChunk
@@ -28,7 +29,7 @@ from omni_cluster.vllm_engine import scheduler as scheduler_module
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.scheduler import OmniAsyncScheduler, OmniScheduler, OmniSchedulerMixin
-from tests.engine.stages import pipeline_config, thinker_stage, tight
+from tests.engine.stages import pipeline_config, talker_stage, thinker_stage, tight
 
 BLOCK, STEP_TOKENS, NUM_BLOCKS = 16, 48, 20
 ROW_BYTES = 2 * 4
@@ -160,9 +161,15 @@ Make = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def make(tiny: Path) -> Make:
-    def made(kept_rows_bytes: int = 1 << 20, lag: int = 0, least_left_out: int = BLOCK, **engine_args: Any) -> Engine:
+    def made(
+        kept_rows_bytes: int = 1 << 20,
+        lag: int = 0,
+        least_left_out: int = BLOCK,
+        talker: StageConfig | None = None,
+        **engine_args: Any,
+    ) -> Engine:
         thinker = thinker_stage(**tight(STEP_TOKENS), **engine_args)
-        config = pipeline_config(thinker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
+        config = pipeline_config(thinker, talker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
         traits = bind(config).family.traits("thinker")
         vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), traits).create_engine_config()
         vllm_config.cache_config.num_gpu_blocks = NUM_BLOCKS
@@ -201,6 +208,15 @@ def test_rows_of_an_earlier_prompt_are_left_out_and_those_of_its_reply_are_sent(
     engine.run()
     second.assert_whole()
     assert engine.left_out == left_out
+
+
+def test_all_rows_are_sent_to_who_keeps_nothing_of_an_earlier_prompt(make: Make) -> None:
+    engine = make(talker=talker_stage(enable_prefix_caching=False))
+    for turn in range(2):
+        asked = engine.ask(f"turn-{turn}", PROMPT)
+        engine.run()
+        asked.assert_whole()
+    assert (engine.hits, engine.left_out) == (1, 0)
 
 
 def test_two_engines_give_the_blocks_of_one_prompt_other_names(make: Make) -> None:
