@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from omni_cluster.payloads import HASH_BYTES, PrefixHashes
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 class HeldPrefixes:
     """Cached blocks by the name of who is to read them: as long as they are held, no one else is given their memory.
 
-    `max_blocks` at most, so that what is left is enough for the longest request: one that needs more waits for no
-    block that a waiting one holds.
+    `max_blocks` at most, one that several hold counted once, so that what is left is enough for the longest request:
+    one that needs more waits for no block that a waiting one holds.
     """
 
     def __init__(self, manager: KVCacheManager, block_size: int, max_blocks: int) -> None:
@@ -31,27 +33,39 @@ class HeldPrefixes:
         self._block_size = block_size
         self._max_blocks = max(0, max_blocks)
         self._held: dict[str, list[KVCacheBlock]] = {}
-        self.num_blocks = 0
+        self._holders: Counter[int] = Counter()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that anybody holds."""
+        return len(self._holders)
 
     def hold(self, name: str, prefix: PrefixHashes) -> int:
         """Returns how many of the prompt's blocks, from the first on, are in the cache, and now held for `name`."""
-        room = self._max_blocks - self.num_blocks
-        if room <= 0 or prefix.block_size != self._block_size or not self._manager.enable_caching or name in self._held:
+        if prefix.block_size != self._block_size or not self._manager.enable_caching or name in self._held:
             return 0
-        hashes: list[BlockHash] = list(prefix.hashes[:room])  # type: ignore[arg-type]
+        hashes: list[BlockHash] = list(prefix.hashes)  # type: ignore[arg-type]
         groups, _, _ = self._manager.coordinator.find_longest_cache_hit(hashes, len(hashes) * self._block_size)
-        if len(groups) != 1 or not groups[0]:  # layers of several kinds have caches of their own, and hits of others
+        if len(groups) != 1:  # layers of several kinds have caches of their own, and hits of others
             return 0
-        (blocks,) = groups
-        self._manager.block_pool.touch(blocks)
-        self._held[name] = list(blocks)
-        self.num_blocks += len(blocks)
+        blocks = list(takewhile(self._take, groups[0]))
+        if blocks:
+            self._manager.block_pool.touch(blocks)
+            self._held[name] = blocks
         return len(blocks)
+
+    def _take(self, block: KVCacheBlock) -> bool:
+        """Counts a holder more, if there is room for the block."""
+        if block.block_id not in self._holders and len(self._holders) >= self._max_blocks:
+            return False
+        self._holders[block.block_id] += 1
+        return True
 
     def release(self, name: str) -> None:
         """Ignores who holds nothing."""
         blocks = self._held.pop(name, [])
-        self.num_blocks -= len(blocks)
+        self._holders.subtract(block.block_id for block in blocks)
+        self._holders = +self._holders  # without those that nobody holds now
         self._manager.block_pool.free_blocks(reversed(blocks))  # the last one is the first to be given to others
 
 

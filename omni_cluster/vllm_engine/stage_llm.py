@@ -27,7 +27,7 @@ from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, Reque
 from omni_cluster.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family, GivenReply
 from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob, answering
-from omni_cluster.payloads import PromptEmbedsPayload, RowsChunk
+from omni_cluster.payloads import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
@@ -43,6 +43,8 @@ T = TypeVar("T")
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
 MAX_FAULT_CHARS = 200
+EARLIER_PART_BYTES = 4 << 20
+"""Rows that were left out are asked of the engine in parts of this size: it does nothing else while it copies one."""
 DEATH_S = 3.0
 """So long after an engine has failed a call it may say that it dies: when a part of it is gone, its calls end first."""
 
@@ -142,17 +144,29 @@ class StageLLM:
                 yield chunk
 
     def _answering(self, chunk: StageChunk) -> StageChunk:
-        return chunk if chunk.rows is None else answering(chunk, functools.partial(self._earlier_rows, chunk.rows))
+        rows = chunk.rows
+        if rows is None or rows.prefix is None:
+            return chunk
+        return answering(chunk, functools.partial(self._earlier_rows, rows.rows, rows.prefix, rows.start))
 
-    async def _earlier_rows(self, left_out_by: RowsChunk, first: int) -> torch.Tensor:
-        """Rows from `first`, where a block begins, up to those of the chunk. RequestGone if they are kept no more."""
-        like, prefix, end = left_out_by.rows, left_out_by.prefix, left_out_by.start
-        hashes = prefix.hashes[first // prefix.block_size : end // prefix.block_size] if prefix is not None else ()
+    async def _earlier_rows(self, like: torch.Tensor, prefix: PrefixHashes, end: int, first: int) -> torch.Tensor:
+        """Rows from `first` to `end`, where blocks begin. RequestGone if they are kept no more."""
+        size = prefix.block_size
+        names = prefix.hashes[first // size : end // size]
+        at_once = max(1, EARLIER_PART_BYTES // (size * like.shape[1] * like.element_size()))
+        parts = []
+        for i in range(0, len(names), at_once):
+            part = await self._found_rows(names[i : i + at_once])
+            if part is None:
+                raise RequestGone(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
+            parts.append(part)
+        return await asyncio.to_thread(lambda: torch.cat(parts).view(like.dtype).view(-1, like.shape[1]))
+
+    async def _found_rows(self, hashes: Sequence[bytes]) -> torch.Tensor | None:
+        """Of these blocks, uint8 `[bytes]`."""
         async with self._death_named():  # of this engine: whoever asks has another
             raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
-        if raw is None:
-            raise RequestGone(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
-        return torch.frombuffer(bytearray(raw), dtype=like.dtype).view(-1, like.shape[1])
+        return None if raw is None else torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
     @contextlib.asynccontextmanager
     async def _death_named(self) -> AsyncIterator[None]:

@@ -68,25 +68,31 @@ async def test_a_request_that_meets_an_engine_s_death_may_be_begun_again(monkeyp
         await anext(stage.generate(OmniRequest("r", "Hello.")))
 
 
-@pytest.mark.parametrize(("first", "asked"), [(0, (b"a", b"b")), (2, (b"b",))])
-async def test_rows_that_were_left_out_are_asked_of_the_engine(
-    monkeypatch: pytest.MonkeyPatch, first: int, asked: tuple[bytes, ...]
+@pytest.mark.parametrize("part_bytes", [1, 24, 1 << 20])
+@pytest.mark.parametrize("first", [0, 2])
+async def test_rows_that_were_left_out_are_asked_of_the_engine_in_parts(
+    monkeypatch: pytest.MonkeyPatch, first: int, part_bytes: int
 ) -> None:
-    """Blocks of two positions. What the engine has no more ends the request, and nobody is blamed for it."""
+    """Blocks of 12 bytes. What the engine has no more ends the request, and nobody is blamed for it."""
     names = [each.ljust(32) for each in (b"a", b"b", b"c")]
     known = {name: torch.full((2, 3), float(i), dtype=torch.bfloat16) for i, name in enumerate(names)}
 
     async def call(method: str, hashes: list[bytes]) -> bytes | None:
-        assert (method, hashes) == ("omni_find_rows", [each.ljust(32) for each in asked])
+        assert method == "omni_find_rows"
+        asked.append(len(hashes))
         found = [known[each] for each in hashes if each in known]
         return torch.cat(found).view(torch.uint8).numpy().tobytes() if len(found) == len(hashes) else None
 
+    asked = list[int]()
     stage = stage_on(Engine(dies=False), monkeypatch)
+    monkeypatch.setattr(stage_llm, "EARLIER_PART_BYTES", part_bytes)
     monkeypatch.setattr(stage.llm.engine_core, "call_utility_async", call)
     last = RowsChunk(4, torch.zeros(1, 3, dtype=torch.bfloat16), prefix=PrefixHashes(2, tuple(names)))
     chunk = stage._answering(StageChunk(rows=last))
     assert chunk.rows is not None and chunk.rows.earlier is not None
     assert (await chunk.rows.earlier(first))[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0][first:]
+    missing = [1, 1][first // 2 :]
+    assert asked == (missing if part_bytes == 1 else [len(missing)])
     del known[names[1]]
     with pytest.raises(RequestGone, match=f"rows {first} to 4 of a cached prompt are kept no more"):
         await chunk.rows.earlier(first)

@@ -188,9 +188,22 @@ def test_no_more_is_held_than_leaves_room_for_the_longest_request(make: Make) ->
     engine = make(num_blocks=1 + longest + PROMPT_BLOCKS + 1)
     fill(engine, "ab")
     assert [engine.scheduler.hold_prefix(name, named(name)) for name in "ab"] == [PROMPT_BLOCKS, 1]
-    assert engine.scheduler.hold_prefix("none", named("b")) == 0
-    for name in ("a", "b", "none"):
+    assert engine.scheduler.hold_prefix("shares", named("b")) == 1
+    assert engine.counts["held_blocks"] == PROMPT_BLOCKS + 1
+    for name in ("a", "b", "shares"):
         engine.scheduler.release_prefix(name)
+    assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == 0
+
+
+def test_what_several_hold_is_counted_once_and_held_until_the_last_of_them_lets_go(make: Make) -> None:
+    longest = -(-(LONGEST + 7) // BLOCK)
+    engine = make(num_blocks=1 + longest + PROMPT_BLOCKS)
+    fill(engine, "a")
+    assert [engine.scheduler.hold_prefix(name, named("a")) for name in ("x", "y", "z")] == [PROMPT_BLOCKS] * 3
+    for name in ("x", "z"):
+        engine.scheduler.release_prefix(name)
+        assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == PROMPT_BLOCKS
+    engine.scheduler.release_prefix("y")
     assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == 0
 
 
