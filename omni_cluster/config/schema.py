@@ -28,6 +28,7 @@ RESERVED_ENGINE_ARGS = {
     "enable_prompt_embeds": "remove it, rows enter a stage by its own hand-over only",
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
     "pipeline_parallel_size": "set pipeline_parallel_size next to engine_args instead",
+    "data_parallel_size": "remove it, num_replicas gives a stage more engines",
     "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",
 }
 

@@ -310,6 +310,7 @@ RESERVED = (
     "additional_config",
     "enable_prompt_embeds",
     "trust_remote_code",
+    "data_parallel_size",
     "distributed_executor_backend",
 )
 
