@@ -311,6 +311,9 @@ RESERVED = (
     "enable_prompt_embeds",
     "trust_remote_code",
     "data_parallel_size",
+    "speculative_config",
+    "kv_transfer_config",
+    "kv_offloading_size",
     "distributed_executor_backend",
 )
 
