@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,8 +26,8 @@ class KeptRows:
     """Rows of full blocks, uint8 `[block_size, row bytes]`, by the block's hash; `max_bytes` of them at most.
 
     What was used least recently goes first, and of one request the last block: without the first ones it is of no use.
-    Blocks that were told are those whose rows went out as a part of some prompt: who reads the rows may have what it
-    made of them.
+    Blocks that a request holds stay. Blocks that were told are those whose rows went out as a part of some prompt: who
+    reads the rows may have what it made of them.
     """
 
     def __init__(self, max_bytes: int, block_size: int) -> None:
@@ -37,8 +36,7 @@ class KeptRows:
         self._max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._told: set[bytes] = set()
-        self._alive: WeakValueDictionary[bytes, np.ndarray] = WeakValueDictionary()
-        """Those of `_blocks`, and what requests under way still hold of dropped ones."""
+        self._holders: Counter[bytes] = Counter()
 
     def covered(self, hashes: Hashes) -> int:
         """How many of these blocks, from the first one on, are here."""
@@ -58,10 +56,20 @@ class KeptRows:
         return [self._blocks[each] for each in hashes]
 
     def find(self, hashes: Hashes) -> np.ndarray | None:
-        """The rows of blocks one after another, uint8 `[rows, row bytes]`; None if one is neither here nor in use."""
-        found = [self._alive.get(each) for each in hashes]
-        there = [of for of in found if of is not None]
-        return np.concatenate(there) if there and len(there) == len(found) else None
+        """The rows of blocks one after another, uint8 `[rows, row bytes]`; None if one is not here."""
+        if not hashes or self.covered(hashes) < len(hashes):
+            return None
+        return np.concatenate(self.read(hashes))
+
+    def hold(self, hashes: Hashes) -> None:
+        """Blocks that are all here stay until as many have let go of them as held them."""
+        self._holders.update(hashes)
+
+    def let_go(self, hashes: Hashes) -> None:
+        self._holders.subtract(hashes)
+        for each in hashes:
+            if not self._holders[each]:
+                del self._holders[each]
 
     def keep(self, hashes: Hashes, first: int, rows: np.ndarray) -> None:
         """Copies the rows of a request's blocks from block `first` to the last of `hashes`, as far as there is room."""
@@ -72,14 +80,7 @@ class KeptRows:
         if self.num_bytes > self._max_bytes:
             self.use(hashes)
             self._drop_surplus()
-        # One that a request still holds is taken again, so that all who look for it find it as long as anybody has it.
-        copies = {each: self._living_or_copied(each, of) for each, of in new.items() if each in self._blocks}
-        self._blocks |= copies
-        self._alive.update(copies)
-
-    def _living_or_copied(self, name: bytes, rows: np.ndarray) -> np.ndarray:
-        living = self._alive.get(name)
-        return rows.copy() if living is None else living
+        self._blocks |= {each: of.copy() for each, of in new.items() if each in self._blocks}
 
     def use(self, hashes: Hashes) -> None:
         """Marks a request's blocks as just used, the first one last."""
@@ -88,9 +89,12 @@ class KeptRows:
                 self._blocks.move_to_end(each)
 
     def _drop_surplus(self) -> None:
-        while self.num_bytes > self._max_bytes:
-            dropped, rows = self._blocks.popitem(last=False)
-            self._told.discard(dropped)
+        while self.num_bytes > self._max_bytes:  # which those that are held cannot be: they were here before
+            oldest, rows = self._blocks.popitem(last=False)
+            if oldest in self._holders:
+                self._blocks[oldest] = rows
+                continue
+            self._told.discard(oldest)
             self.num_bytes -= rows.nbytes
 
 
@@ -106,7 +110,7 @@ class EmittedRows:
         self._kept = kept
         self._prompt_blocks = prompt_blocks
         self._least_left_out = least_left_out
-        self._left_out: list[np.ndarray] = []
+        self._left_out: Hashes = ()
         self._has_begun = False
         self._behind = 0
         """The position behind the cached blocks: there the first computed rows start."""
@@ -122,12 +126,19 @@ class EmittedRows:
         else:
             told = self._kept.told(hashes[: self._prompt_blocks])
             left_out = told if 0 < self._least_left_out <= told else 0
-            self._left_out = self._kept.read(hashes[:left_out])  # found by whoever lacks them, as long as this is here
+            self._left_out = hashes[:left_out]
+            self._kept.hold(self._left_out)  # for whoever lacks them
             self._cached = self._kept.read(hashes[left_out:])
         self._behind = len(hashes) * self._kept.block_size
         self._has_begun = True
         self._kept.use(hashes)
         self._kept.tell(hashes[: self._prompt_blocks])
+
+    def end(self, hashes: Hashes) -> None:
+        """The request is over, also if it never began. `hashes`: of all its blocks."""
+        self._kept.let_go(self._left_out)
+        self._kept.use(hashes)
+        self._left_out = ()
 
     def pass_on(self, hashes: Hashes, packed: torch.Tensor) -> torch.Tensor:
         """A packed chunk of computed rows as it goes on, the first one with those of the cached blocks ahead of it.

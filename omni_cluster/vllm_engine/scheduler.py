@@ -313,8 +313,9 @@ class OmniSchedulerMixin(_Scheduler):
         if key is not None:
             self._request_ids.pop(key, None)
         self._held.release(self._holds.pop(request.request_id, ""))
-        if self._emitting.pop(request.request_id, None) is not None and self._kept is not None:
-            self._kept.use(request.block_hashes)
+        emitted = self._emitting.pop(request.request_id, None)
+        if emitted is not None:
+            emitted.end(request.block_hashes)
         return super()._free_request(request, *args, **kwargs)
 
     def omni_counts(self) -> dict[str, int]:

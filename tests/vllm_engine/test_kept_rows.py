@@ -112,14 +112,30 @@ def test_few_rows_go_out_again() -> None:
     assert unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).start == 0
 
 
-def test_left_out_rows_are_found_as_long_as_their_request_has_them_though_they_are_dropped() -> None:
+def test_left_out_rows_stay_at_the_bound_until_all_that_left_them_out_have_ended() -> None:
+    kept = KeptRows(3 * BLOCK_BYTES, SIZE)
+    told(kept, "a", 0, 9, prompt_blocks=2)
+    emitted = [told(kept, "a", 8, 9, prompt_blocks=2) for _ in range(2)]
+    for each in emitted:
+        for name in "bcd":
+            passed(kept, name, (0, 8))
+            assert kept.find(hashes("a", 2)) is not None and kept.covered(hashes(name, 2)) == 1
+            assert kept.num_bytes == 3 * BLOCK_BYTES
+        each.end(hashes("a", 2))
+    passed(kept, "b", (0, 8))
+    passed(kept, "c", (0, 8))
+    assert kept.find(hashes("a", 2)) is None and kept.find(hashes("c", 2)) is not None
+
+
+def test_nothing_new_is_kept_where_all_that_is_kept_is_held() -> None:
     kept = KeptRows(2 * BLOCK_BYTES, SIZE)
     told(kept, "a", 0, 9, prompt_blocks=2)
     emitted = told(kept, "a", 8, 9, prompt_blocks=2)
     passed(kept, "b", (0, 8))
-    assert kept.covered(hashes("a", 2)) == 0 and kept.find(hashes("a", 2)) is not None
-    del emitted
-    assert kept.find(hashes("a", 2)) is None and kept.find(hashes("b", 2)) is not None
+    assert (kept.covered(hashes("a", 2)), kept.covered(hashes("b", 2))) == (2, 0)
+    emitted.end(hashes("a", 2))
+    passed(kept, "b", (0, 8))
+    assert (kept.covered(hashes("a", 2)), kept.covered(hashes("b", 2))) == (0, 2)
 
 
 def test_what_is_left_out_is_decided_as_a_request_begins_for_the_first_time() -> None:
@@ -133,17 +149,6 @@ def test_what_is_left_out_is_decided_as_a_request_begins_for_the_first_time() ->
     emitted.begin(hashes("a", 4))
     again = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 17)))
     assert (again.start, again.end) == (0, 17) and torch.equal(again.rows, rows(0, 17))
-
-
-def test_rows_that_a_request_holds_are_found_though_others_kept_and_dropped_them_since() -> None:
-    kept = KeptRows(2 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 9, prompt_blocks=2)
-    emitted = told(kept, "a", 8, 9, prompt_blocks=2)
-    for name in "bab":
-        passed(kept, name, (0, 8))
-    assert kept.covered(hashes("a", 2)) == 0 and kept.find(hashes("a", 2)) is not None
-    del emitted
-    assert kept.find(hashes("a", 2)) is None
 
 
 def test_what_was_dropped_is_told_again() -> None:

@@ -1,0 +1,47 @@
+"""Python modules that an installation left uncompiled, as `uv` does: each process of each start compiles them again.
+
+Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, no process keeps what it compiled.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from importlib.util import cache_from_source
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModules:
+    """Modules that were compiled now, and those that could not be: no Python 3, or a folder that cannot be written."""
+
+    done: int
+    left: int
+
+
+def installed_folders() -> list[Path]:
+    """Where this Python finds installed packages, and the package itself, which may run from a checkout."""
+    folders = {Path(str(each.locate_file(""))).resolve() for each in distributions()}
+    return sorted({*folders, Path(__file__).resolve().parents[1]})
+
+
+def compile_modules(folders: Iterable[Path]) -> CompiledModules:
+    """Compiles what is not compiled under these folders, on all cores, to where Python looks for it."""
+    folders = [each for each in folders if next(_uncompiled(each), None)]
+    before = _count(folders)
+    if before:
+        command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", *map(str, folders)]
+        subprocess.run(command, check=False, stdin=subprocess.DEVNULL)  # it fails if it could not compile one of them
+    left = _count(folders)
+    return CompiledModules(before - left, left)
+
+
+def _count(folders: Iterable[Path]) -> int:
+    return sum(1 for folder in folders for _ in _uncompiled(folder))
+
+
+def _uncompiled(folder: Path) -> Iterator[Path]:
+    return (source for source in folder.rglob("*.py") if not Path(cache_from_source(str(source))).exists())
