@@ -110,11 +110,13 @@ class StageExtra(msgspec.Struct, frozen=True):
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
     `first_tokens`: so many are waited for by whoever hears the answer. `known`: output tokens that another engine made.
     `rows_start`: the position of the first of `prompt_embeds`; what comes before it is in blocks of `prefix`, the
-    prompt's, that the engine holds under the name `hold`.
+    prompt's, that the engine holds under the name `hold`. `given_tokens`: the prompt's last ones are a reply that the
+    request gives, which is no part of the prompt of whoever reads its rows.
     """
 
     key: str
     emit_rows: bool = False
+    given_tokens: int = 0
     rows_complete: bool = False
     first_tokens: int = 0
     known: tuple[int, ...] = ()

@@ -69,10 +69,10 @@ class HeldPrefixes:
         self._manager.block_pool.free_blocks(reversed(blocks))  # the last one is the first to be given to others
 
 
-def name_blocks(request: Request, hashes: Sequence[bytes], block_size: int) -> None:
+def name_blocks(request: Request, hashes: Sequence[bytes], block_size: int) -> int:
     """Gives the request's first blocks these names, and all that follow names that no other request has.
 
-    What follows is of a reply's rows, which nothing names.
+    What follows is of a reply's rows, which nothing names. Returns how many have these names.
     """
     own = os.urandom(HASH_BYTES)
 
@@ -81,5 +81,16 @@ def name_blocks(request: Request, hashes: Sequence[bytes], block_size: int) -> N
         return [hashlib.sha256(own + i.to_bytes(8, "big")).digest() for i in range(len(request.block_hashes), full)]
 
     request.block_hashes = list(hashes[: request.num_prompt_tokens // block_size])  # type: ignore[arg-type]
+    named = len(request.block_hashes)
     request._block_hasher = new_names  # type: ignore[assignment]
     request.update_block_hashes()
+    return named
+
+
+def forget_reply(manager: KVCacheManager, request_id: str, named: int) -> None:
+    """Takes the blocks behind the first `named` ones of a request that ends out of the cache: nobody can ask for them.
+
+    Else they would be kept as long as prompts are, and in their place.
+    """
+    for ids in manager.get_block_ids(request_id):
+        manager.block_pool.evict_blocks(set(ids[named:]))

@@ -35,12 +35,17 @@ class KeptRows:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._blocks: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self._told: set[bytes] = set()
+        self._held: dict[bytes, np.ndarray] = {}
+        """Those that requests hold are here, and not in `_blocks`."""
         self._holders: Counter[bytes] = Counter()
+        self._told: set[bytes] = set()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._blocks or name in self._held
 
     def covered(self, hashes: Hashes) -> int:
         """How many of these blocks, from the first one on, are here."""
-        return sum(1 for _ in takewhile(self._blocks.__contains__, hashes))
+        return sum(1 for _ in takewhile(self.__contains__, hashes))
 
     def told(self, hashes: Hashes) -> int:
         """How many of these blocks, from the first one on, were told."""
@@ -48,21 +53,27 @@ class KeptRows:
 
     def tell(self, hashes: Hashes) -> None:
         """Says of blocks, as far as they are here, that they were told."""
-        self._told.update(each for each in hashes if each in self._blocks)
+        self._told.update(filter(self.__contains__, hashes))
 
     def read(self, hashes: Hashes) -> list[np.ndarray]:
         """The rows of blocks that are all here."""
         self.use(hashes)
-        return [self._blocks[each] for each in hashes]
+        return self._rows(hashes)
+
+    def _rows(self, hashes: Hashes) -> list[np.ndarray]:
+        return [self._held[each] if each in self._held else self._blocks[each] for each in hashes]
 
     def find(self, hashes: Hashes) -> np.ndarray | None:
         """The rows of blocks one after another, uint8 `[rows, row bytes]`; None if one is not here."""
         if not hashes or self.covered(hashes) < len(hashes):
             return None
-        return np.concatenate(self.read(hashes))
+        return np.concatenate(self._rows(hashes))
 
     def hold(self, hashes: Hashes) -> None:
         """Blocks that are all here stay until as many have let go of them as held them."""
+        for each in hashes:
+            if each in self._blocks:
+                self._held[each] = self._blocks.pop(each)
         self._holders.update(hashes)
 
     def let_go(self, hashes: Hashes) -> None:
@@ -70,11 +81,12 @@ class KeptRows:
         for each in hashes:
             if not self._holders[each]:
                 del self._holders[each]
+                self._blocks[each] = self._held.pop(each)
 
     def keep(self, hashes: Hashes, first: int, rows: np.ndarray) -> None:
         """Copies the rows of a request's blocks from block `first` to the last of `hashes`, as far as there is room."""
         blocks = rows.reshape(len(hashes) - first, self.block_size, -1)
-        new = {each: of for each, of in zip(hashes[first:], blocks, strict=True) if each not in self._blocks}
+        new = {each: of for each, of in zip(hashes[first:], blocks, strict=True) if each not in self}
         self._blocks |= new
         self.num_bytes += sum(of.nbytes for of in new.values())
         if self.num_bytes > self._max_bytes:
@@ -89,12 +101,9 @@ class KeptRows:
                 self._blocks.move_to_end(each)
 
     def _drop_surplus(self) -> None:
-        while self.num_bytes > self._max_bytes:  # which those that are held cannot be: they were here before
-            oldest, rows = self._blocks.popitem(last=False)
-            if oldest in self._holders:
-                self._blocks[oldest] = rows
-                continue
-            self._told.discard(oldest)
+        while self.num_bytes > self._max_bytes:  # what is held was within the bound before it was held
+            dropped, rows = self._blocks.popitem(last=False)
+            self._told.discard(dropped)
             self.num_bytes -= rows.nbytes
 
 

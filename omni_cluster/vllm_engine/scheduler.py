@@ -19,7 +19,7 @@ from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
 from omni_cluster.payloads import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
-from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, name_blocks
+from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
 from omni_cluster.vllm_engine.install import add_utility_calls
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT, EmittedRows, KeptRows
 
@@ -97,6 +97,8 @@ class OmniSchedulerMixin(_Scheduler):
         num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one is vLLM's null block
         self._held = HeldPrefixes(self.kv_cache_manager, self.hash_block_size, num_blocks - longest)
         self._holds: dict[str, str] = {}
+        self._named: dict[str, int] = {}
+        """Of requests that take rows: how many of their first blocks have names that others know."""
         self._num_preemptions = 0
         self._num_steps = 0
         self._num_computed = 0
@@ -112,7 +114,7 @@ class OmniSchedulerMixin(_Scheduler):
                 extra.rows_start + rows, width, extra.rows_complete, extra.first_tokens, extra.rows_start
             )
         if extra is not None and extra.emit_rows:
-            self._emit(request)
+            self._emit(request, extra.given_tokens)
         if extra is not None and extra.known:
             resume(request, extra.known)
         super().add_request(request)
@@ -124,13 +126,14 @@ class OmniSchedulerMixin(_Scheduler):
         if self.kv_cache_manager.enable_caching:
             prefix = extra.prefix
             is_named = prefix is not None and prefix.block_size == self.hash_block_size
-            name_blocks(request, prefix.hashes if prefix is not None and is_named else (), self.hash_block_size)
+            names = prefix.hashes if prefix is not None and is_named else ()
+            self._named[request.request_id] = name_blocks(request, names, self.hash_block_size)
 
-    def _emit(self, request: Request) -> None:
+    def _emit(self, request: Request, given_tokens: int) -> None:
         if self._kept is None:
             request.skip_reading_prefix_cache = True
         else:
-            prompt_blocks = request.num_prompt_tokens // self.hash_block_size
+            prompt_blocks = (request.num_prompt_tokens - given_tokens) // self.hash_block_size
             least_left_out = self._least_left_out if _can_be_told(request) else 0
             self._emitting[request.request_id] = EmittedRows(self._kept, prompt_blocks, least_left_out)
 
@@ -313,6 +316,9 @@ class OmniSchedulerMixin(_Scheduler):
         if key is not None:
             self._request_ids.pop(key, None)
         self._held.release(self._holds.pop(request.request_id, ""))
+        named = self._named.pop(request.request_id, None)
+        if named is not None:
+            forget_reply(self.kv_cache_manager, request.request_id, named)
         emitted = self._emitting.pop(request.request_id, None)
         if emitted is not None:
             emitted.end(request.block_hashes)

@@ -201,6 +201,7 @@ class StageLLM:
         extra = StageExtra(
             key=request.request_id,
             emit_rows=engine_input.emit_rows,
+            given_tokens=len(engine_input.given_reply.token_ids) if engine_input.given_reply is not None else 0,
             rows_complete=engine_input.rows_complete,
             first_tokens=interval.first if interval is not None and request.streams_audio else 0,
             known=known,

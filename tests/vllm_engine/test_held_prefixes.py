@@ -165,6 +165,18 @@ def test_a_reply_is_shared_with_nobody(make: Make) -> None:
     )
 
 
+def test_of_a_reply_nothing_stays_in_the_cache(make: Make) -> None:
+    engine = make()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    asked = [engine.ask(name, prefix) for name, prefix in (("a", named("a")), ("no name", None))]
+    engine.step()
+    engine.leave("no name")
+    engine.run()
+    assert asked[0].num_tokens >= (PROMPT_BLOCKS + 1) * BLOCK
+    cached = {block.block_id for block in pool.blocks if block.block_hash is not None}
+    assert len(cached) == PROMPT_BLOCKS and engine.scheduler.hold_prefix("hold", named("a")) == PROMPT_BLOCKS
+
+
 def fill(engine: Engine, names: Sequence[str]) -> None:
     for name in names:
         engine.ask(name, named(name))
