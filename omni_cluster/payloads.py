@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -128,8 +128,10 @@ class PrefixHashes:
         return replace(self, hashes=self.hashes[: self.blocks_in(positions)])
 
 
-Earlier = Callable[[int], Awaitable["torch.Tensor"]]
-"""Gives the rows from a position on that a first chunk left out, up to its start. RequestGone if they are lost."""
+Earlier = Callable[[int], AsyncGenerator["torch.Tensor", None]]
+"""Gives the rows from a position on that a first chunk left out, up to its start, in parts. RequestGone if they are
+lost.
+"""
 
 
 @dataclass(frozen=True, eq=False)

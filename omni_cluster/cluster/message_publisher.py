@@ -6,6 +6,7 @@ A message costs a process about as much as a token costs the engine, so those of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from omni_cluster.cluster.rows_publisher import RowsPublisher, RowsPublishers
 from omni_cluster.cluster.transport import MessageItem, Subscription, WireChunk
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError
+from omni_cluster.outputs import StageChunk
 
 PATIENCE_S = 10.0
 """How long a reader waits for its request to come here."""
@@ -33,8 +35,15 @@ class Item:
 class Cursor:
     """How far one reader has been sent what its request's log holds. Calls `notify` when there may be more."""
 
-    def __init__(self, subscription: Subscription, log: OutputLog, notify: Callable[[Cursor], None]) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        log: OutputLog,
+        notify: Callable[[Cursor], None],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._subscription = subscription
+        self._on_close = on_close
         self._log = log
         self._notify = notify
         self._next = 0
@@ -70,13 +79,14 @@ class Cursor:
 
     def close(self) -> None:
         self._log.unlisten(self._tell)
+        self._on_close()
 
 
 @dataclass(slots=True)
 class RowsSent:
     """Bytes of packed rows that a replica has sent so far, as Ray objects and beside the tokens.
 
-    `asked`: of earlier prompts, left out at first, for consumers that lacked them.
+    `asked`: those of them of earlier prompts, left out at first, for consumers that lacked them.
     """
 
     as_objects: int = 0
@@ -123,10 +133,28 @@ class MessagePublisher:
         except OmniError as error:
             self._refusals.append(MessageItem(subscription.reader, None, error))
             self._filled.set()
-        else:
-            cursor = Cursor(subscription, log, self._make_ready)
-            self._cursors.add(cursor)
-            self._make_ready(cursor)
+            return
+        if subscription.earlier_from is None:
+            self._add(Cursor(subscription, log, self._make_ready))
+            return
+        aside = self._logs.aside(subscription.request_id)
+        self._add(Cursor(subscription, aside, self._make_ready, aside.let_go))
+        await self._fill_with_earlier(aside, log, subscription.earlier_from)
+
+    async def _fill_with_earlier(self, aside: OutputLog, log: OutputLog, first: int) -> None:
+        """Whatever breaks, the reader gets the error."""
+        try:
+            async with contextlib.aclosing(log.earlier_rows(first)) as parts:
+                async for rows in parts:
+                    self._sent.asked += rows.rows.nbytes
+                    aside.put(StageChunk(rows=rows))
+            aside.close()
+        except Exception as error:
+            aside.fail(portable(error))
+
+    def _add(self, cursor: Cursor) -> None:
+        self._cursors.add(cursor)
+        self._make_ready(cursor)
 
     def abandon(self) -> None:
         """The consumer disappeared without closing: nobody can finish requests that it has not read to their end."""

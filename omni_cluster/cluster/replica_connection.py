@@ -9,10 +9,8 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 from omni_cluster.cluster.failures import lost_with, named
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
@@ -22,7 +20,6 @@ from omni_cluster.engine.output_log import chunk_bytes
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk, answering
-from omni_cluster.payloads import RowsChunk
 
 if TYPE_CHECKING:
     import torch
@@ -194,61 +191,67 @@ class ReplicaConnections:
 
         Raises what the producer raised, and StageDied when its replica is gone.
         """
-        connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows)
+        async with contextlib.aclosing(self._chunks(ticket, with_rows=with_rows)) as chunks:
+            async for chunk in chunks:
+                yield answering(chunk, functools.partial(self._earlier_rows, ticket))
+
+    async def _earlier_rows(self, ticket: Ticket, first: int) -> AsyncGenerator[torch.Tensor, None]:
+        """On the connection that is there: a replica that is to end takes no new calls, and finishes its requests."""
+        try:
+            async with contextlib.aclosing(self._chunks(ticket, with_rows=True, earlier_from=first)) as chunks:
+                async for chunk in chunks:
+                    if chunk.rows is not None:
+                        yield chunk.rows.rows
+        except StageDied as error:
+            lost_with(error, ticket.replica_id)
+            raise
+
+    async def _chunks(
+        self, ticket: Ticket, *, with_rows: bool, earlier_from: int | None = None
+    ) -> AsyncGenerator[StageChunk, None]:
+        connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows, earlier_from=earlier_from)
         try:
             while (arrival := await inbox.take()).item.body is not None:
-                chunk = await self._opened(arrival.item.body, arrival.rows)
-                yield answering(chunk, functools.partial(self._earlier_rows, ticket))
+                yield await self._opened(arrival.item.body, arrival.rows)
             if arrival.item.error is not None:
                 raise arrival.item.error
         finally:
             connection.close_inbox(reader)
-
-    async def _earlier_rows(self, ticket: Ticket, first: int) -> torch.Tensor:
-        # For as long as it takes: that the replica hangs is noticed by whoever reads the request's messages there.
-        packed = await self._source.call(
-            "earlier_rows", ticket.request_id, first, replica_id=ticket.replica_id, wait_s=None
-        )
-        # In memory of their own: what is read where it lies keeps its object in the store.
-        copied = await asyncio.to_thread(np.array, packed)
-        return RowsChunk.in_array(copied, max_elements=self._max_elements).rows
 
     async def _opened(self, body: WireChunk, rows: Rows | None) -> StageChunk:
         if rows is not None:
             body = body.with_rows(await asyncio.shield(rows))
         return body.open(self._max_elements)
 
-    async def _subscribed(self, ticket: Ticket, *, with_rows: bool) -> tuple[ReplicaConnection, int, Inbox]:
+    async def _subscribed(
+        self, ticket: Ticket, *, with_rows: bool, earlier_from: int | None
+    ) -> tuple[ReplicaConnection, int, Inbox]:
         """A connection to the replica, the number of this reader there, and its inbox."""
-        reader = next(self._readers)
+        wish = Subscription(next(self._readers), ticket.request_id, None, earlier_from)
         while True:
             connection = self._by_replica.get(ticket.replica_id)
             if connection is None or connection.is_over:
-                connection = self._opened_connection(reader, ticket, with_rows=with_rows)
-                return connection, reader, connection.open_inbox(reader)
-            inbox = connection.open_inbox(reader)
-            if await self._is_taken(
-                connection, self._subscription(connection.rows, reader, ticket, with_rows=with_rows)
-            ):
-                return connection, reader, inbox
+                connection = self._opened_connection(wish, ticket.replica_id, with_rows=with_rows)
+                return connection, wish.reader, connection.open_inbox(wish.reader)
+            inbox = connection.open_inbox(wish.reader)
+            if await self._is_taken(connection, self._subscription(connection.rows, wish, with_rows=with_rows)):
+                return connection, wish.reader, inbox
             if self._by_replica.get(ticket.replica_id) is connection:
                 del self._by_replica[ticket.replica_id]  # it ended because of its first reader's error
 
-    def _opened_connection(self, reader: int, ticket: Ticket, *, with_rows: bool) -> ReplicaConnection:
+    def _opened_connection(self, wish: Subscription, replica_id: str, *, with_rows: bool) -> ReplicaConnection:
         self._forget_connections_that_are_over()
-        rows = RowsReader(self._source, ticket.replica_id)
-        first = self._subscription(rows, reader, ticket, with_rows=with_rows)
-        connection = ReplicaConnection(
-            self._make_client(self._source, ticket.replica_id), ticket.replica_id, first, rows, self._room
-        )
-        self._by_replica[ticket.replica_id] = connection
+        rows = RowsReader(self._source, replica_id)
+        first = self._subscription(rows, wish, with_rows=with_rows)
+        connection = ReplicaConnection(self._make_client(self._source, replica_id), replica_id, first, rows, self._room)
+        self._by_replica[replica_id] = connection
         return connection
 
-    def _subscription(self, rows: RowsReader, reader: int, ticket: Ticket, *, with_rows: bool) -> Subscription:
+    def _subscription(self, rows: RowsReader, wish: Subscription, *, with_rows: bool) -> Subscription:
         """Rows that are objects are called for at once; inline, only when some are too large for a message."""
         if with_rows and not self._inline:
             rows.open()
-        return Subscription(reader, ticket.request_id, rows.name if with_rows else None)
+        return replace(wish, rows=rows.name if with_rows else None)
 
     async def _is_taken(self, connection: ReplicaConnection, subscription: Subscription) -> bool:
         try:

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from typing import Any
 
-import numpy as np
 import ray
 import ray.util
 from ray.serve.handle import DeploymentHandle
@@ -151,13 +150,6 @@ class StageReplica:
     async def reserve(self, request_id: str) -> Turn:
         """See `Reservation.ask`."""
         return self._reservation.ask(request_id)
-
-    async def earlier_rows(self, request_id: str, first: int) -> np.ndarray:
-        """See `OutputLog.earlier_rows`; packed."""
-        rows = await self._logs.get(request_id).earlier_rows(first)
-        packed = (await asyncio.to_thread(rows.pack)).numpy()
-        self._sockets.rows_sent.asked += packed.nbytes
-        return packed
 
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""

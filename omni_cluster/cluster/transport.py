@@ -98,12 +98,14 @@ class Subscription:
     """One reader's wish for all chunks of a request.
 
     `reader`: a number that the consumer gives each of its own. `rows`: the name of the publisher that the request's
-    rows are to go to; None for a reader that wants none.
+    rows are to go to; None for a reader that wants none. `earlier_from`: in place of the chunks, the rows from this
+    position on that the first of them left out.
     """
 
     reader: int
     request_id: str
     rows: str | None
+    earlier_from: int | None = None
 
 
 class MessageItem(msgspec.Struct, frozen=True, array_like=True):

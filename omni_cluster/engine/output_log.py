@@ -102,12 +102,15 @@ class OutputLog:
         if self._has_reader.is_set():
             await self._is_abandoned.wait()
 
-    async def earlier_rows(self, first: int) -> RowsChunk:
+    async def earlier_rows(self, first: int) -> AsyncGenerator[RowsChunk, None]:
         """Rows from position `first` on that the first chunk with rows left out, which has come. See `RowsChunk`."""
         rows = next((chunk.rows for chunk in self._chunks if chunk.rows is not None), None)
         if rows is None or rows.earlier is None:
             raise OutputLogUnknown(f"request {self._request_id}: it left no rows out here.")
-        return RowsChunk(first, await rows.earlier(first))
+        async with contextlib.aclosing(rows.earlier(first)) as parts:
+            async for part in parts:
+                yield RowsChunk(first, part)
+                first += len(part)
 
     def chunk(self, number: int) -> StageChunk:
         """Returns a chunk, which must be there already."""
@@ -212,6 +215,10 @@ class OutputLogs:
         if request_id not in self._open:
             raise OutputLogUnknown(f"request {request_id}: no output log is open here; it has ended, or never came.")
         return self._open[request_id]
+
+    def aside(self, request_id: str) -> OutputLog:
+        """A log that is counted, and that nobody else finds: of what one reader alone asked for."""
+        return OutputLog(request_id, self._max_bytes, self.room)
 
     def remove(self, request_id: str) -> None:
         """Ends the request here. Readers that are left get OutputLogUnknown, unless the log was closed before."""

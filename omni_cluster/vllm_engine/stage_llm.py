@@ -149,18 +149,18 @@ class StageLLM:
             return chunk
         return answering(chunk, functools.partial(self._earlier_rows, rows.rows, rows.prefix, rows.start))
 
-    async def _earlier_rows(self, like: torch.Tensor, prefix: PrefixHashes, end: int, first: int) -> torch.Tensor:
-        """Rows from `first` to `end`, where blocks begin. RequestGone if they are kept no more."""
+    async def _earlier_rows(
+        self, like: torch.Tensor, prefix: PrefixHashes, end: int, first: int
+    ) -> AsyncGenerator[torch.Tensor, None]:
+        """Rows from `first` to `end`, where blocks begin, in parts. RequestGone if they are kept no more."""
         size = prefix.block_size
         names = prefix.hashes[first // size : end // size]
         at_once = max(1, EARLIER_PART_BYTES // (size * like.shape[1] * like.element_size()))
-        parts = []
         for i in range(0, len(names), at_once):
             part = await self._found_rows(names[i : i + at_once])
             if part is None:
                 raise RequestGone(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
-            parts.append(part)
-        return await asyncio.to_thread(lambda: torch.cat(parts).view(like.dtype).view(-1, like.shape[1]))
+            yield part.view(like.dtype).view(-1, like.shape[1])
 
     async def _found_rows(self, hashes: Sequence[bytes]) -> torch.Tensor | None:
         """Of these blocks, uint8 `[bytes]`."""

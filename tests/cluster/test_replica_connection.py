@@ -21,9 +21,9 @@ from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.engine.room import Room
-from omni_cluster.errors import PayloadError, RequestError, StageDied
+from omni_cluster.errors import PayloadError, RequestError, RequestGone, StageDied
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.payloads import HASH_BYTES, PrefixHashes, RowsChunk
 
 MAX_ITEM_BYTES = 256
 ROW_BYTES = 16
@@ -38,7 +38,7 @@ class Replica:
         self.loads = Loads()
         self.frozen = asyncio.Event()
         self.died = asyncio.Event()
-        self.calls_for_rows = 0
+        self.calls_for_rows = self.calls = 0
         self.sent: list[np.ndarray] = []
         self.items: list[RowsItem] = []
         self.chunks_of_items: list[int] = []
@@ -56,6 +56,7 @@ class Replica:
     ) -> AsyncGenerator[RowsItem, None]:
         assert method == "rows" and by_reference
         self.calls_for_rows += 1
+        self.calls += 1
         async with contextlib.aclosing(self.sockets.rows_publishers.items(name, again=again)) as items:
             async for item in items:
                 if self.frozen.is_set():
@@ -69,6 +70,7 @@ class Replica:
 
     async def call(self, method: str, *, replica_id: str, wait_s: float | None = None) -> Any:
         assert method == "address"
+        self.calls += 1
         return await self.sockets.address()
 
 
@@ -521,6 +523,89 @@ async def test_what_was_received_and_not_read_counts_as_held(
     assert room.held_bytes == 0
     replica.logs.remove("r")
     assert replica.logs.room.held_bytes == 0
+
+
+class Earlier:
+    """Gives rows 0 to 3 one by one, the last ones when they are let out; then breaks, if it is to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.is_out, self._error = asyncio.Event(), error
+
+    async def __call__(self, first: int) -> AsyncGenerator[torch.Tensor, None]:
+        for position in range(first, 4):
+            if position == 2:
+                await self.is_out.wait()
+            yield rows(position).rows.rows  # type: ignore[union-attr]
+        if self._error is not None:
+            raise self._error
+
+
+async def asking(replica: Replica, connections: ReplicaConnections, earlier: Earlier) -> AsyncGenerator[torch.Tensor]:
+    """A reader that has the first chunk of a request, and asks for rows that it left out, from the second one on."""
+    first = rows(4).rows
+    assert first is not None
+    names = PrefixHashes(1, tuple(bytes([i]) * HASH_BYTES for i in range(4)))
+    left_out = RowsChunk(4, first.rows, torch.zeros(3, 5, dtype=torch.int64), prefix=names, earlier=earlier)
+    replica.logs.open("r").put(StageChunk(rows=left_out))
+    chunks = connections.read(ticket("r"), with_rows=True)
+    got = (await anext(chunks)).rows
+    assert got is not None and got.start == 4 and got.earlier is not None
+    return got.earlier(1)
+
+
+async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
+    replica: Replica, connections: ReplicaConnections, clients: Clients, room: Room, inline: bool
+) -> None:
+    """A replica that is to end takes no new calls."""
+    earlier = Earlier()
+    parts = await asking(replica, connections, earlier)
+    calls, held_bytes = replica.calls, replica.logs.room.held_bytes
+    assert (await anext(parts))[:, 0].tolist() == [1.0]
+    assert replica.logs.room.held_bytes == held_bytes + ROW_BYTES
+    earlier.is_out.set()
+    assert [part[:, 0].tolist() async for part in parts] in ([[2.0], [3.0]], [[2.0, 3.0]])
+    assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent.asked == 3 * ROW_BYTES
+    await until(lambda: replica.logs.room.held_bytes == held_bytes)
+    assert room.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("broke", "told", "lost"),
+    [
+        (RequestGone("gone"), RequestGone, ""),
+        (StageDied("died"), StageDied, "replica"),
+        (OSError("?"), StageFailed, None),
+    ],
+    ids=["gone", "died", "other"],
+)
+async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
+    replica: Replica, connections: ReplicaConnections, broke: Exception, told: type[Exception], lost: str | None
+) -> None:
+    earlier = Earlier(broke)
+    parts = await asking(replica, connections, earlier)
+    held_bytes = replica.logs.room.held_bytes
+    earlier.is_out.set()
+    with pytest.raises(told) as raised:
+        _ = [part async for part in parts]
+    assert getattr(raised.value, "replica_id", None) == lost
+    await until(lambda: replica.logs.room.held_bytes == held_bytes)
+
+
+@pytest.mark.parametrize("leaves", ["who asked", "the consumer"])
+async def test_rows_that_were_left_out_are_let_go_of_when_nobody_waits_for_them(
+    replica: Replica, connections: ReplicaConnections, room: Room, leaves: str
+) -> None:
+    earlier = Earlier()
+    parts = await asking(replica, connections, earlier)
+    held_bytes = replica.logs.room.held_bytes
+    await anext(parts)
+    if leaves == "who asked":
+        await parts.aclose()
+        earlier.is_out.set()
+    else:
+        await connections.close()
+    await until(lambda: replica.logs.room.held_bytes == held_bytes)
+    assert room.held_bytes == 0
 
 
 async def test_closing_ends_the_stream_at_both_ends(

@@ -139,7 +139,7 @@ def thinker_chunks(made: ThinkerReference) -> list[StageChunk]:
 
 async def whole_rows(joined: RowsChunk) -> torch.Tensor:
     """All rows of a request, with those that an earlier prompt had and that were left out."""
-    earlier = [] if joined.earlier is None else [await joined.earlier(0)]
+    earlier = [] if joined.earlier is None else [part async for part in joined.earlier(0)]
     return torch.cat([*earlier, joined.rows])
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import numpy as np
 import pytest
@@ -97,21 +97,22 @@ async def test_reader_starts_at_the_chunk_it_asks_for(log: OutputLog, first: int
 
 
 async def test_rows_that_were_left_out_are_asked_of_the_log(log: OutputLog) -> None:
-    async def earlier(first: int) -> torch.Tensor:
-        return torch.full((3 - first, 1), 7.0)
+    async def earlier(first: int) -> AsyncGenerator[torch.Tensor, None]:
+        for position in range(first, 3):
+            yield torch.full((1, 1), float(position))
 
     rows = RowsChunk(3, torch.zeros(1, 1), earlier=earlier)
     log.put(StageChunk(rows=rows))
     log.put(StageChunk(rows=RowsChunk(4, torch.zeros(1, 1))))
-    missing = await log.earlier_rows(1)
-    assert (missing.start, missing.end) == (1, 3) and missing.rows.eq(7).all()
+    missing = [(part.start, part.rows.tolist()) async for part in log.earlier_rows(1)]
+    assert missing == [(1, [[1.0]]), (2, [[2.0]])]
 
 
 @pytest.mark.parametrize("rows", [None, RowsChunk(0, torch.zeros(1, 1))])
 async def test_a_log_that_left_nothing_out_says_so(log: OutputLog, rows: RowsChunk | None) -> None:
     log.put(StageChunk(rows=rows))
     with pytest.raises(OutputLogUnknown, match="left no rows out"):
-        await log.earlier_rows(0)
+        await anext(log.earlier_rows(0))
 
 
 async def test_reader_may_start_at_a_chunk_that_comes_later(log: OutputLog) -> None:

@@ -90,12 +90,12 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_in_parts(
     last = RowsChunk(4, torch.zeros(1, 3, dtype=torch.bfloat16), prefix=PrefixHashes(2, tuple(names)))
     chunk = stage._answering(StageChunk(rows=last))
     assert chunk.rows is not None and chunk.rows.earlier is not None
-    assert (await chunk.rows.earlier(first))[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0][first:]
-    missing = [1, 1][first // 2 :]
-    assert asked == (missing if part_bytes == 1 else [len(missing)])
+    parts = [part[:, 0].tolist() async for part in chunk.rows.earlier(first)]
+    assert parts == ([[0.0, 0.0], [1.0, 1.0]][first // 2 :] if part_bytes == 1 else [[0.0, 0.0, 1.0, 1.0][first:]])
+    assert asked == [len(part) // 2 for part in parts]
     del known[names[1]]
     with pytest.raises(RequestGone, match=f"rows {first} to 4 of a cached prompt are kept no more"):
-        await chunk.rows.earlier(first)
+        _ = [part async for part in chunk.rows.earlier(first)]
 
 
 async def test_a_look_that_meets_an_engine_s_death_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ reply's last row the text eos embedding once, then the text pad embedding for ev
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,8 +142,12 @@ class TalkerSession:
             if held == rows.start:
                 yield chunk
                 continue
-            missing = RowsChunk(held, await rows.earlier(held), rows.positions, prefix=rows.prefix)
-            yield msgspec.structs.replace(chunk, rows=missing, finish_reason=None)
+            async with contextlib.aclosing(rows.earlier(held)) as parts:
+                missing = RowsChunk(held, await anext(parts), rows.positions, prefix=rows.prefix)
+                yield msgspec.structs.replace(chunk, rows=missing, finish_reason=None)
+                async for part in parts:
+                    missing = RowsChunk(missing.end, part)
+                    yield StageChunk(rows=missing)
             yield StageChunk(rows=RowsChunk(rows.start, rows.rows), finish_reason=chunk.finish_reason)
 
     async def _beginning(self) -> Beginning | None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -163,8 +163,9 @@ class Engine:
 def left_out(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
     """The first chunk of a prompt whose rows up to `start` were told before."""
 
-    async def earlier(first: int) -> torch.Tensor:
-        return rows(first, start).rows
+    async def earlier(first: int) -> AsyncGenerator[torch.Tensor, None]:
+        for position in range(first, start):
+            yield rows(position, position + 1).rows
 
     first = RowsChunk(start, rows(start, end).rows, POSITIONS, prefix=PrefixHashes(1, HASHES), earlier=earlier)
     return StageChunk(rows=first, finish_reason=finish_reason)
