@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from omni_cluster.cluster.transport import MessageItem, Subscription, WireChunk
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError
 from omni_cluster.outputs import StageChunk
+
+logger = logging.getLogger("ray.serve")
 
 PATIENCE_S = 10.0
 """How long a reader waits for its request to come here."""
@@ -146,10 +149,12 @@ class MessagePublisher:
         try:
             async with contextlib.aclosing(log.earlier_rows(first)) as parts:
                 async for rows in parts:
-                    self._sent.asked += rows.rows.nbytes
                     aside.put(StageChunk(rows=rows))
+                    self._sent.asked += rows.rows.nbytes
             aside.close()
         except Exception as error:
+            if not isinstance(error, OmniError):
+                logger.exception("rows from %d on that a request left out failed", first)
             aside.fail(portable(error))
 
     def _add(self, cursor: Cursor) -> None:

@@ -191,14 +191,17 @@ class ReplicaConnections:
 
         Raises what the producer raised, and StageDied when its replica is gone.
         """
-        async with contextlib.aclosing(self._chunks(ticket, with_rows=with_rows)) as chunks:
-            async for chunk in chunks:
-                yield answering(chunk, functools.partial(self._earlier_rows, ticket))
+        with contextlib.ExitStack() as inboxes:
+            async with contextlib.aclosing(self._chunks(inboxes, ticket, with_rows=with_rows)) as chunks:
+                async for chunk in chunks:
+                    yield answering(chunk, functools.partial(self._earlier_rows, inboxes, ticket))
 
-    async def _earlier_rows(self, ticket: Ticket, first: int) -> AsyncGenerator[torch.Tensor, None]:
+    async def _earlier_rows(
+        self, inboxes: contextlib.ExitStack, ticket: Ticket, first: int
+    ) -> AsyncGenerator[torch.Tensor, None]:
         """On the connection that is there: a replica that is to end takes no new calls, and finishes its requests."""
         try:
-            async with contextlib.aclosing(self._chunks(ticket, with_rows=True, earlier_from=first)) as chunks:
+            async with contextlib.aclosing(self._chunks(inboxes, ticket, with_rows=True, earlier_from=first)) as chunks:
                 async for chunk in chunks:
                     if chunk.rows is not None:
                         yield chunk.rows.rows
@@ -207,9 +210,11 @@ class ReplicaConnections:
             raise
 
     async def _chunks(
-        self, ticket: Ticket, *, with_rows: bool, earlier_from: int | None = None
+        self, inboxes: contextlib.ExitStack, ticket: Ticket, *, with_rows: bool, earlier_from: int | None = None
     ) -> AsyncGenerator[StageChunk, None]:
+        """`inboxes`: closes that of these chunks too, if nobody reads them to their end, nor says so."""
         connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows, earlier_from=earlier_from)
+        inboxes.callback(connection.close_inbox, reader)
         try:
             while (arrival := await inbox.take()).item.body is not None:
                 yield await self._opened(arrival.item.body, arrival.rows)

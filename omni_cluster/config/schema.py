@@ -29,7 +29,10 @@ RESERVED_ENGINE_ARGS = {
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
     "pipeline_parallel_size": "set pipeline_parallel_size next to engine_args instead",
     "data_parallel_size": "remove it, num_replicas gives a stage more engines",
-    "speculative_config": "remove it, a drafted token that is not kept would have a row",
+    **dict.fromkeys(
+        ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
+        "remove it, a drafted token that is not kept would have a row",
+    ),
     "kv_transfer_config": "remove it, keys and values from elsewhere have no rows",
     "kv_offloading_size": "remove it, keys and values that come back have no rows",
     "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",

@@ -5,6 +5,7 @@ Where `PYTHONDONTWRITEBYTECODE` is set, as in many images, no process keeps what
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,8 @@ class CompiledModules:
 def installed_folders() -> list[Path]:
     """Where this Python finds installed packages, and the package itself, which may run from a checkout."""
     folders = {Path(str(each.locate_file(""))).resolve() for each in distributions()}
-    return sorted({*folders, Path(__file__).resolve().parents[1]})
+    folders.add(Path(__file__).resolve().parents[1])
+    return sorted(each for each in folders if folders.isdisjoint(each.parents))
 
 
 def compile_modules(folders: Iterable[Path]) -> CompiledModules:
@@ -44,4 +46,5 @@ def _count(folders: Iterable[Path]) -> int:
 
 
 def _uncompiled(folder: Path) -> Iterator[Path]:
-    return (source for source in folder.rglob("*.py") if not Path(cache_from_source(str(source))).exists())
+    # Not `Path.exists`, which raises for a folder that may not be looked into.
+    return (source for source in folder.rglob("*.py") if not os.path.exists(cache_from_source(str(source))))

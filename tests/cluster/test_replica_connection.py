@@ -540,8 +540,12 @@ class Earlier:
             raise self._error
 
 
-async def asking(replica: Replica, connections: ReplicaConnections, earlier: Earlier) -> AsyncGenerator[torch.Tensor]:
-    """A reader that has the first chunk of a request, and asks for rows that it left out, from the second one on."""
+Chunks = AsyncGenerator[StageChunk, None]
+Parts = AsyncGenerator[torch.Tensor, None]
+
+
+async def asking(replica: Replica, connections: ReplicaConnections, earlier: Earlier) -> tuple[Chunks, Parts]:
+    """A reader of a request that has the first chunk, and asks for rows that it left out, from the second one on."""
     first = rows(4).rows
     assert first is not None
     names = PrefixHashes(1, tuple(bytes([i]) * HASH_BYTES for i in range(4)))
@@ -550,7 +554,7 @@ async def asking(replica: Replica, connections: ReplicaConnections, earlier: Ear
     chunks = connections.read(ticket("r"), with_rows=True)
     got = (await anext(chunks)).rows
     assert got is not None and got.start == 4 and got.earlier is not None
-    return got.earlier(1)
+    return chunks, got.earlier(1)
 
 
 async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
@@ -558,7 +562,7 @@ async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
 ) -> None:
     """A replica that is to end takes no new calls."""
     earlier = Earlier()
-    parts = await asking(replica, connections, earlier)
+    chunks, parts = await asking(replica, connections, earlier)
     calls, held_bytes = replica.calls, replica.logs.room.held_bytes
     assert (await anext(parts))[:, 0].tolist() == [1.0]
     assert replica.logs.room.held_bytes == held_bytes + ROW_BYTES
@@ -567,6 +571,7 @@ async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
     assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent.asked == 3 * ROW_BYTES
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
     assert room.held_bytes == 0
+    await chunks.aclose()
 
 
 @pytest.mark.parametrize(
@@ -582,30 +587,33 @@ async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
     replica: Replica, connections: ReplicaConnections, broke: Exception, told: type[Exception], lost: str | None
 ) -> None:
     earlier = Earlier(broke)
-    parts = await asking(replica, connections, earlier)
+    chunks, parts = await asking(replica, connections, earlier)
     held_bytes = replica.logs.room.held_bytes
     earlier.is_out.set()
     with pytest.raises(told) as raised:
         _ = [part async for part in parts]
     assert getattr(raised.value, "replica_id", None) == lost
+    await chunks.aclose()
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
 
 
-@pytest.mark.parametrize("leaves", ["who asked", "the consumer"])
+@pytest.mark.parametrize("leaves", ["who asked", "the request's reader", "the consumer"])
 async def test_rows_that_were_left_out_are_let_go_of_when_nobody_waits_for_them(
     replica: Replica, connections: ReplicaConnections, room: Room, leaves: str
 ) -> None:
     earlier = Earlier()
-    parts = await asking(replica, connections, earlier)
+    chunks, parts = await asking(replica, connections, earlier)
     held_bytes = replica.logs.room.held_bytes
     await anext(parts)
-    if leaves == "who asked":
-        await parts.aclose()
-        earlier.is_out.set()
-    else:
+    earlier.is_out.set()
+    if leaves == "the consumer":
         await connections.close()
+    else:
+        await until(lambda: room.held_bytes > 0)
+        await (parts if leaves == "who asked" else chunks).aclose()
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
     assert room.held_bytes == 0
+    await chunks.aclose()
 
 
 async def test_closing_ends_the_stream_at_both_ends(

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from omni_cluster.engine.python_modules import CompiledModules, compile_modules, installed_folders
 
 
@@ -22,6 +24,15 @@ def test_what_is_not_compiled_is_and_the_next_process_reads_it(tmp_path: Path) -
     for name in ("__init__", "one", "two"):
         assert f"code object from '{package}/__pycache__/{name}." in told.stderr  # not from the source
     assert compile_modules([tmp_path]) == CompiledModules(done=0, left=1)
+
+
+def test_a_folder_within_another_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (info := tmp_path / "outer" / "inner" / "a-1.dist-info").mkdir(parents=True)
+    (tmp_path / "outer" / "b-1.dist-info").mkdir()
+    for each in (info, tmp_path / "outer" / "b-1.dist-info"):
+        (each / "METADATA").write_text(f"Name: {each.name[0]}\nVersion: 1\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "outer"), str(info.parent)])
+    assert [each for each in installed_folders() if each.is_relative_to(tmp_path)] == [tmp_path / "outer"]
 
 
 def test_a_folder_whose_modules_are_compiled_costs_a_look(tmp_path: Path) -> None:
