@@ -337,20 +337,20 @@ def _card_memory(config: PipelineConfig, options: argparse.Namespace) -> str:
 
 
 def _warm(options: argparse.Namespace) -> None:
-    from omni_cluster.config.caches import compiled_folder
     from omni_cluster.config.loader import load_config
     from omni_cluster.engine.build import check_stages
+    from omni_cluster.engine.caches import check_cache_dir
     from omni_cluster.engine.python_modules import compile_modules, installed_folders
     from omni_cluster.engine.warming import size_of, warm
     from omni_cluster.models.registry import known_families
 
     config = load_config(options.config, known_families=known_families())
     check_stages(config)
+    folder = check_cache_dir(config.cache_dir)
     modules = compile_modules(installed_folders())
     print(f"Python modules: {modules.done} compiled, {modules.left} could not be", flush=True)
     for started in warm(config):
         print(f"{started.model_stage}: its engine was up after {started.seconds:.1f} s", flush=True)
-    folder = compiled_folder(config.cache_dir)
     files, size_bytes = size_of(folder)
     print(f"{folder}: {files} files, {size_bytes / (1 << 20):.1f} MiB")
 

@@ -26,11 +26,10 @@ def use_cache_dir(cache_dir: str | None) -> Path:
     To be called before torch and vLLM are imported. Variables that are set hold where the configuration names no
     folder. Raises ConfigError for a folder that cannot be written.
     """
-    folder = compiled_folder(cache_dir)
+    folder = check_cache_dir(cache_dir)
     for name, part in PARTS.items():
         if cache_dir is not None or not _is_chosen(os.environ.get(name)):
             os.environ[name] = str(folder / part)
-    _refuse_unwritable(folder, cache_dir)
     return folder
 
 
@@ -39,7 +38,9 @@ def _is_chosen(value: str | None) -> bool:
     return bool(value) and not str(value).startswith(os.path.join(tempfile.gettempdir(), "torchinductor_"))
 
 
-def _refuse_unwritable(folder: Path, cache_dir: str | None) -> None:
+def check_cache_dir(cache_dir: str | None) -> Path:
+    """Returns the folder. Raises ConfigError if it cannot be written."""
+    folder = compiled_folder(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -50,3 +51,4 @@ def _refuse_unwritable(folder: Path, cache_dir: str | None) -> None:
             f"cache_dir is {said}, where nothing can be written ({error.strerror}); name a folder that this user may "
             f"write, for example cache_dir: /tmp/omni_cluster."
         ) from None
+    return folder

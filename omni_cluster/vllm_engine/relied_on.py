@@ -59,7 +59,7 @@ EVERYWHERE: Names = {
         "truncate_computed_blocks",
     ),
     "vllm.v1.core.kv_cache_utils:BlockHash": (),
-    "vllm.v1.core.kv_cache_utils:KVCacheBlock": (),
+    "vllm.v1.core.kv_cache_utils:KVCacheBlock": ("block_id",),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
     "vllm.v1.core.sched.output:CachedRequestData": ("num_computed_tokens", "req_ids", "resumed_req_ids"),
     "vllm.v1.core.sched.output:NewRequestData": ("num_computed_tokens", "req_id"),
