@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import cache_from_source
@@ -30,21 +30,15 @@ def installed_folders() -> list[Path]:
     return sorted(each for each in folders if folders.isdisjoint(each.parents))
 
 
-def compile_modules(folders: Iterable[Path]) -> CompiledModules:
+def compile_modules(folders: Sequence[Path]) -> CompiledModules:
     """Compiles what is not compiled under these folders, on all cores, to where Python looks for it."""
-    folders = [each for each in folders if next(_uncompiled(each), None)]
-    before = _count(folders)
-    if before:
+    sources = [source for folder in folders for source in folder.rglob("*.py") if not _is_compiled(source)]
+    if sources:
         command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", *map(str, folders)]
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL)  # it fails if it could not compile one of them
-    left = _count(folders)
-    return CompiledModules(before - left, left)
+    done = sum(map(_is_compiled, sources))
+    return CompiledModules(done, len(sources) - done)
 
 
-def _count(folders: Iterable[Path]) -> int:
-    return sum(1 for folder in folders for _ in _uncompiled(folder))
-
-
-def _uncompiled(folder: Path) -> Iterator[Path]:
-    # Not `Path.exists`, which raises for a folder that may not be looked into.
-    return (source for source in folder.rglob("*.py") if not os.path.exists(cache_from_source(str(source))))
+def _is_compiled(source: Path) -> bool:
+    return os.path.exists(cache_from_source(str(source)))  # `Path.exists` raises where it may not look

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from omni_cluster.payloads import HASH_BYTES, PrefixHashes
+from omni_cluster.vllm_engine.holders import Holders
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -33,7 +33,7 @@ class HeldPrefixes:
         self._block_size = block_size
         self._max_blocks = max(0, max_blocks)
         self._held: dict[str, list[KVCacheBlock]] = {}
-        self._holders: Counter[int] = Counter()
+        self._holders: Holders[int] = Holders()
 
     @property
     def num_blocks(self) -> int:
@@ -58,14 +58,13 @@ class HeldPrefixes:
         """Counts a holder more, if there is room for the block."""
         if block.block_id not in self._holders and len(self._holders) >= self._max_blocks:
             return False
-        self._holders[block.block_id] += 1
+        self._holders.hold([block.block_id])
         return True
 
     def release(self, name: str) -> None:
         """Ignores who holds nothing."""
         blocks = self._held.pop(name, [])
-        self._holders.subtract(block.block_id for block in blocks)
-        self._holders = +self._holders  # without those that nobody holds now
+        self._holders.let_go(block.block_id for block in blocks)
         self._manager.block_pool.free_blocks(reversed(blocks))  # the last one is the first to be given to others
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from omni_cluster.payloads import PackedRows
+from omni_cluster.vllm_engine.holders import Holders
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ class KeptRows:
         self._blocks: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._held: dict[bytes, np.ndarray] = {}
         """Those that requests hold are here, and not in `_blocks`."""
-        self._holders: Counter[bytes] = Counter()
+        self._holders: Holders[bytes] = Holders()
         self._told: set[bytes] = set()
 
     def __contains__(self, name: bytes) -> bool:
@@ -74,14 +75,11 @@ class KeptRows:
         for each in hashes:
             if each in self._blocks:
                 self._held[each] = self._blocks.pop(each)
-        self._holders.update(hashes)
+        self._holders.hold(hashes)
 
     def let_go(self, hashes: Hashes) -> None:
-        self._holders.subtract(hashes)
-        for each in hashes:
-            if not self._holders[each]:
-                del self._holders[each]
-                self._blocks[each] = self._held.pop(each)
+        for each in self._holders.let_go(hashes):
+            self._blocks[each] = self._held.pop(each)
 
     def keep(self, hashes: Hashes, first: int, rows: np.ndarray) -> None:
         """Copies the rows of a request's blocks from block `first` to the last of `hashes`, as far as there is room."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
@@ -584,8 +585,16 @@ async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
     ids=["gone", "died", "other"],
 )
 async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
-    replica: Replica, connections: ReplicaConnections, broke: Exception, told: type[Exception], lost: str | None
+    replica: Replica,
+    connections: ReplicaConnections,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    broke: Exception,
+    told: type[Exception],
+    lost: str | None,
 ) -> None:
+    """What is none of our errors is in the log of the replica where it broke too."""
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
     earlier = Earlier(broke)
     chunks, parts = await asking(replica, connections, earlier)
     held_bytes = replica.logs.room.held_bytes
@@ -593,6 +602,8 @@ async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
     with pytest.raises(told) as raised:
         _ = [part async for part in parts]
     assert getattr(raised.value, "replica_id", None) == lost
+    logged = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert logged == (["rows from 1 on that a request left out failed"] if told is StageFailed else [])
     await chunks.aclose()
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
 

@@ -86,8 +86,10 @@ class Engine:
         caches = self.scheduler.kv_cache_manager.enable_caching
         self._hasher = get_request_block_hasher(BLOCK, hashed) if caches else None
 
-    def ask(self, name: str, prompt: list[int], max_tokens: int = 4, emit_rows: bool = True) -> Asked:
-        extra = StageExtra(name, emit_rows=emit_rows).to_extra_args()
+    def ask(
+        self, name: str, prompt: list[int], max_tokens: int = 4, emit_rows: bool = True, given_tokens: int = 0
+    ) -> Asked:
+        extra = StageExtra(name, emit_rows=emit_rows, given_tokens=given_tokens).to_extra_args()
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
         request = Request(name, list(prompt), params, None, block_hasher=self._hasher)
         self.open[name] = Asked(request, emit_rows, list(prompt))
@@ -217,6 +219,16 @@ def test_all_rows_are_sent_to_who_keeps_nothing_of_an_earlier_prompt(make: Make)
         engine.run()
         asked.assert_whole()
     assert (engine.hits, engine.left_out) == (1, 0)
+
+
+def test_rows_of_a_given_reply_are_sent_again(make: Make) -> None:
+    """They are no part of the prompt of who reads them, who keeps nothing of a reply."""
+    engine = make()
+    for turn in range(2):
+        asked = engine.ask(f"turn-{turn}", PROMPT, given_tokens=len(PROMPT) - BLOCK - 1)
+        engine.run()
+        asked.assert_whole()
+    assert (engine.hits, engine.left_out) == (1, BLOCK)
 
 
 def test_two_engines_give_the_blocks_of_one_prompt_other_names(make: Make) -> None:
