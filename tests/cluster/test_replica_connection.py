@@ -602,8 +602,8 @@ async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
     with pytest.raises(told) as raised:
         _ = [part async for part in parts]
     assert getattr(raised.value, "replica_id", None) == lost
-    logged = [record.getMessage() for record in caplog.records if record.exc_info]
-    assert logged == (["rows from 1 on that a request left out failed"] if told is StageFailed else [])
+    logged = {record.getMessage() for record in caplog.records if record.exc_info}  # by several handlers
+    assert logged == ({"rows from 1 on that a request left out failed"} if told is StageFailed else set())
     await chunks.aclose()
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
 
