@@ -28,6 +28,7 @@ RESERVED_ENGINE_ARGS = {
     "enable_prompt_embeds": "remove it, rows enter a stage by its own hand-over only",
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
     "pipeline_parallel_size": "set pipeline_parallel_size next to engine_args instead",
+    "mm_processor_cache_type": "remove it, processed media are sent to the engine whole",
     "data_parallel_size": "remove it, num_replicas gives a stage more engines",
     **dict.fromkeys(
         ("speculative_config", "spec_method", "spec_model", "spec_tokens"),

@@ -32,6 +32,11 @@ EVERYWHERE: Names = {
     "vllm.forward_context:set_forward_context": (),
     "vllm.logprobs:Logprob": ("decoded_token", "logprob", "rank"),
     "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry": ("_registrations", "activate", "register"),
+    "vllm.multimodal.cache:BaseMultiModalProcessorCache": (),
+    "vllm.multimodal.registry:MultiModalRegistry": (
+        "processor_cache_from_config",
+        "processor_only_cache_from_config",
+    ),
     "vllm.outputs:CompletionOutput": ("finish_reason", "logprobs", "stop_reason", "token_ids", "text"),
     "vllm.outputs:RequestOutput": ("num_cached_tokens", "outputs", "prompt_token_ids"),
     "vllm.platforms:current_platform": ("is_cpu", "ray_device_key"),
@@ -256,6 +261,7 @@ ON_CPU: Names = {
 ON_CUDA: Names = {"vllm.v1.worker:gpu_model_runner": ("GPUModelRunner",)}
 
 LOOKED_UP: Names = {
+    "vllm.renderers.base:BaseRenderer.__init__": ("processor_cache_from_config",),
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("next_decode_eligible_step", "num_preemptions"),
     "vllm.v1.engine.async_llm:AsyncLLM.__init__": ("OutputProcessor",),
     "vllm.v1.engine.utils:CoreEngineProcManager.__init__": ("get_mp_context",),

@@ -12,8 +12,11 @@ import msgspec
 import torch
 from opentelemetry import propagate
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.logprobs import Logprob
+from vllm.multimodal.cache import BaseMultiModalProcessorCache
+from vllm.multimodal.registry import MultiModalRegistry
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
@@ -49,13 +52,20 @@ DEATH_S = 3.0
 """So long after an engine has failed a call it may say that it dies: when a part of it is gone, its calls end first."""
 
 
+def _cache_that_sends_media(registry: MultiModalRegistry, config: VllmConfig) -> BaseMultiModalProcessorCache | None:
+    return registry.processor_only_cache_from_config(config)
+
+
 class OmniAsyncLLM(AsyncLLM):
     """AsyncLLM with our output processor, which has no hook: its name is ours while the engine is built."""
 
     output_processor: OmniOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with replaced(async_llm, "OutputProcessor", OmniOutputProcessor), ENGINE_PROCESSES.installed():
+        # vLLM's own cache of processed media sends those that it holds the engine to have by their names alone. The
+        # engine lacks those of a request that left before it was sent, and of one that another one overtook.
+        whole = replaced(MultiModalRegistry, "processor_cache_from_config", _cache_that_sends_media)
+        with whole, replaced(async_llm, "OutputProcessor", OmniOutputProcessor), ENGINE_PROCESSES.installed():
             super().__init__(*args, **kwargs)
 
 
@@ -215,14 +225,22 @@ class StageLLM:
         params = self._sampling_params(request, engine_input.sampling)
         params.extra_args = extra.to_extra_args()
         rendered = await self._rendered(prompt)
-        outputs: AsyncGenerator[RequestOutput, None] = self.llm.generate(
-            rendered, params, request.request_id, trace_headers=_trace_headers()
+        outputs = self._not_given_up(
+            self.llm.generate(rendered, params, request.request_id, trace_headers=_trace_headers())
         )
         prefilled = len(rendered["prompt_token_ids"]) + len(known)
         has_parts = prefilled > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
         if engine_input.emit_rows and engine_input.given_reply is None and has_parts:
             return sink.before_first(outputs)
         return outputs
+
+    async def _not_given_up(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs. RequestGone where the engine gives the request up: vLLM makes an end without tokens of that."""
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                if output.outputs[0].finish_reason == "error":
+                    raise RequestGone(f"the engine of stage {self._stage.model_stage} gave it up; send it again.")
+                yield output
 
     async def _rendered(self, prompt: Mapping[str, Any]) -> Any:
         """The prompt as token ids, its media processed. RequestError for one that the engine cannot take."""

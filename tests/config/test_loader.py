@@ -310,6 +310,7 @@ RESERVED = (
     "additional_config",
     "enable_prompt_embeds",
     "trust_remote_code",
+    "mm_processor_cache_type",
     "data_parallel_size",
     "speculative_config",
     "spec_method",

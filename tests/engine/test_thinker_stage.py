@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from PIL import Image
 
 from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.outputs import StageChunk
+from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     MAX_TOKENS,
@@ -30,6 +32,10 @@ MOST_TRIES = 20
 BLOCK = 32
 BLOCK_BYTES = KEPT_ROWS_BYTES // 8
 LONG_REPLY = 60
+
+
+class Left(Exception):
+    """A client left."""
 
 
 def cacheable(length: int) -> int:
@@ -276,6 +282,28 @@ async def test_prompt_that_is_too_long_is_refused(thinker: Stage) -> None:
     with pytest.raises(RequestError, match=r"25[56]"):
         await think(thinker, OmniRequest("long", "hello " * 400))
     await until_free(thinker)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+async def test_a_picture_that_the_engine_was_never_sent_is_sent_to_the_next_who_shows_it(
+    thinker: Stage, reference: Reference, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """vLLM keeps what it made of a picture, and holds the engine to have it: also of who left meanwhile."""
+    shown = Image.effect_noise((64 + 28 * together, 64), 90).convert("RGB")
+    process = cast(StageLLM, thinker)._rendered
+
+    async def leave(prompt: Mapping[str, Any]) -> None:
+        await process(prompt)
+        raise Left
+
+    with monkeypatch.context() as patch, pytest.raises(Left):
+        patch.setattr(thinker, "_rendered", leave)
+        await think(thinker, OmniRequest("left", prompt_text("image"), Media(images=(shown,))))
+    asked = prompt_text("image", "What is it?")
+    wanted = reference.thinker(asked, [], [shown], max_new_tokens=MAX_TOKENS)
+    requests = [OmniRequest(f"shown-{i}", asked, Media(images=(shown,))) for i in range(together)]
+    for made in await asyncio.gather(*(think(thinker, each) for each in requests)):
+        assert_equal(made, wanted)
 
 
 async def test_sampling_of_another_stage_does_not_matter_here(

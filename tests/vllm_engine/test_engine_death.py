@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from omni_cluster.engine.build import bind, make_stage
@@ -96,6 +98,29 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_in_parts(
     del known[names[1]]
     with pytest.raises(RequestGone, match=f"rows {first} to 4 of a cached prompt are kept no more"):
         _ = [part async for part in chunk.rows.earlier(first)]
+
+
+async def test_a_request_that_the_engine_gives_up_is_no_answer_and_its_outputs_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM makes an output without tokens of it, whose end is an error."""
+    is_closed = False
+
+    async def outputs() -> AsyncGenerator[RequestOutput, None]:
+        nonlocal is_closed
+        try:
+            for reason in (None, "error"):
+                made = CompletionOutput(0, "", [], None, None, finish_reason=reason)
+                yield RequestOutput("r", None, [1], None, [made], finished=reason is not None)
+        finally:
+            is_closed = True
+
+    stage = stage_on(Engine(dies=False), monkeypatch)
+    passed = stage._not_given_up(outputs())
+    assert (await anext(passed)).outputs[0].finish_reason is None
+    with pytest.raises(RequestGone, match="the engine of stage thinker gave it up; send it again"):
+        await anext(passed)
+    assert is_closed
 
 
 async def test_a_look_that_meets_an_engine_s_death_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
