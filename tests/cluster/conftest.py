@@ -18,16 +18,26 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class Shared:
-    """An application that several modules in a row use, from the first test that asks for it on."""
+    """An application that several modules in a row use, from the first test that asks for it on.
+
+    It is started once: where it did not come up, all tests that ask for it fail at once with what it printed.
+    """
 
     def __init__(self, start: Callable[[], AbstractContextManager[ServedApp]]) -> None:
         self._start = start
         self._running: ServedApp | None = None
+        self._failure: AssertionError | None = None
         self._cleanup = ExitStack()
 
     def app(self) -> ServedApp:
+        if self._failure is not None:
+            raise self._failure
         if self._running is None:
-            self._running = self._cleanup.enter_context(self._start())
+            try:
+                self._running = self._cleanup.enter_context(self._start())
+            except AssertionError as failure:
+                self._failure = failure
+                raise
         return self._running
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ import httpx
 import psutil
 import ray
 from ray import serve
+from ray._common.utils import reset_ray_address
+from ray._private.utils import read_ray_address
 from ray.cluster_utils import Cluster
 from ray.serve.context import _set_global_client
 
@@ -115,8 +118,25 @@ class ServedApp:
 @contextmanager
 def serve_run(*arguments: str) -> Iterator[ServedApp]:
     """The application on a Ray of its own."""
+    forget_killed_cluster()
     with _served("auto", *arguments) as app:
         yield app
+
+
+def forget_killed_cluster(folder: str | None = None) -> None:
+    """A killed cluster of several nodes leaves its address in Ray's `folder`: `serve run` would wait for it."""
+    address = read_ray_address(folder)
+    if address is not None and not _listens(address):
+        reset_ray_address(folder)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), PATIENCE_S).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
