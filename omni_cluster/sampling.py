@@ -6,9 +6,9 @@ far from both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from omni_cluster.errors import RequestError
 
@@ -57,14 +57,14 @@ BOUNDS: Mapping[str, Bounds] = {
 }
 TOKEN_ID = Bounds(0, INT32_MAX, whole=True)
 BIAS = Bounds(-1e6, 1e6)
-_OTHERS = frozenset(
+SWITCHES = frozenset(
     {
-        *("ignore_eos", "stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "detokenize"),
-        *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
-        "skip_reading_prefix_cache",
+        *("ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
+        *("include_stop_str_in_output", "skip_reading_prefix_cache"),
     }
 )
-NAMES = frozenset(BOUNDS) | _OTHERS
+_LISTS = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"})
+NAMES = frozenset(BOUNDS) | SWITCHES | _LISTS
 """vLLM's parameters that a stage takes; of the others some are the stage's own, and some change what a request is."""
 
 
@@ -87,6 +87,12 @@ def _wish(name: str, value: object) -> str | None:
     """What a parameter should be; None if it is that."""
     if name in BOUNDS:
         return None if BOUNDS[name].hold(value) else str(BOUNDS[name])
+    if name in SWITCHES:
+        return None if isinstance(value, bool) else "true or false"
+    if name == "bad_words":
+        return None if _are_words(value) else "a list of strings"
+    if name == "allowed_token_ids":
+        return None if _are_token_ids(value) else "a list of token ids"
     if name == "stop":
         return None if _are_stops([value] if isinstance(value, str) else value) else _STOPS
     if name == "stop_token_ids":
@@ -106,8 +112,16 @@ def _are_stops(value: object) -> bool:
     return all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARS for stop in value)
 
 
+def _are_words(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value)
+
+
+def _are_token_ids(value: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, (list, tuple)) and all(map(TOKEN_ID.hold, value))
+
+
 def _are_stop_tokens(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) <= MAX_STOP_TOKENS and all(map(TOKEN_ID.hold, value))
+    return _are_token_ids(value) and len(value) <= MAX_STOP_TOKENS
 
 
 def _are_biases(value: object) -> bool:

@@ -16,7 +16,7 @@ from vllm._custom_ops import apply_repetition_penalties
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.wire import StageSampling
-from omni_cluster.sampling import BOUNDS, NAMES, check_sampling
+from omni_cluster.sampling import BOUNDS, NAMES, SWITCHES, check_sampling
 
 ODD = [0, -1, 1e-300, 5e-324, 1e-45, 1.1e-38, 1e-10, 0.009, 0.01, 0.5, 1, 2, 2.1, 100, 101, 1e38, 1e308, 2**31, 2**63]
 ODD += [-(2**63), -(2**63) - 1, 10**40, True, "1", math.nan, math.inf, -math.inf, [1], {}]
@@ -75,6 +75,25 @@ def test_door_configuration_and_stage_take_the_same(name: str, value: object) ->
 )
 def test_door_configuration_and_stage_take_the_same_lists(name: str, value: object, taken: bool) -> None:
     assert [takes(name, value) for takes in (a_stage_takes, the_door_takes, a_configuration_takes)] == [taken] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        *((name, value, isinstance(value, bool)) for name in sorted(SWITCHES) for value in (True, False, 0, "no", [])),
+        ("bad_words", ["a", "b"], True),
+        ("bad_words", "a", False),
+        ("bad_words", [1], False),
+        ("allowed_token_ids", [0, 5], True),
+        ("allowed_token_ids", [1.5], False),
+        ("allowed_token_ids", [True], False),
+        ("allowed_token_ids", 5, False),
+    ],
+)
+def test_a_value_of_another_type_never_reaches_an_engine(name: str, value: object, taken: bool) -> None:
+    """Engines read no request any more after one that they cannot read."""
+    assert [takes(name, value) for takes in (a_stage_takes, a_configuration_takes)] == [taken] * 2
+    assert name not in StageSampling.model_fields or the_door_takes(name, value) is taken
 
 
 def test_each_name_for_clients_is_one_of_a_stage() -> None:

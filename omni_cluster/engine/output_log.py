@@ -43,6 +43,7 @@ class OutputLog:
         self.num_bytes = 0
         self._closed = False
         self._is_whole = False
+        self._is_let_go = False
         self._on_whole = on_whole
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
@@ -89,6 +90,7 @@ class OutputLog:
         """The log is kept no longer, but by those who still read it."""
         self._room.release(self.num_bytes)
         self._room = Room()
+        self._is_let_go = True
 
     def abandon(self) -> None:
         """A reader disappeared without closing: nobody can finish the request."""
@@ -103,7 +105,10 @@ class OutputLog:
             await self._is_abandoned.wait()
 
     async def earlier_rows(self, first: int) -> AsyncGenerator[RowsChunk, None]:
-        """Rows from position `first` on that the first chunk with rows left out, which has come. See `RowsChunk`."""
+        """Rows from position `first` on that the first chunk with rows left out, which has come. See `RowsChunk`.
+
+        Raises OutputLogUnknown, also between two parts, once the request has ended: nobody reads them any more.
+        """
         rows = next((chunk.rows for chunk in self._chunks if chunk.rows is not None), None)
         if rows is None or rows.earlier is None:
             raise OutputLogUnknown(f"request {self._request_id}: it left no rows out here.")
@@ -111,6 +116,8 @@ class OutputLog:
             async for part in parts:
                 yield RowsChunk(first, part)
                 first += len(part)
+                if self._is_let_go:
+                    raise OutputLogUnknown(f"request {self._request_id} ended before its earlier rows were sent.")
 
     def chunk(self, number: int) -> StageChunk:
         """Returns a chunk, which must be there already."""

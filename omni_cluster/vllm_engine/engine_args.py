@@ -142,7 +142,6 @@ def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "disable_log_stats": False,
         "enable_prefix_caching": True,
-        "mm_processor_cache_gb": 2,  # of processed media, in the replica and in its engine each: half of vLLM's default
         "compilation_config": compilation,
         "attention_config": {"flash_attn_max_num_splits_for_cuda_graph": MAX_SPLITS},
     }

@@ -32,14 +32,11 @@ EVERYWHERE: Names = {
     "vllm.forward_context:set_forward_context": (),
     "vllm.logprobs:Logprob": ("decoded_token", "logprob", "rank"),
     "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry": ("_registrations", "activate", "register"),
-    "vllm.multimodal.cache:BaseMultiModalProcessorCache": (),
-    "vllm.multimodal.registry:MultiModalRegistry": (
-        "processor_cache_from_config",
-        "processor_only_cache_from_config",
-    ),
+    "vllm.multimodal.cache:BaseMultiModalProcessorCache": ("invalidate",),
     "vllm.outputs:CompletionOutput": ("finish_reason", "logprobs", "stop_reason", "token_ids", "text"),
     "vllm.outputs:RequestOutput": ("num_cached_tokens", "outputs", "prompt_token_ids"),
     "vllm.platforms:current_platform": ("is_cpu", "ray_device_key"),
+    "vllm.renderers.base:BaseRenderer": ("_mm_executor", "mm_processor_cache"),
     "vllm.renderers.inputs.preprocess:parse_model_prompt": (),
     "vllm.sampling_params:RequestOutputKind": ("DELTA",),
     "vllm.sampling_params:SamplingType": ("RANDOM_SEED",),
@@ -67,7 +64,7 @@ EVERYWHERE: Names = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": ("block_id",),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
     "vllm.v1.core.sched.output:CachedRequestData": ("num_computed_tokens", "req_ids", "resumed_req_ids"),
-    "vllm.v1.core.sched.output:NewRequestData": ("num_computed_tokens", "req_id"),
+    "vllm.v1.core.sched.output:NewRequestData": ("mm_features", "num_computed_tokens", "req_id"),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         "finished_req_ids",
         "num_scheduled_tokens",
@@ -161,6 +158,7 @@ EVERYWHERE: Names = {
         "append_output_token_ids",
         "block_hashes",
         "max_tokens",
+        "mm_features",
         "next_decode_eligible_step",
         "num_computed_tokens",
         "num_output_tokens",
@@ -261,7 +259,7 @@ ON_CPU: Names = {
 ON_CUDA: Names = {"vllm.v1.worker:gpu_model_runner": ("GPUModelRunner",)}
 
 LOOKED_UP: Names = {
-    "vllm.renderers.base:BaseRenderer.__init__": ("processor_cache_from_config",),
+    "vllm.v1.engine.async_llm:AsyncLLM._run_output_handler": ("invalidate",),
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("next_decode_eligible_step", "num_preemptions"),
     "vllm.v1.engine.async_llm:AsyncLLM.__init__": ("OutputProcessor",),
     "vllm.v1.engine.utils:CoreEngineProcManager.__init__": ("get_mp_context",),

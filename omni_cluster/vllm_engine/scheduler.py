@@ -189,6 +189,10 @@ class OmniSchedulerMixin(_Scheduler):
         output = super().schedule(*args, **kwargs)
         for request in reversed(blocked):
             self.waiting.prepend_request(request)
+        for new in output.scheduled_new_reqs:
+            # vLLM sends no media that the prefix cache covers, but after a preemption the cache may cover less, and the
+            # workers, which get media once, would have nothing to encode.
+            new.mm_features = self.requests[new.req_id].mm_features
         self._num_preemptions += len(output.preempted_req_ids or ())
         self._num_steps += bool(output.num_scheduled_tokens)
         self._num_computed += output.total_num_scheduled_tokens

@@ -12,12 +12,9 @@ import msgspec
 import torch
 from opentelemetry import propagate
 from vllm import SamplingParams
-from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError, VLLMValidationError
-from vllm.logprobs import Logprob
-from vllm.multimodal.cache import BaseMultiModalProcessorCache
-from vllm.multimodal.registry import MultiModalRegistry
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
+from vllm.renderers.base import BaseRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
@@ -26,13 +23,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import PayloadError, PromptTooLong, RequestError, RequestGone, StageDied
-from omni_cluster.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
-from omni_cluster.models.family import ARSession, EngineInput, Family, GivenReply
-from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob, answering
+from omni_cluster.errors import OmniError, PayloadError, PromptTooLong, RequestError, RequestGone, StageDied
+from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
+from omni_cluster.models.family import ARSession, EngineInput, Family
+from omni_cluster.outputs import StageChunk, answering
 from omni_cluster.payloads import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.sampling import LEAST_TOP_P, check_sampling
+from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.install import replaced
@@ -48,12 +46,10 @@ _LENGTHS = ("input_text", "input_tokens")
 MAX_FAULT_CHARS = 200
 EARLIER_PART_BYTES = 4 << 20
 """Rows that were left out are asked of the engine in parts of this size: it does nothing else while it copies one."""
+MOST_SENDINGS = 3
+"""Of a request with media, to one engine: beside others with the same ones a second may come too early."""
 DEATH_S = 3.0
 """So long after an engine has failed a call it may say that it dies: when a part of it is gone, its calls end first."""
-
-
-def _cache_that_sends_media(registry: MultiModalRegistry, config: VllmConfig) -> BaseMultiModalProcessorCache | None:
-    return registry.processor_only_cache_from_config(config)
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -62,10 +58,7 @@ class OmniAsyncLLM(AsyncLLM):
     output_processor: OmniOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # vLLM's own cache of processed media sends those that it holds the engine to have by their names alone. The
-        # engine lacks those of a request that left before it was sent, and of one that another one overtook.
-        whole = replaced(MultiModalRegistry, "processor_cache_from_config", _cache_that_sends_media)
-        with whole, replaced(async_llm, "OutputProcessor", OmniOutputProcessor), ENGINE_PROCESSES.installed():
+        with replaced(async_llm, "OutputProcessor", OmniOutputProcessor), ENGINE_PROCESSES.installed():
             super().__init__(*args, **kwargs)
 
 
@@ -98,6 +91,7 @@ class StageLLM:
         # Here, and not by the first request: spans of others would be put into that one's trace.
         llm._run_output_handler()
         llm.output_processor.max_row_elements = self._pipeline.limits.max_payload_elements
+        _forget_media_in_turn(llm.renderer)
         self._llm = llm
         self._checkpoint_sampling = llm.model_config.get_diff_sampling_param()
         if not self._traits.has_tokenizer:
@@ -148,10 +142,12 @@ class StageLLM:
                     feeder = self._fed(request.request_id, session, sink, cleanup)
                 while (rows := chunks.large_rows()) is not None:
                     yield self._answering(rows)
-                chunk = self._answering(chunks.make(output))
-                if feeder is not None and chunk.finish_reason == "abort" and not await feeder:
-                    chunk = StageChunk(finish_reason="stop")
-                yield chunk
+                if is_aborted(output):
+                    if feeder is None or await feeder:
+                        raise await self._given_up()
+                    yield StageChunk(finish_reason="stop")
+                    return
+                yield self._answering(chunks.make(output))
 
     def _answering(self, chunk: StageChunk) -> StageChunk:
         rows = chunk.rows
@@ -187,6 +183,13 @@ class StageLLM:
             if not (isinstance(error, EngineDeadError) or (_may_be_death(error) and await self._dies())):
                 raise
             raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
+
+    async def _given_up(self) -> OmniError:
+        """Why the engine ended a request that was not at its end. One that is told to stop ends all, then itself."""
+        name = self._stage.model_stage
+        if await self._dies():
+            return StageDied(f"the engine of stage {name} died; send the request again.")
+        return RequestGone(f"the engine of stage {name} gave it up; send it again.")
 
     async def _dies(self) -> bool:
         """Whether the engine is dead, or says so within `DEATH_S`: what reads its outputs ends then."""
@@ -225,22 +228,37 @@ class StageLLM:
         params = self._sampling_params(request, engine_input.sampling)
         params.extra_args = extra.to_extra_args()
         rendered = await self._rendered(prompt)
-        outputs = self._not_given_up(
-            self.llm.generate(rendered, params, request.request_id, trace_headers=_trace_headers())
-        )
+        outputs = self._outputs(request.request_id, prompt, rendered, params)
         prefilled = len(rendered["prompt_token_ids"]) + len(known)
         has_parts = prefilled > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
         if engine_input.emit_rows and engine_input.given_reply is None and has_parts:
             return sink.before_first(outputs)
         return outputs
 
-    async def _not_given_up(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs. RequestGone where the engine gives the request up: vLLM makes an end without tokens of that."""
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                if output.outputs[0].finish_reason == "error":
-                    raise RequestGone(f"the engine of stage {self._stage.model_stage} gave it up; send it again.")
-                yield output
+    async def _outputs(
+        self, request_id: str, prompt: Mapping[str, Any], rendered: Any, params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's outputs. Raises `_given_up` where it gives the request up: vLLM ends it then without tokens.
+
+        Processed media that the engine should have are sent by their names alone. It lacks those of a request that left
+        before it was sent, and gives up who names them; vLLM forgets the names, and the next sending has the media.
+        """
+        has_begun = False
+        for number in range(MOST_SENDINGS if rendered.get("mm_hashes") else 1):
+            if number:
+                rendered = await self._rendered(prompt)
+            sent = self.llm.generate(rendered, params, request_id, trace_headers=_trace_headers())
+            async with contextlib.aclosing(sent):
+                async for output in sent:
+                    if output.outputs[0].finish_reason == "error":
+                        break
+                    has_begun = True
+                    yield output
+                else:
+                    return
+            if has_begun:
+                break
+        raise await self._given_up()
 
     async def _rendered(self, prompt: Mapping[str, Any]) -> Any:
         """The prompt as token ids, its media processed. RequestError for one that the engine cannot take."""
@@ -393,84 +411,14 @@ def fault_of(error: Exception) -> str:
     return said if len(said) <= MAX_FAULT_CHARS else said[:MAX_FAULT_CHARS] + "..."
 
 
-class ChunkMaker:
-    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`."""
+def _forget_media_in_turn(renderer: BaseRenderer) -> None:
+    """Has the names of media that the engine lacks forgotten between two prompts.
 
-    def __init__(self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None = None) -> None:
-        self._sink = sink
-        self._known = known
-        self._given_reply = given_reply
-        self._position = len(known.token_ids)
-        self._is_first = True
-
-    def large_rows(self) -> StageChunk | None:
-        """Rows that go ahead of the next chunk: a chunk of their own spares the copy that joins them with its rows."""
-        rows = None if self._given_reply is not None else self._sink.take_large()
-        return None if rows is None else StageChunk(self._position, rows=rows)
-
-    def make(self, output: RequestOutput | None) -> StageChunk:
-        """Makes a chunk of what the engine put out; None: of rows that came before its first output."""
-        if output is None:
-            return StageChunk(self._position, rows=self._sink.take())
-        if self._given_reply is not None:
-            return self._given(output, self._given_reply)
-        return self._ending(output) if self._known.has_ended else self._made(output)
-
-    def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
-        """The given reply with its rows, as one chunk. The one token that vLLM samples after it is dropped."""
-        prompt = tuple(output.prompt_token_ids or ())[: -len(given_reply.token_ids)]
-        return StageChunk(
-            token_ids=given_reply.token_ids,
-            text=given_reply.text,
-            rows=self._sink.take(),
-            prompt_token_ids=prompt,
-            finish_reason="stop",
-            cached_tokens=output.num_cached_tokens or 0,
-        )
-
-    def _ending(self, output: RequestOutput) -> StageChunk:
-        """The rows of an output that is known to its end. The one token that vLLM samples after it is dropped."""
-        return StageChunk(
-            self._position,
-            rows=self._sink.take(),
-            prompt_token_ids=tuple(output.prompt_token_ids or ()),
-            finish_reason=self._known.finish_reason,
-        )
-
-    def _made(self, output: RequestOutput) -> StageChunk:
-        completion = output.outputs[0]
-        first, self._is_first = self._is_first, False
-        chunk = StageChunk(
-            token_start=self._position,
-            token_ids=tuple(completion.token_ids),
-            text=completion.text or "",
-            rows=self._sink.take(),
-            prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
-            finish_reason=completion.finish_reason,
-            choices=token_choices(completion),
-            cached_tokens=(output.num_cached_tokens or 0) if first else 0,
-        )
-        self._position = chunk.token_end
-        return chunk
-
-
-def token_choices(made: CompletionOutput) -> tuple[TokenChoice, ...]:
-    """What vLLM says of the tokens that it made since it last spoke, without the one that only ends the text."""
-    if not made.logprobs:
-        return ()
-    ends = made.finish_reason == "stop" and not isinstance(made.stop_reason, str)
-    spoken = made.token_ids[:-1] if ends else made.token_ids
-    return tuple(_choice(token_id, of) for token_id, of in zip(spoken, made.logprobs, strict=False))
-
-
-def _choice(token_id: int, candidates: Mapping[int, Logprob]) -> TokenChoice:
-    """vLLM gives the likeliest tokens and the sampled one, which may be one of them."""
-    ranked = sorted(candidates.values(), key=lambda one: one.rank or 0)
-    return TokenChoice(_logprob(candidates[token_id]), tuple(_logprob(one) for one in ranked))
-
-
-def _logprob(one: Logprob) -> TokenLogprob:
-    return TokenLogprob(one.decoded_token or "", one.logprob)
+    vLLM forgets them in the event loop, while a prompt may be processed that has looked which names are known.
+    """
+    cache = renderer.mm_processor_cache
+    if cache is not None:
+        cache.invalidate = functools.partial(renderer._mm_executor.submit, cache.invalidate)  # type: ignore[method-assign]
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

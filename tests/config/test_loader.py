@@ -316,6 +316,8 @@ RESERVED = (
     "spec_method",
     "spec_model",
     "spec_tokens",
+    "scheduling_policy",
+    "disable_cascade_attn",
     "kv_transfer_config",
     "kv_offloading_size",
     "distributed_executor_backend",

@@ -108,6 +108,25 @@ async def test_rows_that_were_left_out_are_asked_of_the_log(log: OutputLog) -> N
     assert missing == [(1, [[1.0]]), (2, [[2.0]])]
 
 
+async def test_rows_that_were_left_out_are_asked_of_the_engine_no_more_once_their_request_has_ended(
+    log: OutputLog,
+) -> None:
+    asked = []
+
+    async def earlier(first: int) -> AsyncGenerator[torch.Tensor, None]:
+        for position in range(first, 3):
+            asked.append(position)
+            yield torch.full((1, 1), float(position))
+
+    log.put(StageChunk(rows=RowsChunk(3, torch.zeros(1, 1), earlier=earlier)))
+    parts = log.earlier_rows(0)
+    assert (await anext(parts)).start == 0
+    log.let_go()
+    with pytest.raises(OutputLogUnknown, match="ended before its earlier rows were sent"):
+        await anext(parts)
+    assert asked == [0]
+
+
 @pytest.mark.parametrize("rows", [None, RowsChunk(0, torch.zeros(1, 1))])
 async def test_a_log_that_left_nothing_out_says_so(log: OutputLog, rows: RowsChunk | None) -> None:
     log.put(StageChunk(rows=rows))

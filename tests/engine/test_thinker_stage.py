@@ -173,6 +173,27 @@ async def test_rows_survive_preemption_in_a_batch_of_mixed_lengths(
     await until_free(thinker)
 
 
+async def test_media_that_the_cache_answered_are_encoded_again_after_a_preemption(
+    thinker: Stage, reference: Reference
+) -> None:
+    kind, reply = "audio+image", {"thinker": {"max_tokens": LONG_REPLY}}
+    wanted = reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=LONG_REPLY)
+    await think(thinker, request("shown-before", kind))
+    llm = cast(StageLLM, thinker).llm
+    await llm.reset_encoder_cache()  # as if others' media had taken its place
+    before = (await thinker.counts())["computed"]
+    chunks: list[StageChunk] = []
+    async for chunk in thinker.generate(request("shown-again", kind, sampling=reply), None):
+        if not chunks:
+            assert await llm.reset_prefix_cache(reset_running_requests=True)
+        chunks.append(chunk)
+    made = StageChunk.joined(chunks)
+    length = len(wanted.prompt_ids)
+    assert made.cached_tokens == cacheable(length)
+    assert (await thinker.counts())["computed"] - before > length  # it was computed from the beginning
+    assert_equal(made, wanted)
+
+
 async def test_requests_with_and_without_rows_share_a_batch(
     thinker: Stage, thought: dict[str, ThinkerReference]
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -19,7 +22,7 @@ from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine import stage_llm
 from omni_cluster.vllm_engine.output_processor import RowsSink
-from omni_cluster.vllm_engine.stage_llm import StageLLM
+from omni_cluster.vllm_engine.stage_llm import MOST_SENDINGS, StageLLM
 from tests.engine.stages import pipeline_config
 
 CALL_FAILED = "Call to get_supported_tasks method failed: cancelled"
@@ -100,27 +103,98 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_in_parts(
         _ = [part async for part in chunk.rows.earlier(first)]
 
 
-async def test_a_request_that_the_engine_gives_up_is_no_answer_and_its_outputs_are_closed(
-    monkeypatch: pytest.MonkeyPatch,
+WITH_MEDIA = {"prompt_token_ids": [1], "mm_hashes": {"image": ["name"]}}
+WITHOUT = {"prompt_token_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    ("rendered", "ends", "sendings"),
+    [
+        (WITH_MEDIA, [["error"], ["error"], [None, "stop"]], 3),
+        (WITH_MEDIA, [["error"], ["error"], ["error"]], MOST_SENDINGS),
+        (WITH_MEDIA, [["error"], [None, "error"]], 2),
+        (WITHOUT, [["error"]], 1),
+        (WITHOUT, [[None, "error"]], 1),
+    ],
+    ids=["sent again", "too often", "begun", "no media", "no media, begun"],
+)
+async def test_a_request_that_the_engine_gives_up_is_no_answer_and_its_media_are_sent_again(
+    monkeypatch: pytest.MonkeyPatch, rendered: dict[str, Any], ends: list[list[str | None]], sendings: int
 ) -> None:
     """vLLM makes an output without tokens of it, whose end is an error."""
-    is_closed = False
+    sent: list[Any] = []
+    closed: list[int] = []
 
-    async def outputs() -> AsyncGenerator[RequestOutput, None]:
-        nonlocal is_closed
+    async def generate(prompt: Any, *_: Any, **__: Any) -> AsyncGenerator[RequestOutput, None]:
+        sent.append(prompt)
+        number = len(sent)
         try:
-            for reason in (None, "error"):
+            for reason in ends[number - 1]:
                 made = CompletionOutput(0, "", [], None, None, finish_reason=reason)
                 yield RequestOutput("r", None, [1], None, [made], finished=reason is not None)
         finally:
-            is_closed = True
+            closed.append(number)
 
+    async def render(prompt: Any) -> Any:
+        return {**rendered, "again": True}
+
+    monkeypatch.setattr(stage_llm, "DEATH_S", 0.01)
     stage = stage_on(Engine(dies=False), monkeypatch)
-    passed = stage._not_given_up(outputs())
-    assert (await anext(passed)).outputs[0].finish_reason is None
-    with pytest.raises(RequestGone, match="the engine of stage thinker gave it up; send it again"):
-        await anext(passed)
-    assert is_closed
+    monkeypatch.setattr(stage.llm, "generate", generate, raising=False)
+    monkeypatch.setattr(stage, "_rendered", render)
+    told: list[str | None] = []
+    try:
+        async for output in stage._outputs("r", {}, rendered, SamplingParams()):
+            told.append(output.outputs[0].finish_reason)
+    except RequestGone as gone:
+        assert str(gone) == "the engine of stage thinker gave it up; send it again."
+        assert ends[-1][-1] == "error"
+    else:
+        assert ends[-1][-1] == "stop"
+    assert told == [reason for reason in ends[-1] if reason != "error"]
+    assert closed == list(range(1, sendings + 1))
+    assert sent == [rendered, *[{**rendered, "again": True}] * (sendings - 1)]
+
+
+@pytest.mark.parametrize(
+    ("dies", "raised", "words"), [(True, StageDied, "died; send the request again"), (False, RequestGone, "gave it up")]
+)
+async def test_what_an_engine_breaks_off_is_no_end(
+    monkeypatch: pytest.MonkeyPatch, dies: bool, raised: type[Exception], words: str
+) -> None:
+    """One that is told to stop ends all of its requests as if they were aborted, and then itself."""
+
+    async def outputs() -> AsyncGenerator[RequestOutput, None]:
+        for tokens, reason in (([5], None), ([], "abort")):
+            made = CompletionOutput(0, "", tokens, None, None, finish_reason=reason)
+            yield RequestOutput("r", None, [1], None, [made], finished=reason is not None)
+
+    async def start(*_: Any) -> AsyncGenerator[RequestOutput, None]:
+        return outputs()
+
+    monkeypatch.setattr(stage_llm, "DEATH_S", 0.01 if not dies else 60)
+    engine = Engine(dies)
+    stage = stage_on(engine, monkeypatch)
+    monkeypatch.setattr(stage, "_start", start)
+    engine.has_failed.set()
+    chunks = stage.generate(OmniRequest("r", "Hello."))
+    assert (await anext(chunks)).token_ids == (5,)
+    with pytest.raises(raised, match=f"the engine of stage thinker {words}"):
+        await anext(chunks)
+    engine.output_handler.cancel()
+
+
+async def test_names_of_media_are_forgotten_behind_the_prompt_that_is_processed() -> None:
+    forgotten, is_processed = list[str](), threading.Event()
+    cache = SimpleNamespace(invalidate=forgotten.append)
+    with ThreadPoolExecutor(1) as executor:
+        stage_llm._forget_media_in_turn(cast(Any, SimpleNamespace(mm_processor_cache=cache, _mm_executor=executor)))
+        processing = executor.submit(is_processed.wait)
+        cache.invalidate("name")
+        assert forgotten == []
+        is_processed.set()
+        assert processing.result()
+    assert forgotten == ["name"]
 
 
 async def test_a_look_that_meets_an_engine_s_death_ends_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:

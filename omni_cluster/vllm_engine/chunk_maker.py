@@ -1,0 +1,98 @@
+"""What a stage makes of vLLM's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+
+from omni_cluster.inputs import KnownOutput
+from omni_cluster.models.family import GivenReply
+from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.vllm_engine.output_processor import RowsSink
+
+
+def is_aborted(output: RequestOutput | None) -> bool:
+    """Whether the request ended before its end, by our word or by the engine's."""
+    return output is not None and output.outputs[0].finish_reason == "abort"
+
+
+class ChunkMaker:
+    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`."""
+
+    def __init__(self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None = None) -> None:
+        self._sink = sink
+        self._known = known
+        self._given_reply = given_reply
+        self._position = len(known.token_ids)
+        self._is_first = True
+
+    def large_rows(self) -> StageChunk | None:
+        """Rows that go ahead of the next chunk: a chunk of their own spares the copy that joins them with its rows."""
+        rows = None if self._given_reply is not None else self._sink.take_large()
+        return None if rows is None else StageChunk(self._position, rows=rows)
+
+    def make(self, output: RequestOutput | None) -> StageChunk:
+        """Makes a chunk of what the engine put out; None: of rows that came before its first output."""
+        if output is None:
+            return StageChunk(self._position, rows=self._sink.take())
+        if self._given_reply is not None:
+            return self._given(output, self._given_reply)
+        return self._ending(output) if self._known.has_ended else self._made(output)
+
+    def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
+        """The given reply with its rows, as one chunk. The one token that vLLM samples after it is dropped."""
+        prompt = tuple(output.prompt_token_ids or ())[: -len(given_reply.token_ids)]
+        return StageChunk(
+            token_ids=given_reply.token_ids,
+            text=given_reply.text,
+            rows=self._sink.take(),
+            prompt_token_ids=prompt,
+            finish_reason="stop",
+            cached_tokens=output.num_cached_tokens or 0,
+        )
+
+    def _ending(self, output: RequestOutput) -> StageChunk:
+        """The rows of an output that is known to its end. The one token that vLLM samples after it is dropped."""
+        return StageChunk(
+            self._position,
+            rows=self._sink.take(),
+            prompt_token_ids=tuple(output.prompt_token_ids or ()),
+            finish_reason=self._known.finish_reason,
+        )
+
+    def _made(self, output: RequestOutput) -> StageChunk:
+        completion = output.outputs[0]
+        first, self._is_first = self._is_first, False
+        chunk = StageChunk(
+            token_start=self._position,
+            token_ids=tuple(completion.token_ids),
+            text=completion.text or "",
+            rows=self._sink.take(),
+            prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
+            finish_reason=completion.finish_reason,
+            choices=token_choices(completion),
+            cached_tokens=(output.num_cached_tokens or 0) if first else 0,
+        )
+        self._position = chunk.token_end
+        return chunk
+
+
+def token_choices(made: CompletionOutput) -> tuple[TokenChoice, ...]:
+    """What vLLM says of the tokens that it made since it last spoke, without the one that only ends the text."""
+    if not made.logprobs:
+        return ()
+    ends = made.finish_reason == "stop" and not isinstance(made.stop_reason, str)
+    spoken = made.token_ids[:-1] if ends else made.token_ids
+    return tuple(_choice(token_id, of) for token_id, of in zip(spoken, made.logprobs, strict=False))
+
+
+def _choice(token_id: int, candidates: Mapping[int, Logprob]) -> TokenChoice:
+    """vLLM gives the likeliest tokens and the sampled one, which may be one of them."""
+    ranked = sorted(candidates.values(), key=lambda one: one.rank or 0)
+    return TokenChoice(_logprob(candidates[token_id]), tuple(_logprob(one) for one in ranked))
+
+
+def _logprob(one: Logprob) -> TokenLogprob:
+    return TokenLogprob(one.decoded_token or "", one.logprob)
