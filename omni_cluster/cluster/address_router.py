@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from typing import Any
 
 from ray.serve.exceptions import ReplicaUnavailableError
@@ -12,6 +14,10 @@ from omni_cluster.cluster.serve_private import ReplicaID
 from omni_cluster.cluster.zones import learn_zones
 
 ADDRESS_PREFIX = "@"
+MOST_GONE = 1000
+"""Replicas that are gone whose ids are remembered."""
+LISTING_S = 2.0
+"""A replica that has just come up is told to one process before another: so long a call waits for one that is new."""
 
 
 class AddressRouter(LocalityMixin, RequestRouter):
@@ -29,13 +35,17 @@ class AddressRouter(LocalityMixin, RequestRouter):
         super().__init__(*args, **kwargs)
         self._pending_by_metadata: dict[int, PendingRequest] = {}
         self._turn = 0
+        self._gone: deque[str] = deque(maxlen=MOST_GONE)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        before = set(self.curr_replicas)
         super().update_replicas(replicas)
+        self._gone.extend(each.unique_id for each in before - set(self.curr_replicas))
         self._tell_running()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
+        self._gone.append(replica_id.unique_id)
         self._tell_running()
 
     def _tell_running(self) -> None:
@@ -50,17 +60,20 @@ class AddressRouter(LocalityMixin, RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        if pending_request is None:
+        if pending_request is None or pending_request.future.done():
             return [candidate_replicas]
         self._pending_by_metadata[id(pending_request.metadata)] = pending_request
         pending_request.routing_context.should_backoff = True
         address = pending_request.metadata.session_id
         if not address.startswith(ADDRESS_PREFIX):
             return [[replica] for replica in self._in_turn(candidate_replicas)]
-        wanted = [r for r in candidate_replicas if r.replica_id.unique_id == address.removeprefix(ADDRESS_PREFIX)]
+        replica_id = address.removeprefix(ADDRESS_PREFIX)
+        wanted = [replica for replica in candidate_replicas if replica.replica_id.unique_id == replica_id]
         if wanted:
             return [wanted]
-        self._refuse(pending_request, address)
+        if replica_id not in self._gone and time.time() - pending_request.created_at < LISTING_S:
+            return []  # Serve asks again
+        self._refuse(pending_request, replica_id)
         return [candidate_replicas]  # lets the routing task see that the request is done, and stop
 
     def _in_turn(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
@@ -68,13 +81,16 @@ class AddressRouter(LocalityMixin, RequestRouter):
         self._turn = (self._turn + 1) % len(ordered)
         return ordered[self._turn :] + ordered[: self._turn]
 
-    def _refuse(self, pending_request: PendingRequest, address: str) -> None:
-        if not pending_request.future.done():
-            pending_request.future.set_exception(ReplicaUnavailableError(address.removeprefix(ADDRESS_PREFIX)))
+    def _refuse(self, pending_request: PendingRequest, replica_id: str) -> None:
+        pending_request.future.set_exception(ReplicaUnavailableError(replica_id))
+        self._remove_pending_request_from_indices(pending_request)
+
+    def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
+        super()._remove_pending_request_from_indices(pending_request)
         self._pending_by_metadata.pop(id(pending_request.metadata), None)
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
-        pending = self._pending_by_metadata.pop(id(request_metadata), None)
+        pending = self._pending_by_metadata.get(id(request_metadata))
         if pending is None or pending.future.done():
             return
         self._record_queue_wait_time(pending)

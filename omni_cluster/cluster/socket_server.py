@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from omni_cluster.cluster.reservation import Reservation
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import Subscription
 from omni_cluster.engine.output_log import OutputLogs
+
+logger = logging.getLogger("ray.serve")
 
 MAX_ITEM_BYTES = 16 << 20
 """Rows and sound of one item, and of one message: nobody waits long behind another one's."""
@@ -77,7 +80,9 @@ class Connection:
         finally:
             for side in sides:
                 side.cancel()
-            await asyncio.gather(*sides, return_exceptions=True)
+            for ended in await asyncio.gather(*sides, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    logger.error("a connection ended, and its readers with it", exc_info=ended)
 
     def tell(self) -> None:
         """Sends the report if it has changed."""

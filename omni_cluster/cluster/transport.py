@@ -195,6 +195,8 @@ class RemoteStage:
         if not known:
             return None
         living = self.loads.living(list(known))
+        if not living:  # the list may have changed since `can_choose`
+            return None
         nearby = [] if near is None else _nearby(near, {each: known[each] for each in living})
         return self.loads.choose(living, conversation, nearby)
 

@@ -17,6 +17,9 @@ from omni_cluster.outputs import AudioChunk, StageChunk
 UNKNOWN = "unknown"
 SUSPECT_LOSSES = 2
 """Replicas that were lost while they worked on one request: it may be what ends them."""
+MOST_UNTAKEN = 10
+"""Times that a request may come to a replica that is gone, or silent, before it takes it: a host that vanishes is
+listed for a while, with replicas of several stages, and costs the request nothing but time."""
 
 
 class AnswerDiffers(StageDied):
@@ -175,8 +178,11 @@ class Course:
         return replace(new, recovery=Recovery(stages, stall_s))
 
     def may_begin_again(self, loss: Loss) -> bool:
-        """Counts a loss; False when the request was begun again as often as it may."""
-        if len(self._losses) >= self._bound.config.limits.max_restarts:
+        """Counts a loss; False when the request was begun again as often as it may after one of this kind."""
+        most = self._bound.config.limits.max_restarts
+        if most and not loss.was_at_work:
+            most = MOST_UNTAKEN
+        if sum(each.was_at_work == loss.was_at_work for each in self._losses) >= most:
             return False
         self._losses.append(loss)
         self._lost_at_s = self._lost_at_s or time.monotonic()

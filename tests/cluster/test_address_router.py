@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from ray import cloudpickle
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, RequestMetadata
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.request_router import PendingRequest
 
+from omni_cluster.cluster import address_router
+from omni_cluster.cluster.address_router import AddressRouter
 from omni_cluster.cluster.running import Place, known_replicas, tell_running
 from omni_cluster.cluster.transport import ROUTER, RemoteStage
 
@@ -43,3 +50,101 @@ def test_a_replica_that_this_process_knows_to_be_gone_does_not_count() -> None:
     assert stage.count_living() == 1
     tell_running("an-app", "another-stage", {})
     assert stage.count_living() == 0
+
+
+class Replica:
+    """What a router has of one: it takes a call unless it is full."""
+
+    max_ongoing_requests = 1
+    node_id = "a-node"
+    availability_zone = None
+    multiplexed_model_ids = frozenset[str]()
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = Id(name)
+        self.is_full = False
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return int(self.is_full)
+
+
+class Router(AddressRouter):
+    """With nobody to tell of replicas."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(
+            deployment_id=DeploymentID("a-stage", "an-app"),
+            handle_source=DeploymentHandleSource.REPLICA,
+            initial_backoff_s=0.001,
+        )
+        self.list(*names)
+
+    def list(self, *names: str) -> None:
+        self.update_replicas([Replica(name) for name in names])  # type: ignore[misc]
+
+    async def choose(self, address: str = "") -> str:
+        metadata = RequestMetadata("a-request", "one-id-for-all", session_id=address)
+        chosen = await self._choose_replica_for_request(PendingRequest(["a-prompt"], {}, metadata))
+        return str(chosen.replica_id)
+
+    def held(self) -> list[int]:
+        return [len(each) for each in (self._pending_by_metadata, self._pending_requests_by_id)]
+
+
+async def test_a_call_comes_to_the_replica_that_it_names() -> None:
+    router = Router("a", "b")
+    assert [await router.choose(f"@{name}") for name in "abba"] == list("abba")
+    assert {await router.choose() for _ in range(2)} == {"a", "b"}
+    assert router.held() == [0, 0]
+
+
+async def test_a_call_to_a_replica_that_is_gone_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_router, "LISTING_S", 600)
+    router = Router("a", "b", "c")
+    router.list("a", "c")
+    router.on_replica_actor_died(Id("c"))
+    for gone in "bc":
+        with pytest.raises(ReplicaUnavailableError):
+            await router.choose(f"@{gone}")
+    assert router.held() == [0, 0] and await router.choose("@a") == "a"
+
+
+async def test_a_call_to_a_replica_that_is_told_of_later_waits_for_it() -> None:
+    router = Router("a")
+    asked = asyncio.create_task(router.choose("@new"))
+    while router.held() != [1, 1]:
+        await asyncio.sleep(0)
+    router.list("a", "new")
+    assert await asked == "new" and router.held() == [0, 0]
+
+
+async def test_a_call_waits_so_long_for_a_replica_that_nobody_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_router, "LISTING_S", 0.02)
+    router = Router("a")
+    with pytest.raises(ReplicaUnavailableError):
+        await router.choose("@never")
+    assert router.held() == [0, 0]
+
+
+@pytest.mark.parametrize("address", ["", "@a", "@new"])
+async def test_nothing_is_kept_of_a_call_that_is_given_up_while_it_waits(address: str) -> None:
+    router = Router("a")
+    (replica,) = router.curr_replicas.values()
+    replica.is_full = True  # type: ignore[attr-defined]
+    asked = asyncio.create_task(router.choose(address))
+    while router.held() != [1, 1]:
+        await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    while router._routing_tasks:
+        await asyncio.sleep(0)
+    assert router.held() == [0, 0]
+
+
+async def test_the_ids_of_replicas_that_are_gone_are_bounded() -> None:
+    router = Router()
+    for number in range(address_router.MOST_GONE + 1):
+        router.list(str(number))
+    router.list()
+    assert len(router._gone) == address_router.MOST_GONE and "0" not in router._gone

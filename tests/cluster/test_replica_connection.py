@@ -638,3 +638,16 @@ async def test_closing_ends_the_stream_at_both_ends(
         await asyncio.sleep(0)
     with pytest.raises(ConnectionEnded):
         await reading
+
+
+async def test_a_fault_of_ours_that_ends_a_connection_is_logged(
+    replica: Replica, connections: ReplicaConnections, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica.logs.open("r")
+    reading = asyncio.create_task(read(connections, "r"))
+    await settled()
+    monkeypatch.setattr(socket_server, "packed", lambda _: 1 / 0)
+    replica.logs.get("r").put(StageChunk(0, (1,)))
+    with pytest.raises(StageDied):
+        await reading
+    await until(lambda: "a connection ended, and its readers with it" in caplog.text)

@@ -12,7 +12,7 @@ import pytest
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import AnswerDiffers, Course, Delivered, Loss
+from omni_cluster.engine.recovery import MOST_UNTAKEN, AnswerDiffers, Course, Delivered, Loss
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import AudioChunk, StageChunk
@@ -194,4 +194,12 @@ def test_a_replica_that_had_not_taken_the_request_makes_it_no_suspect(course: Co
     assert not course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
     course.may_begin_again(Loss("talker", "c"))
     assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
-    assert not course.may_begin_again(Loss("talker", "d", was_at_work=False))  # it was begun again all the same
+
+
+def test_replicas_that_took_no_request_use_up_none_of_its_restarts(course: Course) -> None:
+    untaken = [Loss("talker", f"silent-{i}", was_at_work=False) for i in range(MOST_UNTAKEN + 1)]
+    assert course.may_begin_again(Loss("talker", "a"))
+    assert [course.may_begin_again(loss) for loss in untaken] == [True] * MOST_UNTAKEN + [False]
+    assert [course.may_begin_again(Loss("talker", each)) for each in "bcd"] == [True, True, False]
+    never = Course(bound(max_restarts=0), OmniRequest("r", "Hello."))
+    assert not never.may_begin_again(untaken[0])
