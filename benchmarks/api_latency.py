@@ -114,7 +114,7 @@ async def run_of(
         for streams in options.streams:
             rounds = max(options.rounds, -(-MIN_REQUESTS // streams))
             plan = CellPlan("burst", streams, requests=streams * rounds, warmup=streams)
-            cell, _ = await measure(plan, client.ask, numbers, load.seed)
+            cell, _ = await measure(plan, client.ask, numbers, load)
             cells.append(checked(cell, target))
         machine = this_machine(EVERYTHING)
         return Result(now(), command, target, client.model, machine, load, tuple(cells))

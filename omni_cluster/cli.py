@@ -224,6 +224,12 @@ def _add_bench_load(command: argparse.ArgumentParser) -> None:
         "--mix-prompt", type=count, nargs=2, metavar=("LOW", "HIGH"), help="tokens of a prompt (default: 20 2000)"
     )
     load.add_argument("--mix-spoken", type=share, metavar="P", help="of the prompts are spoken (default: 0.5)")
+    load.add_argument(
+        "--turns", type=count, metavar="N", help="of one user, each with those before in its prompt (default: 1)"
+    )
+    load.add_argument(
+        "--pause", type=positive, metavar="S", help="between an answer's sound and the next turn (default: 1)"
+    )
     load.add_argument("--voice", help="(default: the model's)")
     load.add_argument(
         "--stream", action=argparse.BooleanOptionalAction, default=True, help="answers in pieces (default), or whole"
@@ -400,8 +406,9 @@ def _bench_load(options: argparse.Namespace) -> Load:
 
     ranges = {"sound_s": options.mix_sound, "prompt_tokens": options.mix_prompt}
     mix = Mix(**_given(spoken_share=options.mix_spoken, **ranges)) if options.mix else None
-    lengths = {name: getattr(options, name) for name in ("prompt_tokens", "text_tokens", "codec_tokens")}
-    return Load(**_given(**lengths), voice=options.voice, stream=options.stream, seed=options.seed, mix=mix)
+    named = {name: getattr(options, name) for name in ("prompt_tokens", "text_tokens", "codec_tokens", "turns")}
+    given = _given(**named, pause_s=options.pause)
+    return Load(**given, voice=options.voice, stream=options.stream, seed=options.seed, mix=mix)
 
 
 def _bench_search(options: argparse.Namespace) -> Search | None:
@@ -429,6 +436,7 @@ _USELESS_WITHOUT = {
     "--mix-sound": ("--mix",),
     "--mix-prompt": ("--mix",),
     "--mix-spoken": ("--mix",),
+    "--pause": ("--turns",),
 }
 _NOT_BOTH = {
     "--seconds": ("--requests",),

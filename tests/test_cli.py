@@ -108,6 +108,9 @@ def test_module_is_the_command() -> None:
         (["bench", "--mix", "--mix-sound", "20", "2"], "--mix-sound is 20 2; name the lower one first"),
         (["bench", "--mix", "--mix-prompt", "0", "2"], "'0' is too few"),
         (["bench", "--mix", "--mix-spoken", "half"], "'half' is no share"),
+        (["bench", "--turns", "0"], "'0' is too few"),
+        (["bench", "--pause", "2"], "--pause is for --turns; add --turns, or leave it out"),
+        (["bench", "--turns", "2", "--pause", "0"], "'0' is no number above 0"),
     ],
 )
 def test_bad_command_line_is_one_sentence(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

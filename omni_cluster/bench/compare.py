@@ -21,7 +21,7 @@ LATENCIES = {
     "jct_s": "JCT",
     "stall_s": "stall",
 }
-LENGTHS = ("prompt_tokens", "text_tokens", "codec_tokens", "mix")
+LENGTHS = ("prompt_tokens", "text_tokens", "codec_tokens", "mix", "turns")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from omni_cluster.api_client import CONNECT_TIMEOUT_S, BadAnswer, Part, body_of, events_of_async, refusal
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
-from omni_cluster.bench.record import RequestRecord, Sound, Stopwatch, stage_seconds
+from omni_cluster.bench.record import RequestRecord, Said, Sound, Stopwatch, stage_seconds
 from omni_cluster.bench.speech import wav
 
 JSON = {"Content-Type": "application/json"}
@@ -35,10 +35,12 @@ class HttpClient:
     def model(self) -> str:
         return self._model
 
-    async def ask(self, number: int) -> RequestRecord:
+    async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         """See `Client.ask`; writing the body is the client's own time, and is not counted."""
-        answer = AnswerParts()
-        content = json.dumps(self.body(number)).encode()
+        answer = AnswerParts(earlier_turns=len(said))
+        body = self.body(number)
+        body["messages"] = [*earlier_messages(self._load, said), *body["messages"]]
+        content = json.dumps(body).encode()
         watch = Stopwatch()
         try:
             if self._load.stream:
@@ -80,6 +82,12 @@ def chat_body(model: str, load: Load, number: int) -> dict[str, Any]:
     return body | ({"stream_options": {"include_usage": True}} if load.stream else {})
 
 
+def earlier_messages(load: Load, said: Sequence[Said]) -> list[dict[str, Any]]:
+    """Two for each turn: what was asked, and the reply."""
+    roles = (("user", lambda turn: prompt(load, turn.number)), ("assistant", lambda turn: turn.reply))
+    return [{"role": role, "content": content(turn)} for turn in said for role, content in roles]
+
+
 def prompt(load: Load, number: int) -> str | list[dict[str, Any]]:
     """The content of the message: words, or one part of sound."""
     speech = load.speech(number)
@@ -98,12 +106,15 @@ class AnswerParts:
     stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     usage: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    earlier_turns: int = 0
+    replies: list[str] = field(default_factory=list)
 
     def add(self, event: Mapping[str, Any], now_s: float) -> None:
         """Takes an event of a stream, or the body of a whole answer."""
         part = Part.of(event)
         if part.text:
             self.text_s.append(now_s)
+            self.replies.append(part.text)
         if part.sound:
             samples = np.frombuffer(part.sound, "<i2", count=len(part.sound) // PCM16_BYTES)
             self.sound.add(samples.astype(np.float32) / FULL_SCALE, now_s)
@@ -122,6 +133,8 @@ class AnswerParts:
             text_tokens=self.usage.get("completion_tokens", 0),
             codec_tokens=(self.usage.get("completion_tokens_details") or {}).get("audio_tokens", 0),
             error=self.error,
+            earlier_turns=self.earlier_turns,
+            reply="".join(self.replies),
         )
 
 

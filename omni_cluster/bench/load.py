@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from omni_cluster.bench.mix import Lengths, Mix
-from omni_cluster.bench.record import Ask, RequestRecord
 from omni_cluster.bench.speech import RECORDING_S, Samples, recorded, speech
 
 NUMBERS_A_CELL = 1_000_000
 """The first number of a cell is a multiple of this: the rest is a request's place in its cell."""
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+"""What is asked, and what comes of it: a request, or a whole conversation."""
 
 _WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -29,6 +32,8 @@ class Load:
 
     `prompt_tokens` is the number of words of the message, each a token or little more; the chat template comes on top.
     With a `mix` each request has lengths of its own, and the three that all would have say nothing.
+    `turns` are the requests of one user, each with all of the ones before in its prompt; `pause_s` passes between the
+    end of an answer's sound and what the user says next.
     """
 
     prompt_tokens: int = 100
@@ -38,6 +43,8 @@ class Load:
     stream: bool = True
     seed: int = 0
     mix: Mix | None = None
+    turns: int = 1
+    pause_s: float = 1.0
 
     def prepare(self) -> None:
         """Makes what spoken prompts are cut from, so that no request waits for it."""
@@ -82,33 +89,39 @@ def _poisson(rate_per_s: float, seed: int) -> Iterator[float]:
     return itertools.accumulate((gaps.expovariate(rate_per_s) for _ in itertools.count()), initial=0.0)
 
 
-async def closed_loop(ask: Ask, numbers: Sequence[int], concurrency: int) -> list[RequestRecord]:
+async def closed_loop(
+    ask: Callable[[Asked], Awaitable[Answer]], requests: Sequence[Asked], concurrency: int
+) -> list[Answer]:
     """`concurrency` clients, each of which sends its next request when its last has ended."""
-    waiting: Iterator[int] = iter(numbers)
+    waiting = iter(requests)
 
-    async def client() -> list[RequestRecord]:
-        return [await ask(number) for number in waiting]
+    async def client() -> list[Answer]:
+        return [await ask(request) for request in waiting]
 
     return _joined(await asyncio.gather(*[client() for _ in range(concurrency)]))
 
 
-async def bursts(ask: Ask, numbers: Sequence[int], concurrency: int) -> list[RequestRecord]:
+async def bursts(
+    ask: Callable[[Asked], Awaitable[Answer]], requests: Sequence[Asked], concurrency: int
+) -> list[Answer]:
     """`concurrency` requests at once, the next as many when all of them have ended."""
-    batches = [numbers[i : i + concurrency] for i in range(0, len(numbers), concurrency)]
+    batches = [requests[i : i + concurrency] for i in range(0, len(requests), concurrency)]
     return _joined([await asyncio.gather(*map(ask, batch)) for batch in batches])
 
 
-async def open_loop(ask: Ask, numbers: Sequence[int], arrivals_s: Sequence[float]) -> list[RequestRecord]:
+async def open_loop(
+    ask: Callable[[Asked], Awaitable[Answer]], requests: Sequence[Asked], arrivals_s: Sequence[float]
+) -> list[Answer]:
     """Each request at its time, whether or not earlier ones have ended."""
     loop = asyncio.get_running_loop()
     started_s = loop.time()
 
-    async def one(number: int, at_s: float) -> RequestRecord:
+    async def one(request: Asked, at_s: float) -> Answer:
         await asyncio.sleep(started_s + at_s - loop.time())
-        return await ask(number)
+        return await ask(request)
 
-    return list(await asyncio.gather(*itertools.starmap(one, zip(numbers, arrivals_s, strict=True))))
+    return list(await asyncio.gather(*itertools.starmap(one, zip(requests, arrivals_s, strict=True))))
 
 
-def _joined(lists: Iterable[Iterable[RequestRecord]]) -> list[RequestRecord]:
+def _joined(lists: Iterable[Iterable[Answer]]) -> list[Answer]:
     return list(itertools.chain.from_iterable(lists))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
-from omni_cluster.bench.record import AudioArrival, RequestRecord, Sound, Stopwatch, stage_seconds
+from omni_cluster.bench.record import AudioArrival, RequestRecord, Said, Sound, Stopwatch, stage_seconds
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
@@ -36,33 +37,41 @@ class OfflineClient:
     def model(self) -> str:
         return self._omni.config.model
 
-    async def ask(self, number: int) -> RequestRecord:
+    async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         """See `Client.ask`; the time runs from before the prompt is rendered, as a server's client has it."""
         watch = Stopwatch()
         heard, error = Heard(self._load.stream, watch), None
         answer = answer_to(str(number), self._omni.bound)
         try:
-            async with contextlib.aclosing(answer.following(self._omni.stream(self._request(number)))) as chunks:
+            async with contextlib.aclosing(answer.following(self._omni.stream(self._request(number, said)))) as chunks:
                 async for chunk in chunks:
                     heard.add(chunk)
         except OmniError as broken:
             error = str(broken)
-        return self._record(number, heard, answer.finish(), error)
+        record = self._record(number, heard, answer.finish(), error)
+        return dataclasses.replace(record, earlier_turns=len(said))
 
-    def _request(self, number: int) -> OmniRequest:
+    def _request(self, number: int, said: Sequence[Said]) -> OmniRequest:
         names = (stage.model_stage for stage in self._omni.config.stages)
         sampling = zip(names, self._load.sampling(number), strict=True)
-        speech = self._load.speech(number)
-        content = self._load.message(number) if speech is None else [{"type": "audio"}]
+        spoken = [self._load.speech(each) for each in (*(turn.number for turn in said), number)]
         return OmniRequest(
             request_id=f"bench-{number}",
-            prompt=self._omni.render([{"role": "user", "content": content}]),
-            media=Media() if speech is None else Media(audios=(speech.astype(np.float32) / 32768,)),
+            prompt=self._omni.render([*self._earlier(said), {"role": "user", "content": self._content(number)}]),
+            media=Media(audios=tuple(each.astype(np.float32) / 32768 for each in spoken if each is not None)),
             voice=self._load.voice,
             sampling={stage: asked for stage, asked in sampling if asked},
             seed=number,
             streams_audio=self._load.stream,
         )
+
+    def _earlier(self, said: Sequence[Said]) -> Iterator[dict[str, Any]]:
+        for turn in said:
+            yield {"role": "user", "content": self._content(turn.number)}
+            yield {"role": "assistant", "content": turn.reply}
+
+    def _content(self, number: int) -> str | list[dict[str, str]]:
+        return self._load.message(number) if self._load.speech(number) is None else [{"type": "audio"}]
 
     def _record(self, number: int, heard: Heard, output: OmniRequestOutput, error: str | None) -> RequestRecord:
         text_s, audio, audible_at, total_s = heard.finish()
@@ -77,6 +86,7 @@ class OfflineClient:
             text_tokens=len(output.token_ids),
             codec_tokens=output.codec_tokens,
             error=error,
+            reply=output.text,
         )
 
 

@@ -32,6 +32,14 @@ def played_at_s(chunks: Sequence[AudioArrival], sample: int) -> float:
     raise ValueError(f"the chunks end {sample} samples before the one that is asked for.")
 
 
+def ends_at_s(chunks: Sequence[AudioArrival]) -> float:
+    """When the same player has played all, seconds since the request was sent; 0 where there is no sound."""
+    ends_s = 0.0
+    for chunk, (_, starts_s) in zip(chunks, _timed(chunks), strict=True):
+        ends_s = starts_s + chunk.samples / SAMPLE_RATE_HZ
+    return ends_s
+
+
 def _timed(chunks: Sequence[AudioArrival]) -> Iterator[tuple[float, float]]:
     """For each chunk: the seconds that the player stood still before it, and when it began to play it."""
     dry_at_s = chunks[0].at_s if chunks else 0.0

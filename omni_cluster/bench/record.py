@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +47,7 @@ class RequestRecord:
 
     `text_s` and `audio` are empty for an answer without them; `total_s` is when the answer, or the error, was whole.
     `audible_at` is the sample of the sound from which on it is heard, None where nothing is.
+    `earlier_turns` of its conversation are in its prompt; `reply` is the answer's text.
     `stages` holds for each stage what the server says of it, under names that end in `_s`, seconds since the request
     entered the pipeline. `error` is the sentence that the request ended with, None for one that succeeded.
     """
@@ -61,6 +62,8 @@ class RequestRecord:
     codec_tokens: int = 0
     error: str | None = None
     audible_at: int | None = None
+    earlier_turns: int = 0
+    reply: str = ""
 
     @property
     def audio_s(self) -> float:
@@ -68,7 +71,18 @@ class RequestRecord:
         return sum(chunk.samples for chunk in self.audio) / SAMPLE_RATE_HZ
 
 
-Ask = Callable[[int], Awaitable[RequestRecord]]
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of a conversation: the number of its request, by which the load knows the message, and the reply."""
+
+    number: int
+    reply: str
+
+
+class Ask(Protocol):
+    """See `Client.ask`."""
+
+    async def __call__(self, number: int, said: Sequence[Said] = ()) -> RequestRecord: ...
 
 
 class Client(Protocol):
@@ -78,8 +92,11 @@ class Client(Protocol):
     def model(self) -> str:
         """The name of the model that is asked."""
 
-    async def ask(self, number: int) -> RequestRecord:
-        """Sends request `number` and waits for its end; a request that fails is a record too."""
+    async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
+        """Sends request `number`, behind what was `said` before it, and waits for its end.
+
+        A request that fails is a record too.
+        """
 
 
 def stage_seconds(times: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

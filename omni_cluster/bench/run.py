@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from omni_cluster.bench.capacity import Search, Tried
+from omni_cluster.bench.conversation import converse
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.http_client import http_client
 from omni_cluster.bench.load import (
@@ -74,18 +77,21 @@ class CellPlan:
     @classmethod
     def of(cls, arrivals: Arrivals, level: float, options: BenchOptions) -> CellPlan:
         at_once = 1 if arrivals == "open" else int(level)
+        turns = options.load.turns
+        conversations = math.ceil(max(MIN_REQUESTS, _fitting(arrivals, level, options)) / turns)
         return cls(
             arrivals=arrivals,
             level=level,
-            requests=options.requests or max(MIN_REQUESTS, _fitting(arrivals, level, options)),
+            requests=options.requests or conversations * turns,
             warmup=at_once if options.warmup is None else options.warmup,
         )
 
 
 def _fitting(arrivals: Arrivals, level: float, options: BenchOptions) -> int:
+    turns = options.load.turns
     if arrivals == "open":
-        return poisson_count(level, options.seconds, options.load.seed)
-    return int(level) * ROUNDS
+        return poisson_count(level / turns, options.seconds, options.load.seed) * turns
+    return int(level) * max(ROUNDS, turns)
 
 
 def plan(options: BenchOptions) -> list[CellPlan]:
@@ -145,7 +151,7 @@ async def _measured(options: BenchOptions) -> Result:
     async with _client(options) as client:
         while (cell_plan := next_plan(options, cells)) is not None:
             numbers = itertools.count(len(cells) * NUMBERS_A_CELL)
-            cell, records = await measure(cell_plan, client.ask, numbers, options.load.seed)
+            cell, records = await measure(cell_plan, client.ask, numbers, options.load)
             cells.append(cell)
             write_requests(cell.name, records, options.load, options.out)
             write_result(_result(options, client.model, cells), options.out)
@@ -185,17 +191,24 @@ def _machine(options: BenchOptions) -> Machine:
     return this_machine(f"the client; what serves {options.url} may be another machine with other versions")
 
 
-async def measure(cell_plan: CellPlan, ask: Ask, numbers: Iterator[int], seed: int) -> tuple[Cell, list[RequestRecord]]:
+async def measure(
+    cell_plan: CellPlan, ask: Ask, numbers: Iterator[int], load: Load
+) -> tuple[Cell, list[RequestRecord]]:
     """One cell, after requests that are not counted; `numbers` gives each request one that no other has."""
     await bursts(ask, list(itertools.islice(numbers, cell_plan.warmup)), max(1, cell_plan.warmup))
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    records = await _asked(cell_plan, ask, list(itertools.islice(numbers, cell_plan.requests)), seed)
+    records = await _asked(cell_plan, ask, list(itertools.islice(numbers, cell_plan.requests)), load)
     return cell_of(cell_plan.arrivals, cell_plan.level, records, loop.time() - started_s), records
 
 
-async def _asked(cell_plan: CellPlan, ask: Ask, numbers: list[int], seed: int) -> list[RequestRecord]:
+async def _asked(cell_plan: CellPlan, ask: Ask, numbers: list[int], load: Load) -> list[RequestRecord]:
+    conversations = [numbers[first : first + load.turns] for first in range(0, len(numbers), load.turns)]
+    talk = functools.partial(converse, ask, load)
     if cell_plan.arrivals == "open":
-        return await open_loop(ask, numbers, poisson_arrivals(cell_plan.level, len(numbers), seed))
-    arrive = bursts if cell_plan.arrivals == "burst" else closed_loop
-    return await arrive(ask, numbers, int(cell_plan.level))
+        arrivals_s = poisson_arrivals(cell_plan.level / load.turns, len(conversations), load.seed)
+        records = await open_loop(talk, conversations, arrivals_s)
+    else:
+        arrive = bursts if cell_plan.arrivals == "burst" else closed_loop
+        records = await arrive(talk, conversations, int(cell_plan.level))
+    return list(itertools.chain.from_iterable(records))

@@ -10,7 +10,9 @@ from omni_cluster.bench.player import play, played_at_s
 from omni_cluster.bench.record import RequestRecord
 from omni_cluster.bench.result import Arrivals, Cell, Percentiles
 
-FIGURES: Mapping[str, Callable[[RequestRecord], float | None]] = {
+Figure = Callable[[RequestRecord], float | None]
+
+FIGURES: Mapping[str, Figure] = {
     "first_text_s": lambda r: r.text_s[0] if r.text_s else None,
     "last_text_s": lambda r: r.text_s[-1] if r.text_s else None,
     "first_audio_s": lambda r: r.audio[0].at_s if r.audio else None,
@@ -28,6 +30,18 @@ FIGURES: Mapping[str, Callable[[RequestRecord], float | None]] = {
 """What is told of a cell, by name; None for a request that has no such figure."""
 
 
+def _of_turns(figure: Figure, are_later: bool) -> Figure:
+    return lambda record: figure(record) if bool(record.earlier_turns) == are_later else None
+
+
+TURN_FIGURES: Mapping[str, Figure] = {
+    f"{turns}_{name}": _of_turns(FIGURES[name], are_later)
+    for turns, are_later in (("opening", False), ("later", True))
+    for name in ("first_text_s", "first_audio_s")
+}
+"""What is told of conversations besides: of their first turns, and of those behind them."""
+
+
 def percentiles(values: Sequence[float]) -> Percentiles:
     """Of at least one value; between two values by linear interpolation."""
     p50, p90, p95, p99 = map(float, np.percentile(np.asarray(values, np.float64), (50, 90, 95, 99)))
@@ -40,6 +54,7 @@ def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], 
     Rates count the requests that succeeded.
     """
     good = [record for record in records if record.error is None]
+    told = {**FIGURES, **(TURN_FIGURES if any(record.earlier_turns for record in good) else {})}
     return Cell(
         arrivals=arrivals,
         level=level,
@@ -48,7 +63,7 @@ def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], 
         wall_s=wall_s,
         requests_per_s=len(good) / wall_s,
         audio_s_per_s=sum(record.audio_s for record in good) / wall_s,
-        figures=_figures((name, [figure(r) for r in good]) for name, figure in FIGURES.items()),
+        figures=_figures((name, [figure(r) for r in good]) for name, figure in told.items()),
         stages={stage: _stage_figures(stage, good) for stage in _in_order(r.stages for r in good)},
         first_error=next((record.error for record in records if record.error is not None), None),
         gapless_share=sum(map(_is_gapless, good)) / len(records),

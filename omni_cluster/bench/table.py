@@ -24,6 +24,8 @@ def print_result(result: Result, console: Console) -> None:
     console.print(f"{result.target}, model {result.model}, {_lengths(result)}", markup=False, soft_wrap=True)
     console.print(client_table(result))
     console.print(listener_table(result))
+    if result.load.turns > 1:
+        console.print(turns_table(result))
     if result.capacity is not None:
         console.print(str(result.capacity), markup=False, soft_wrap=True)
     for cell in result.cells:
@@ -40,7 +42,8 @@ def _lengths(result: Result) -> str:
         (fewest, most), (shortest, longest) = mix.prompt_tokens, mix.sound_s
         prompts = f"prompts of {fewest} to {most} tokens, {100 * mix.spoken_share:g} % of them spoken"
         lengths = f"{prompts}, {shortest:g} to {longest:g} s of sound"
-    return f"{lengths}, {'streamed' if load.stream else 'not streamed'}"
+    turns = f", conversations of {load.turns} turns" if load.turns > 1 else ""
+    return f"{lengths}, {'streamed' if load.stream else 'not streamed'}{turns}"
 
 
 def client_table(result: Result) -> Table:
@@ -69,6 +72,16 @@ def listener_table(result: Result) -> Table:
     for cell in result.cells:
         heard = (_shown(cell.figures.get(name), middle="p95") for name in ("first_audible_s", "stall_s"))
         table.add_row(cell.name, gapless_percent(cell), *heard)
+    return table
+
+
+def turns_table(result: Result) -> Table:
+    table = Table("load", title="turns of conversations, seconds: p50 / p90 / p99")
+    for name in ("first text, first turn", "later turns", "first audio, first turn", "later turns"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in result.cells:
+        names = [f"{turns}_{name}" for name in ("first_text_s", "first_audio_s") for turns in ("opening", "later")]
+        table.add_row(cell.name, *[_shown(cell.figures.get(name)) for name in names])
     return table
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.machine import Machine
-from omni_cluster.bench.record import AudioArrival, RequestRecord
+from omni_cluster.bench.record import AudioArrival, RequestRecord, Said
 from omni_cluster.bench.result import Cell, Result
 from omni_cluster.bench.stats import cell_of
 
@@ -59,6 +59,7 @@ class Server:
 
     def __init__(self, holds: bool = False) -> None:
         self.asked: list[int] = []
+        self.said: list[tuple[Said, ...]] = []
         self.at_once: list[int] = []
         self.sent_s: list[float] = []
         self.may_end = asyncio.Event()
@@ -66,12 +67,21 @@ class Server:
         if not holds:
             self.may_end.set()
 
-    async def ask(self, number: int) -> RequestRecord:
+    async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         self._running += 1
         self.asked.append(number)
+        self.said.append(tuple(said))
         self.at_once.append(self._running)
         self.sent_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0)
         await self.may_end.wait()
         self._running -= 1
         return record(number)
+
+
+class Silent(Server):
+    """A server whose answers are whole at once and without sound: the next turn is due after the pause."""
+
+    async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
+        await super().ask(number, said)
+        return RequestRecord(number, 0.0, earlier_turns=len(said), reply=f"reply {number}")

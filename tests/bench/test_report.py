@@ -19,6 +19,7 @@ from omni_cluster.bench.machine import this_machine
 from omni_cluster.bench.mix import Mix
 from omni_cluster.bench.plot import write_plot
 from omni_cluster.bench.result import Result, read_result, write_requests, write_result
+from omni_cluster.bench.stats import cell_of
 from omni_cluster.bench.table import print_result
 from tests.bench.records import record, result, two_cells
 
@@ -92,6 +93,17 @@ def test_a_mix_and_a_capacity_are_told() -> None:
     text = told(dataclasses.replace(result(two_cells(), load=Load(mix=Mix(spoken_share=0.25))), capacity=found))
     assert "prompts of 20 to 2000 tokens, 25 % of them spoken, 2 to 20 s of sound, streamed" in text
     assert "capacity: 4/s with 95 % of the streams without a gap; 8/s failed; 2 cells were too few" in text
+
+
+def test_conversations_are_told_and_compared_with_conversations_alone() -> None:
+    turns = [record(0), dataclasses.replace(record(1, slower=2.0), earlier_turns=1)]
+    talked = result([cell_of("open", 1, turns, 9.0)], load=Load(turns=2))
+    text = told(talked)
+    assert "512 codec tokens a request, streamed, conversations of 2 turns" in text
+    assert "0.100 / 0.100 / 0.100 │ 0.200 / 0.200 / 0.200" in text and "later turns" in text
+    assert "conversations" not in told(result(two_cells())) and "later turns" not in told(result(two_cells()))
+    with pytest.raises(BenchError, match="turns is 2 in A and 1 in B; compare runs of one load"):
+        differences(talked, result([cell_of("open", 1, turns, 9.0)]))
 
 
 def test_a_result_of_before_there_was_a_share_without_gaps_is_read_and_compared() -> None:

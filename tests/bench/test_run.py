@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import itertools
+import json
 import struct
 import wave
 from pathlib import Path
@@ -17,10 +19,11 @@ from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.http_client import AnswerParts, HttpClient, first_model
 from omni_cluster.bench.load import Load, poisson_count
 from omni_cluster.bench.mix import Mix
+from omni_cluster.bench.record import Said
 from omni_cluster.bench.result import Cell
 from omni_cluster.bench.run import BenchOptions, CellPlan, measure, next_plan, plan, run_bench
 from omni_cluster.bench.stats import cell_of
-from tests.bench.records import Server, gapless, record
+from tests.bench.records import Server, Silent, gapless, record
 
 CLOSED_PORT = "http://127.0.0.1:9"
 
@@ -43,6 +46,15 @@ def test_a_plan_of_bursts_and_rates(tmp_path: Path) -> None:
     assert cells == [CellPlan("burst", 4, 16, 0), CellPlan("open", 0.02, 8, 0), CellPlan("open", 2.0, in_90_s, 0)]
     in_60_s = poisson_count(2.0, 60.0, seed=0)
     assert plan(options(tmp_path, concurrency=(), rates_per_s=(2.0,))) == [CellPlan("open", 2.0, in_60_s, 1)]
+
+
+def test_a_plan_of_conversations_has_whole_ones(tmp_path: Path) -> None:
+    load = Load(turns=5)
+    cells = plan(dataclasses.replace(options(tmp_path, concurrency=(1, 4), rates_per_s=(2.0,), warmup=0), load=load))
+    conversations_in_60_s = poisson_count(2.0 / 5, 60.0, seed=0)
+    assert [cell.requests for cell in cells] == [10, 20, 5 * conversations_in_60_s]
+    (few,) = plan(dataclasses.replace(options(tmp_path, concurrency=(4,), requests=7), load=load))
+    assert few.requests == 7
 
 
 def test_a_search_tries_rates_until_it_has_found_one(tmp_path: Path) -> None:
@@ -69,11 +81,22 @@ async def test_a_cell_counts_its_requests_and_not_those_before(arrivals: str, at
     server, numbers = Server(holds=arrivals == "open"), itertools.count()
     if arrivals == "open":
         server.may_end.set()
-    cell, records = await measure(CellPlan(arrivals, 2, 6, 3), server.ask, numbers, seed=0)  # type: ignore[arg-type]
+    cell, records = await measure(CellPlan(arrivals, 2, 6, 3), server.ask, numbers, Load())  # type: ignore[arg-type]
     assert sorted(each.number for each in records) == list(range(3, 9))
     assert sorted(server.asked) == list(range(9)) and next(numbers) == 9
     assert (cell.requests, cell.errors) == (6, 0)
     assert max(server.at_once[3:]) <= at_once
+
+
+@pytest.mark.parametrize("arrivals", ["closed", "burst", "open"])
+async def test_the_turns_of_a_user_come_one_after_another(arrivals: str) -> None:
+    server, numbers, load = Silent(), itertools.count(), Load(turns=3, pause_s=0.001)
+    cell, records = await measure(CellPlan(arrivals, 2, 8, 1), server.ask, numbers, load)  # type: ignore[arg-type]
+    assert (cell.requests, cell.errors) == (8, 0)
+    said = {number: [turn.number for turn in turns] for number, turns in zip(server.asked, server.said, strict=True)}
+    # The first is not counted; the last user had no third turn.
+    assert said == {0: [], 1: [], 2: [1], 3: [1, 2], 4: [], 5: [4], 6: [4, 5], 7: [], 8: [7]}
+    assert sorted(each.number for each in records) == list(range(1, 9))
 
 
 def test_a_server_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -125,6 +148,23 @@ async def test_a_request_that_fails_is_a_record_with_its_sentence(status: int, c
         answer = await HttpClient(http, "m", Load()).ask(5)
     assert answer.number == 5
     assert answer.error is not None and words in answer.error
+
+
+async def test_a_later_turn_is_sent_behind_all_that_was_said() -> None:
+    load, sent = Load(), []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content)["messages"])
+        words = ["Yes, ", "all of it."]
+        events = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in words]
+        return httpx.Response(200, text="".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]))
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as http:
+        record = await HttpClient(http, "m", load).ask(7, [Said(3, "No."), Said(4, "Why?")])
+    roles = ["user", "assistant", "user", "assistant", "user"]
+    content = [load.message(3), "No.", load.message(4), "Why?", load.message(7)]
+    assert sent == [[{"role": role, "content": each} for role, each in zip(roles, content, strict=True)]]
+    assert (record.earlier_turns, record.reply, record.error) == (2, "Yes, all of it.", None)
 
 
 async def test_a_spoken_prompt_is_sent_as_sound() -> None:

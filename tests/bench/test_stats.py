@@ -39,6 +39,14 @@ def test_streams_without_a_gap_are_told_of_all_requests() -> None:
     assert cell.gapless_share == pytest.approx(2 / 5)
 
 
+def test_first_and_later_turns_are_told_apart_where_there_are_later_ones() -> None:
+    later = [dataclasses.replace(record(number, slower=2.0), earlier_turns=number) for number in (1, 2)]
+    figures = cell_of("open", 1, [record(0), *later], 10.0).figures
+    assert (figures["opening_first_text_s"].p50, figures["later_first_text_s"].p50) == pytest.approx((0.1, 0.2))
+    assert (figures["opening_first_audio_s"].p50, figures["later_first_audio_s"].p50) == pytest.approx((1.0, 2.0))
+    assert not {name for name in cell_of("open", 1, [record(0)], 10.0).figures if name.startswith(("opening", "later"))}
+
+
 def test_sound_is_heard_from_its_first_loud_sample_on() -> None:
     sound = Sound()
     for piece in ([0.0, 0.009], [-0.02, 0.5], [0.5]):

@@ -69,13 +69,21 @@ def chat(
     return Case(name, CHAT, body | fields, is_whole)
 
 
+def next_turn(case: Case, reply: str, message: str) -> Case:
+    """The same conversation, with a reply and another message behind it."""
+    said = [{"role": "assistant", "content": reply}, {"role": "user", "content": message}]
+    return replace(case, name="next turn", body={**case.body, "messages": [*case.body["messages"], *said]})
+
+
 def cases(model: str) -> list[Case]:
     """All of them; made once, for the media take a while."""
+    long_prompt = chat("long prompt", "Count with me. " * 90, text=12, codes=60)
     asked = [
         chat("greedy", "Tell me of the sea."),
         chat("seeded", "Tell me of the land.", fields=SEEDED),
         chat("text", "Tell me of the sky.", text=60, codes=0, fields=SEEDED),
-        chat("long prompt", "Count with me. " * 90, text=12, codes=60),
+        long_prompt,
+        next_turn(long_prompt, "One, two, three.", "Go on."),
         chat("media", _sound(), _picture(), "What are they?", codes=80),
         chat("long answer", "Tell me all.", text=60, codes=400),
         chat("whole", "Tell me of the wind.", codes=100, fields=SEEDED, is_whole=True),

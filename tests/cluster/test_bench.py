@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import wave
 from pathlib import Path
@@ -37,6 +38,22 @@ def test_load_on_the_http_api(served: ServedApp, tmp_path: Path, streamed: str) 
         assert set(cell.stages) == set(STAGES)
         assert 0 < cell.figures["first_text_s"].p50 <= cell.figures["first_audio_s"].p50 <= cell.figures["jct_s"].p50
     assert (tmp_path / "result.png").stat().st_size > 0
+
+
+def test_users_come_back_with_all_that_was_said(served: ServedApp, tmp_path: Path) -> None:
+    turns, users = 3, 2
+    cells = f"--rate 20 --requests {turns * users} --warmup 0 --turns {turns} --pause 0.05"
+    assert main(f"bench --url {BASE_URL} {cells} {SHORT} --out {tmp_path}".split()) == 0
+    (cell,) = read_result(tmp_path / "result.json").cells
+    assert (cell.requests, cell.errors) == (turns * users, 0)
+    assert cell.figures["opening_first_audio_s"].p50 > 0 and cell.figures["later_first_audio_s"].p50 > 0
+    requests = [json.loads(line)["request"] for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    for first in range(0, len(requests), turns):
+        talked = requests[first : first + turns]
+        assert [request["earlier_turns"] for request in talked] == list(range(turns))
+        for before, behind in itertools.pairwise(talked):
+            # The reply may be other tokens in a prompt than as they were sampled; the message is some 12 more.
+            assert before["reply"] and behind["prompt_tokens"] > before["prompt_tokens"] + 12
 
 
 def test_the_capacity_is_searched_with_requests_of_mixed_lengths(
