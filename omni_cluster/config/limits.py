@@ -19,9 +19,10 @@ class Limits(Strict):
     max_prompt_tokens: int = Field(
         default=28_000, ge=1, description="Tokens of a prompt, media included.", examples=[28_000]
     )
-    max_audio_parts: int = Field(default=4, ge=0, description="Audio parts of a request.", examples=[4])
-    max_image_parts: int = Field(default=4, ge=0, description="Image parts of a request.", examples=[4])
-    max_video_parts: int = Field(default=2, ge=0, description="Video parts of a request.", examples=[2])
+    # A request has all of its conversation: each spoken turn is one of its parts.
+    max_audio_parts: int = Field(default=64, ge=0, description="Audio parts of a request.", examples=[64])
+    max_image_parts: int = Field(default=16, ge=0, description="Image parts of a request.", examples=[16])
+    max_video_parts: int = Field(default=4, ge=0, description="Video parts of a request.", examples=[4])
     max_media_bytes: int = Field(
         default=26_214_400, ge=1, description="Bytes of a media file: 25 MiB.", examples=[26_214_400]
     )

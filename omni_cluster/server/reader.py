@@ -23,6 +23,8 @@ SMALL_BODY_BYTES = 65_536
 CHECKING_THREADS = 4
 LARGE_THREADS = 2
 """For prompts of large bodies: a text that is long or has marks is tokenised, half a second for a megabyte."""
+FETCHES_AT_ONCE = 4
+"""Of one request: one that names many URLs leaves room for others' fetches."""
 T = TypeVar("T")
 
 
@@ -66,8 +68,8 @@ class Reader:
 
     async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
         """What the URLs lead to, by their params; when one fails, none of the others is waited for."""
-        total = TotalBytes(self._limits.max_body_bytes)
-        tasks = [asyncio.create_task(self._fetch(each, total)) for each in urls]
+        total, at_once = TotalBytes(self._limits.max_body_bytes), asyncio.Semaphore(FETCHES_AT_ONCE)
+        tasks = [asyncio.create_task(self._fetch(each, total, at_once)) for each in urls]
         try:
             return {each.param: data for each, data in zip(urls, await asyncio.gather(*tasks), strict=True)}
         finally:
@@ -75,8 +77,9 @@ class Reader:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(self, each: MediaUrl, total: TotalBytes) -> bytes:
-        made = await self._fetcher.fetch(each.url, each.param)
+    async def _fetch(self, each: MediaUrl, total: TotalBytes, at_once: asyncio.Semaphore) -> bytes:
+        async with at_once:
+            made = await self._fetcher.fetch(each.url, each.param)
         total.add(len(made.data), each.param)
         return made.data
 

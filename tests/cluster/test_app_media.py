@@ -129,6 +129,8 @@ ANSWERED: dict[str, Callable[[], dict[str, Any]]] = {
     "a screen's JPEG": lambda: body_of(picture(1920, 1080, "JPEG")),
     "a phone's JPEG": lambda: body_of(picture(4000, 3000, "JPEG")),
     "four pictures": lambda: body_of(*[picture(2000, 1500, "JPEG")] * 4),
+    "as many pictures as may be": lambda: body_of(*[picture(56, 56, "PNG")] * 16),
+    "as many sounds as may be": lambda: body_of(*[sound(1600)] * 64),
     "the largest picture": lambda: body_of(picture(13_377, 13_377, "PNG", plain=True)),
     "the largest file of a picture": lambda: body_of(filled_picture(MAX_FILE_BYTES)),
     "a minute of sound": lambda: body_of(sound(60 * 16_000)),

@@ -49,7 +49,7 @@ def thinker_stage(**engine_args: Any) -> StageConfig:
         model_stage="thinker",
         num_gpus=0,
         final_output_type="text",
-        engine_args={**_ENGINE_ARGS, "limit_mm_per_prompt": {"audio": 2, "image": 2, "video": 2}, **engine_args},
+        engine_args={**_ENGINE_ARGS, "limit_mm_per_prompt": {"audio": 6, "image": 2, "video": 2}, **engine_args},
         default_sampling_params={"temperature": 0, "max_tokens": MAX_TOKENS},
     )
 

@@ -23,7 +23,7 @@ from tests.engine.stages import (
     request,
     until_free,
 )
-from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_text
+from tests.reference import KINDS, Audio, Reference, ThinkerReference, media, prompt_text, synthetic_audio
 
 pytestmark = pytest.mark.parity
 
@@ -121,6 +121,18 @@ async def test_a_later_turn_computes_only_what_is_new(
     at_once = [OmniRequest(f"turn-3-{i}", prompt, request("", "audio").media) for i in range(3)]
     for made in await asyncio.gather(*(think(thinker, asked) for asked in at_once)):
         assert_equal(made, wanted)
+
+
+async def test_each_turn_of_a_spoken_conversation_is_the_references(thinker: Stage, reference: Reference) -> None:
+    sounds: list[Audio] = []
+    said, user, turn_of_user = prompt_text("audio", "").partition("<|im_start|>user")
+    for turn in range(6):
+        asked = said + user + turn_of_user
+        sounds.append(synthetic_audio(0.1 + 0.04 * turn))
+        wanted = reference.thinker(asked, sounds, [], max_new_tokens=MAX_TOKENS)
+        made = await think(thinker, OmniRequest(f"spoken-{turn}", asked, Media(audios=tuple(sounds))))
+        assert_equal(made, wanted)
+        said = f"{asked}Yes.<|im_end|>\n"
 
 
 async def test_rows_of_a_reply_are_kept_too(thinker: Stage, reference: Reference) -> None:
