@@ -440,7 +440,7 @@ _USELESS_WITHOUT = {
 }
 _NOT_BOTH = {
     "--seconds": ("--requests",),
-    "--find-capacity": ("--rate", "--concurrency", "--burst", "--requests"),
+    "--find-capacity": ("--rate", "--concurrency", "--burst", "--requests", "--turns"),
     "--mix": ("--prompt-tokens", "--text-tokens", "--codec-tokens"),
 }
 _RANGES = ("--capacity-between", "--mix-sound", "--mix-prompt")

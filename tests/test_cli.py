@@ -111,6 +111,7 @@ def test_module_is_the_command() -> None:
         (["bench", "--turns", "0"], "'0' is too few"),
         (["bench", "--pause", "2"], "--pause is for --turns; add --turns, or leave it out"),
         (["bench", "--turns", "2", "--pause", "0"], "'0' is no number above 0"),
+        (["bench", "--find-capacity", "--turns", "2"], "--find-capacity does not go with --turns"),
     ],
 )
 def test_bad_command_line_is_one_sentence(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

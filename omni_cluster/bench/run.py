@@ -67,7 +67,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """One cell before it is run: `level` is a concurrency, or the requests a second of an open loop."""
+    """One cell before it is run: `level` is a concurrency, or the users a second of an open loop."""
 
     arrivals: Arrivals
     level: float
@@ -78,20 +78,20 @@ class CellPlan:
     def of(cls, arrivals: Arrivals, level: float, options: BenchOptions) -> CellPlan:
         at_once = 1 if arrivals == "open" else int(level)
         turns = options.load.turns
-        conversations = math.ceil(max(MIN_REQUESTS, _fitting(arrivals, level, options)) / turns)
+        users = max(math.ceil(MIN_REQUESTS / turns), _users(arrivals, level, options))
         return cls(
             arrivals=arrivals,
             level=level,
-            requests=options.requests or conversations * turns,
+            requests=options.requests or users * turns,
             warmup=at_once if options.warmup is None else options.warmup,
         )
 
 
-def _fitting(arrivals: Arrivals, level: float, options: BenchOptions) -> int:
-    turns = options.load.turns
+def _users(arrivals: Arrivals, level: float, options: BenchOptions) -> int:
+    """Each asks once, or `turns` times. Of a concurrency all are at work until the last ones."""
     if arrivals == "open":
-        return poisson_count(level / turns, options.seconds, options.load.seed) * turns
-    return int(level) * max(ROUNDS, turns)
+        return poisson_count(level, options.seconds, options.load.seed)
+    return int(level) * math.ceil(ROUNDS / options.load.turns)
 
 
 def plan(options: BenchOptions) -> list[CellPlan]:
@@ -206,7 +206,7 @@ async def _asked(cell_plan: CellPlan, ask: Ask, numbers: list[int], load: Load) 
     conversations = [numbers[first : first + load.turns] for first in range(0, len(numbers), load.turns)]
     talk = functools.partial(converse, ask, load)
     if cell_plan.arrivals == "open":
-        arrivals_s = poisson_arrivals(cell_plan.level / load.turns, len(conversations), load.seed)
+        arrivals_s = poisson_arrivals(cell_plan.level, len(conversations), load.seed)
         records = await open_loop(talk, conversations, arrivals_s)
     else:
         arrive = bursts if cell_plan.arrivals == "burst" else closed_loop

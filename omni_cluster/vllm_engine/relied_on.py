@@ -64,7 +64,7 @@ EVERYWHERE: Names = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": ("block_id",),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
     "vllm.v1.core.sched.output:CachedRequestData": ("num_computed_tokens", "req_ids", "resumed_req_ids"),
-    "vllm.v1.core.sched.output:NewRequestData": ("mm_features", "num_computed_tokens", "req_id"),
+    "vllm.v1.core.sched.output:NewRequestData": ("num_computed_tokens", "req_id"),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         "finished_req_ids",
         "num_scheduled_tokens",
@@ -273,7 +273,7 @@ LOOKED_UP: Names = {
 """What is replaced or set, by the function of vLLM's that has to look there for it."""
 
 ADDED: Names = {
-    "vllm.v1.core.sched.output:SchedulerOutput": ("omni_further", "omni_prefixes", "omni_rows"),
+    "vllm.v1.core.sched.output:SchedulerOutput": ("omni_further", "omni_media", "omni_prefixes", "omni_rows"),
     "vllm.v1.engine.core:EngineCore": (
         "omni_counts",
         "omni_find_rows",

@@ -189,18 +189,20 @@ class OmniSchedulerMixin(_Scheduler):
         output = super().schedule(*args, **kwargs)
         for request in reversed(blocked):
             self.waiting.prepend_request(request)
-        for new in output.scheduled_new_reqs:
-            # vLLM sends no media that the prefix cache covers, but after a preemption the cache may cover less, and the
-            # workers, which get media once, would have nothing to encode.
-            new.mm_features = self.requests[new.req_id].mm_features
         self._num_preemptions += len(output.preempted_req_ids or ())
         self._num_steps += bool(output.num_scheduled_tokens)
         self._num_computed += output.total_num_scheduled_tokens
-        output.omni_prefixes = self._begin_to_emit(output)  # these three ride the pickled output to every rank
+        output.omni_media = self._media_of_resumed(output)  # these four ride the pickled output to every rank
+        output.omni_prefixes = self._begin_to_emit(output)
         self._at_workers.update(r.req_id for r in output.scheduled_new_reqs if r.req_id in self._counts)
         output.omni_rows = self._rows_for_workers()
         output.omni_further = self._further_steps(output)
         return output
+
+    def _media_of_resumed(self, output: SchedulerOutput) -> dict[str, Any]:
+        """vLLM sends media once, and none that the prefix cache covers; after a preemption that may be fewer."""
+        resumed = [self.requests[request_id] for request_id in output.scheduled_cached_reqs.resumed_req_ids]
+        return {request.request_id: request.mm_features for request in resumed if request.mm_features}
 
     def _rows_for_workers(self) -> list[tuple[str, torch.Tensor]]:
         """Takes what came for requests that the workers have; that of others waits until they are scheduled."""

@@ -144,7 +144,7 @@ class StageLLM:
                     yield self._answering(rows)
                 if is_aborted(output):
                     if feeder is None or await feeder:
-                        raise await self._given_up()
+                        raise await self._broken_off()
                     yield StageChunk(finish_reason="stop")
                     return
                 yield self._answering(chunks.make(output))
@@ -184,12 +184,14 @@ class StageLLM:
                 raise
             raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
 
-    async def _given_up(self) -> OmniError:
-        """Why the engine ended a request that was not at its end. One that is told to stop ends all, then itself."""
-        name = self._stage.model_stage
+    async def _broken_off(self) -> OmniError:
+        """Why the engine aborted a request by itself. One that is told to stop aborts all of them, and then ends."""
         if await self._dies():
-            return StageDied(f"the engine of stage {name} died; send the request again.")
-        return RequestGone(f"the engine of stage {name} gave it up; send it again.")
+            return StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
+        return self._gone()
+
+    def _gone(self) -> RequestGone:
+        return RequestGone(f"the engine of stage {self._stage.model_stage} gave it up; send it again.")
 
     async def _dies(self) -> bool:
         """Whether the engine is dead, or says so within `DEATH_S`: what reads its outputs ends then."""
@@ -238,7 +240,7 @@ class StageLLM:
     async def _outputs(
         self, request_id: str, prompt: Mapping[str, Any], rendered: Any, params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's outputs. Raises `_given_up` where it gives the request up: vLLM ends it then without tokens.
+        """The engine's outputs. RequestGone where it gives the request up: vLLM makes an end without tokens of that.
 
         Processed media that the engine should have are sent by their names alone. It lacks those of a request that left
         before it was sent, and gives up who names them; vLLM forgets the names, and the next sending has the media.
@@ -258,7 +260,7 @@ class StageLLM:
                     return
             if has_begun:
                 break
-        raise await self._given_up()
+        raise self._gone()
 
     async def _rendered(self, prompt: Mapping[str, Any]) -> Any:
         """The prompt as token ids, its media processed. RequestError for one that the engine cannot take."""

@@ -49,11 +49,12 @@ def test_a_plan_of_bursts_and_rates(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_conversations_has_whole_ones(tmp_path: Path) -> None:
-    load = Load(turns=5)
-    cells = plan(dataclasses.replace(options(tmp_path, concurrency=(1, 4), rates_per_s=(2.0,), warmup=0), load=load))
-    conversations_in_60_s = poisson_count(2.0 / 5, 60.0, seed=0)
-    assert [cell.requests for cell in cells] == [10, 20, 5 * conversations_in_60_s]
-    (few,) = plan(dataclasses.replace(options(tmp_path, concurrency=(4,), requests=7), load=load))
+    asked = options(tmp_path, concurrency=(1, 4), rates_per_s=(2.0,), warmup=0)
+    users_in_60_s = poisson_count(2.0, 60.0, seed=0)
+    by_turns = {turns: plan(dataclasses.replace(asked, load=Load(turns=turns))) for turns in (3, 5)}
+    assert [cell.requests for cell in by_turns[3]] == [9, 24, 3 * users_in_60_s]
+    assert [cell.requests for cell in by_turns[5]] == [10, 20, 5 * users_in_60_s]
+    (few,) = plan(dataclasses.replace(options(tmp_path, concurrency=(4,), requests=7), load=Load(turns=5)))
     assert few.requests == 7
 
 

@@ -115,6 +115,8 @@ class OmniGPUModelRunner(_Runner):
                 self._inputs.push(request_id, rows)
         self._further = getattr(scheduler_output, "omni_further", {})
         self._prefixes |= getattr(scheduler_output, "omni_prefixes", {})
+        for request_id, features in getattr(scheduler_output, "omni_media", {}).items():
+            self.requests[request_id].mm_features = features
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self._beginning.add(request_id)
