@@ -84,8 +84,11 @@ def chat_body(model: str, load: Load, number: int) -> dict[str, Any]:
 
 def earlier_messages(load: Load, said: Sequence[Said]) -> list[dict[str, Any]]:
     """Two for each turn: what was asked, and the reply."""
-    roles = (("user", lambda turn: prompt(load, turn.number)), ("assistant", lambda turn: turn.reply))
-    return [{"role": role, "content": content(turn)} for turn in said for role, content in roles]
+    messages: list[dict[str, Any]] = []
+    for turn in said:
+        messages.append({"role": "user", "content": prompt(load, turn.number)})
+        messages.append({"role": "assistant", "content": turn.reply})
+    return messages
 
 
 def prompt(load: Load, number: int) -> str | list[dict[str, Any]]:

@@ -182,13 +182,14 @@ class StageLLM:
         except Exception as error:
             if not (isinstance(error, EngineDeadError) or (_may_be_death(error) and await self._dies())):
                 raise
-            raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.") from error
+            raise self._died() from error
 
     async def _broken_off(self) -> OmniError:
         """Why the engine aborted a request by itself. One that is told to stop aborts all of them, and then ends."""
-        if await self._dies():
-            return StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
-        return self._gone()
+        return self._died() if await self._dies() else self._gone()
+
+    def _died(self) -> StageDied:
+        return StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
 
     def _gone(self) -> RequestGone:
         return RequestGone(f"the engine of stage {self._stage.model_stage} gave it up; send it again.")

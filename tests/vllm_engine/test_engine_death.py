@@ -138,7 +138,6 @@ async def test_a_request_that_the_engine_gives_up_is_no_answer_and_its_media_are
     async def render(prompt: Any) -> Any:
         return {**rendered, "again": True}
 
-    monkeypatch.setattr(stage_llm, "DEATH_S", 0.01)
     stage = stage_on(Engine(dies=False), monkeypatch)
     monkeypatch.setattr(stage.llm, "generate", generate, raising=False)
     monkeypatch.setattr(stage, "_rendered", render)
