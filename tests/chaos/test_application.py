@@ -13,18 +13,11 @@ from tests.chaos.cases import cases, refused
 FOLDER = Path(__file__).parent
 
 
-@pytest.mark.parametrize(
-    ("name", "thinkers", "talkers", "code2wavs"), [("one_card_7b.yaml", 1, 2, 1), ("one_card_tiny.yaml", 2, 2, 2)]
-)
-def test_all_replicas_of_a_card_s_configuration_are_on_one_card_in_float32(
-    name: str, thinkers: int, talkers: int, code2wavs: int
-) -> None:
+@pytest.mark.parametrize("name", ["one_card_7b.yaml", "one_card_tiny.yaml"])
+def test_two_replicas_of_each_stage_are_on_one_card_in_float32(name: str) -> None:
     config = load_config(FOLDER / name, known_families=("qwen2_5_omni",))
-    assert {stage.model_stage: (stage.gpus, stage.num_replicas) for stage in config.stages} == {
-        "thinker": ([0], thinkers),
-        "talker": ([0], talkers),
-        "code2wav": ([0], code2wavs),
-    }
+    places = {stage.model_stage: (stage.gpus, stage.num_replicas) for stage in config.stages}
+    assert places == dict.fromkeys(("thinker", "talker", "code2wav"), ([0], 2))
     thinker, talker, code2wav = config.stages
     assert thinker.engine_args["dtype"] == talker.engine_args["dtype"] == "float32"
     assert code2wav.diffusion_settings.dtype == code2wav.diffusion_settings.vocoder_dtype == "float32"

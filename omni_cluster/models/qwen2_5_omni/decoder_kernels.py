@@ -7,41 +7,41 @@ meanwhile.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
+    GATE_UP_TILES,
+    KEY_SPLITS,
+    LINEAR_ADD_TILES,
+    QKV_TILES,
+    KeySplits,
+    Tiles,
+    tiles_of_nearest,
+)
+
 MAX_REQUESTS = 64
 # One for each block of features of a product that is split, or for each request and key head.
 NUM_COUNTERS = 4096
 
 
-class Tiles(NamedTuple):
-    """How a product is cut: features (rows of the weight) and columns a tile, programs that share a row, and Triton's
-    warps and stages; `ahead`: columns of each row that are asked for before the input is there."""
+class Weight(NamedTuple):
+    """`values` `[features, width]` as the activations, or of e4m3 with float32 `scales`, one of all or of each feature.
 
-    features: int
-    columns: int
-    splits: int
-    warps: int
-    stages: int
-    ahead: int = 0
+    e4m3 halves what a step reads. Activations are not rounded to it.
+    """
 
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
 
-TilesByShape = Mapping[tuple[int, int], Mapping[int, Tiles]]
-"""Of the weights that were measured, `(features, width)`, by padded rows."""
-
-
-class KeySplits(NamedTuple):
-    """How the keys of a request are cut: programs that share them, keys a tile, and Triton's warps."""
-
-    splits: int
-    keys: int
-    warps: int
+    @property
+    def scale_step(self) -> int | None:
+        """From one feature's scale to the next one's; None without scales."""
+        return None if self.scales is None else int(self.scales.numel() > 1)
 
 
 @triton.jit
@@ -55,9 +55,9 @@ def _wait(OVERLAP: tl.constexpr):
 
 @triton.jit
 def _fetch(rows, COLUMNS: tl.constexpr, PIECES: tl.constexpr):
-    """Asks for the first `COLUMNS` of 16-bit `rows` into the L2 cache, each row by `PIECES` threads."""
+    """Asks for the first `COLUMNS` of `rows` into the L2 cache, each row by `PIECES` threads."""
     pieces = rows[:, None] + tl.arange(0, PIECES)[None, :] * (COLUMNS // PIECES)
-    size = tl.full(pieces.shape, COLUMNS // PIECES * 2, tl.int32)
+    size = tl.full(pieces.shape, COLUMNS // PIECES * rows.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0",
         "=r,l,r",
@@ -86,6 +86,22 @@ def _normed(x, scale, gain):
 
 
 @triton.jit
+def _as(w, dtype: tl.constexpr):
+    """e4m3 in another dtype, exactly; what is in it already is left alone."""
+    if w.dtype != dtype:
+        w = w.to(tl.float32).to(dtype)
+    return w
+
+
+@triton.jit
+def _scaled(y, scales, feature, inside, STEP: tl.constexpr):
+    """Times the scale of each feature, or of all of them where `STEP` is 0; as it is where the weight has no scales."""
+    if STEP is not None:
+        y *= tl.load(scales + feature * STEP, inside, 0.0)
+    return y
+
+
+@triton.jit
 def _silu_and_multiply(gate, up, dtype: tl.constexpr):
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -97,11 +113,13 @@ def _norm_linear_of_one(
     residual,
     gain,
     weight,
+    scales,
     bias,
     out,
     num_features,
     eps,
     WIDTH: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
     GATED: tl.constexpr,
     FEATURES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -121,9 +139,11 @@ def _norm_linear_of_one(
     _wait(OVERLAP)
     x = tl.load(residual + column, there, 0.0).to(tl.float32)
     x = _normed(x, tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps), g).to(tl.float32)
-    y = tl.sum(w.to(tl.float32) * x[None, :], 1)
+    y = _scaled(tl.sum(w.to(tl.float32) * x[None, :], 1), scales, feature, inside, SCALE_STEP)
     if GATED:
-        y = _silu_and_multiply(y, tl.sum(w_up.to(tl.float32) * x[None, :], 1), out.dtype.element_ty)
+        y_up = tl.sum(w_up.to(tl.float32) * x[None, :], 1)
+        y_up = _scaled(y_up, scales, num_features + feature, inside, SCALE_STEP)
+        y = _silu_and_multiply(y, y_up, out.dtype.element_ty)
     else:
         y += b
     tl.store(out + feature, y.to(out.dtype.element_ty), inside)
@@ -144,11 +164,13 @@ def _norm(residual, gain, out, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, 
 def _linear(
     x,
     weight,
+    scales,
     bias,
     out,
     num_rows,
     num_features,
     WIDTH: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
     GATED: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -177,10 +199,12 @@ def _linear(
         part = tl.load(x + row[:, None] * WIDTH + column[None, :], present[:, None] & there[None, :], 0.0)
         tile = feature[:, None] * WIDTH + column[None, :]
         in_tile = inside[:, None] & there[None, :]
-        y = tl.dot(tl.load(weight + tile, in_tile, 0.0), tl.trans(part), y)
+        y = tl.dot(_as(tl.load(weight + tile, in_tile, 0.0), part.dtype), tl.trans(part), y)
         if GATED:
-            y_up = tl.dot(tl.load(up + tile, in_tile, 0.0), tl.trans(part), y_up)
+            y_up = tl.dot(_as(tl.load(up + tile, in_tile, 0.0), part.dtype), tl.trans(part), y_up)
+    y = _scaled(y, scales, feature[:, None], inside[:, None], SCALE_STEP)
     if GATED:
+        y_up = _scaled(y_up, scales, num_features + feature[:, None], inside[:, None], SCALE_STEP)
         y = _silu_and_multiply(y, y_up, out.dtype.element_ty)
     else:
         y += tl.load(bias + feature, inside, 0.0).to(tl.float32)[:, None]
@@ -192,36 +216,36 @@ def norm_linear(
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor,
     *,
     overlap: bool,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """RMS norm of `residual` `[n, width]`, times `weight` `[features, width]`, plus `bias` -> `[n, features]`."""
-    tiles = tiles or tiles_of_nearest(QKV_TILES, weight)[padded_rows(residual.shape[0])]
-    return _launch_norm_linear(residual, norm_weight, eps, weight, bias, weight.shape[0], overlap, tiles)
+    tiles = tiles or tiles_of_nearest(QKV_TILES, weight.values)[padded_rows(residual.shape[0])]
+    return _launch_norm_linear(residual, norm_weight, eps, weight, bias, weight.values.shape[0], overlap, tiles)
 
 
 def norm_gate_up(
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
-    weight: torch.Tensor,
+    weight: Weight,
     *,
     overlap: bool,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """RMS norm of `residual` `[n, width]`, times `weight` `[2 * features, width]`, silu(first) * second half."""
-    tiles = tiles or tiles_of_nearest(GATE_UP_TILES, weight)[padded_rows(residual.shape[0])]
-    return _launch_norm_linear(residual, norm_weight, eps, weight, None, weight.shape[0] // 2, overlap, tiles)
+    tiles = tiles or tiles_of_nearest(GATE_UP_TILES, weight.values)[padded_rows(residual.shape[0])]
+    return _launch_norm_linear(residual, norm_weight, eps, weight, None, weight.values.shape[0] // 2, overlap, tiles)
 
 
 def _launch_norm_linear(
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     num_features: int,
     overlap: bool,
@@ -232,7 +256,7 @@ def _launch_norm_linear(
     padded = padded_rows(num_rows)
     options = {"OVERLAP": overlap, **launch_options(overlap)}
     grid = (triton.cdiv(num_features, tiles.features),)
-    weights = weight, weight if bias is None else bias
+    weights = weight.values, weight.scales, bias
     columns = triton.next_power_of_2(width)
     if padded == 1:
         _norm_linear_of_one[grid](
@@ -243,6 +267,7 @@ def _launch_norm_linear(
             num_features,
             eps,
             WIDTH=width,
+            SCALE_STEP=weight.scale_step,
             GATED=bias is None,
             FEATURES=tiles.features,
             COLUMNS=columns,
@@ -261,12 +286,13 @@ def _launch_norm_linear(
         num_rows,
         num_features,
         WIDTH=width,
+        SCALE_STEP=weight.scale_step,
         GATED=bias is None,
         ROWS=padded,
         FEATURES=tiles.features,
         COLUMNS=tiles.columns,
         STAGES=tiles.stages,
-        **fetch_options(tiles, width, width, overlap),
+        **fetch_options(tiles, width, weight.values, overlap),
         num_warps=tiles.warps,
         **options,
     )
@@ -298,12 +324,14 @@ def _add_sum_of_splits(y, residual, out, parts, counters, place, inside, out_siz
 def _linear_add_of_one(
     x,
     weight,
+    scales,
     residual,
     out,
     parts,
     counters,
     num_features,
     WIDTH: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
     SPAN: tl.constexpr,
     SPLITS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -322,7 +350,7 @@ def _linear_add_of_one(
         total += w.to(tl.float32) * tl.load(x + column, column < end, 0.0).to(tl.float32)[None, :]
         column += COLUMNS
         w = tl.load(rows + column[None, :], inside[:, None] & (column < end)[None, :], 0.0)
-    y = tl.sum(total, 1)
+    y = _scaled(tl.sum(total, 1), scales, feature, inside, SCALE_STEP)
     _add_sum_of_splits(y, residual, out, parts, counters, feature, inside, num_features, SPLITS)
 
 
@@ -330,6 +358,7 @@ def _linear_add_of_one(
 def _linear_add(
     x,
     weight,
+    scales,
     residual,
     out,
     parts,
@@ -337,6 +366,7 @@ def _linear_add(
     num_rows,
     num_features,
     WIDTH: tl.constexpr,
+    SCALE_STEP: tl.constexpr,
     SPAN: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -362,7 +392,9 @@ def _linear_add(
         there = column < WIDTH
         part = tl.load(x + row[:, None] * WIDTH + column[None, :], present[:, None] & there[None, :], 0.0)
         tile = feature[:, None] * WIDTH + column[None, :]
-        y = tl.dot(tl.load(weight + tile, inside[:, None] & there[None, :], 0.0), tl.trans(part), y)
+        w = _as(tl.load(weight + tile, inside[:, None] & there[None, :], 0.0), part.dtype)
+        y = tl.dot(w, tl.trans(part), y)
+    y = _scaled(y, scales, feature[:, None], inside[:, None], SCALE_STEP)
     place = row[None, :] * num_features + feature[:, None]
     there = inside[:, None] & present[None, :]
     _add_sum_of_splits(y, residual, out, parts, counters, place, there, num_rows * num_features, SPLITS)
@@ -370,7 +402,7 @@ def _linear_add(
 
 def linear_add(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     residual: torch.Tensor,
     counters: torch.Tensor,
     *,
@@ -382,20 +414,21 @@ def linear_add(
     `counters` `[NUM_COUNTERS]` int32 is zero before and after.
     """
     num_rows, width = x.shape
-    num_features = weight.shape[0]
+    num_features = weight.values.shape[0]
     padded = padded_rows(num_rows)
-    tiles = tiles or tiles_of_nearest(LINEAR_ADD_TILES, weight)[padded]
+    tiles = tiles or tiles_of_nearest(LINEAR_ADD_TILES, weight.values)[padded]
     span = triton.cdiv(triton.cdiv(width, tiles.splits), tiles.columns) * tiles.columns
     splits = triton.cdiv(width, span)
     out = torch.empty_like(residual)
     parts = torch.empty(splits, num_rows, num_features, device=x.device) if splits > 1 else residual
-    tensors = x, weight, residual, out, parts, counters
+    tensors = x, weight.values, weight.scales, residual, out, parts, counters
     grid = (triton.cdiv(num_features, tiles.features), splits)
     if padded == 1:
         _linear_add_of_one[grid](
             *tensors,
             num_features,
             WIDTH=width,
+            SCALE_STEP=weight.scale_step,
             SPAN=span,
             SPLITS=splits,
             FEATURES=tiles.features,
@@ -410,13 +443,14 @@ def linear_add(
             num_rows,
             num_features,
             WIDTH=width,
+            SCALE_STEP=weight.scale_step,
             SPAN=span,
             SPLITS=splits,
             ROWS=padded,
             FEATURES=tiles.features,
             COLUMNS=tiles.columns,
             STAGES=tiles.stages,
-            **fetch_options(tiles, span, width, overlap),
+            **fetch_options(tiles, span, weight.values, overlap),
             OVERLAP=overlap,
             num_warps=tiles.warps,
             **launch_options(overlap),
@@ -715,86 +749,15 @@ def launch_options(overlap: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if overlap else {}
 
 
-def fetch_options(tiles: Tiles, span: int, width: int, overlap: bool) -> dict[str, int]:
+def fetch_options(tiles: Tiles, span: int, weight: torch.Tensor, overlap: bool) -> dict[str, int]:
     """Of the columns that `tiles` asks for ahead: each thread's piece begins and ends at 16 bytes."""
-    pieces = max(1, 32 * tiles.warps // tiles.features)
-    aligned = overlap and width % 8 == 0 and span % 8 == 0
+    pieces, width = max(1, 32 * tiles.warps // tiles.features), weight.shape[1]
+    unit = 16 // weight.element_size()
+    aligned = overlap and width % unit == 0 and span % unit == 0
     columns = min(tiles.ahead, span, width) if aligned else 0
-    return {"AHEAD": columns // (8 * pieces) * (8 * pieces), "PIECES": pieces}
-
-
-def tiles_of_nearest(measured: TilesByShape, weight: torch.Tensor) -> Mapping[int, Tiles]:
-    """Those of the measured weight whose size is nearest to `weight` `[features, width]`."""
-    return measured[min(measured, key=lambda shape: abs(math.log(math.prod(shape) / weight.numel())))]
+    return {"AHEAD": columns // (unit * pieces) * (unit * pieces), "PIECES": pieces}
 
 
 # The 7B talker's 16 requests, and one of its thinker, whose steps take 4 % longer with overlap from two on.
 OVERLAPPED_VALUES = 16 * 896
 NORM_WARPS = 4
-# Measured on one H200 at the sizes of the Omni 7B's talker and thinker, by padded rows; after each the microseconds of
-# one launch among all layers' weights (the norm's included).
-QKV_TILES: TilesByShape = {
-    (2560, 896): {
-        1: Tiles(8, 1024, 1, 4, 1),  # 2.2
-        16: Tiles(32, 128, 1, 4, 4, 896),  # 5.0
-        32: Tiles(16, 128, 1, 4, 4),  # 5.5
-        64: Tiles(16, 128, 1, 2, 4),  # 7.6
-    },
-    (4608, 3584): {
-        1: Tiles(4, 4096, 1, 4, 1),  # 9.7
-        16: Tiles(16, 256, 1, 2, 5),  # 13.1
-        32: Tiles(64, 128, 1, 4, 4),  # 15.4
-        64: Tiles(64, 128, 1, 4, 4),  # 16.5
-    },
-}
-GATE_UP_TILES: TilesByShape = {
-    (37888, 896): {
-        1: Tiles(4, 1024, 1, 2, 1),  # 17.0
-        16: Tiles(64, 128, 1, 4, 2),  # 20.3
-        32: Tiles(128, 64, 1, 4, 3),  # 21.3
-        64: Tiles(64, 64, 1, 4, 5),  # 25.9
-    },
-    (37888, 3584): {
-        1: Tiles(2, 4096, 1, 4, 1),  # 61.6
-        16: Tiles(64, 128, 1, 4, 4),  # 69.2
-        32: Tiles(64, 128, 1, 4, 4, 1792),  # 72.9
-        64: Tiles(64, 128, 1, 4, 4),  # 78.2
-    },
-}
-LINEAR_ADD_TILES: TilesByShape = {
-    (896, 1536): {
-        1: Tiles(4, 2048, 1, 8, 1),  # 1.9
-        16: Tiles(32, 128, 4, 4, 3, 384),  # 3.3
-        32: Tiles(32, 128, 4, 4, 3),  # 3.8
-        64: Tiles(32, 128, 4, 4, 3),  # 4.7
-    },
-    (896, 18944): {
-        1: Tiles(8, 1024, 4, 4, 1),  # 10.9
-        16: Tiles(32, 128, 9, 4, 5),  # 11.9
-        32: Tiles(32, 128, 9, 4, 4),  # 13.4
-        64: Tiles(32, 128, 9, 4, 5),  # 19.6
-    },
-    (3584, 3584): {
-        1: Tiles(4, 2048, 1, 8, 1),  # 7.4
-        16: Tiles(32, 128, 2, 4, 5),  # 9.7
-        32: Tiles(32, 128, 2, 4, 5, 1792),  # 11.1
-        64: Tiles(32, 256, 2, 4, 3, 1792),  # 14.4
-    },
-    (3584, 18944): {
-        1: Tiles(4, 2048, 1, 8, 1),  # 33.7
-        16: Tiles(32, 256, 2, 4, 3),  # 37.9
-        32: Tiles(64, 128, 4, 4, 4),  # 38.8
-        64: Tiles(64, 64, 4, 4, 7),  # 43.9
-    },
-}
-# By requests, as a power of two; the microseconds are of 700 keys a request, in the talker and in the thinker. One
-# request has more programs than 700 keys need, for the sake of long prompts.
-KEY_SPLITS = {
-    1: KeySplits(32, 64, 4),  # 7.5 (thinker)
-    2: KeySplits(32, 32, 4),
-    4: KeySplits(8, 32, 2),  # 8.5 (thinker)
-    8: KeySplits(8, 32, 2),
-    16: KeySplits(8, 32, 2),  # 11.4, 13.3
-    32: KeySplits(2, 64, 4),  # 17.1, 20.5
-    64: KeySplits(2, 64, 4),  # 33.0, 37.5
-}

@@ -11,6 +11,7 @@ import triton
 from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
     MAX_REQUESTS,
     NUM_COUNTERS,
+    Weight,
     attend,
     can_overlap,
     linear_add,
@@ -23,13 +24,13 @@ from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
 class FusedDecoder:
     """The layers and the final norm of a decoder for a step of one token a request.
 
-    `layers`: vLLM's `LlamaDecoderLayer`s or `Qwen2DecoderLayer`s, with M-RoPE, an unquantized bfloat16 cache and no
-    tensor parallelism.
+    `layers`: vLLM's `LlamaDecoderLayer`s or `Qwen2DecoderLayer`s, with M-RoPE, weights of bfloat16 or of e4m3 with a
+    scale a tensor or a feature, an unquantized bfloat16 cache and no tensor parallelism.
     """
 
     def __init__(self, layers: Iterable[Any], norm: Any) -> None:
         self._layers, self._norm = list(layers), norm
-        device = self._layers[0].self_attn.qkv_proj.weight.device
+        device = self._layers[0].input_layernorm.weight.device
         self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
 
     def fits(self, hidden: torch.Tensor) -> bool:
@@ -79,20 +80,28 @@ class FusedDecoder:
         attention, norm, counters = layer.self_attn, layer.input_layernorm, self._counters
         projection, cache, scale = attention.qkv_proj, attention.attn.kv_cache, attention.scaling
         qkv = norm_linear(
-            residual, norm.weight, norm.variance_epsilon, projection.weight, projection.bias, overlap=overlap
+            residual, norm.weight, norm.variance_epsilon, weight_of(projection), projection.bias, overlap=overlap
         )
         table, lengths = metadata.block_table, metadata.seq_lens
         attended = attend(qkv, *angles, cache, table, lengths, slots, scale, counters, overlap=overlap)
-        return linear_add(attended, attention.o_proj.weight, residual, counters, overlap=overlap)
+        return linear_add(attended, weight_of(attention.o_proj), residual, counters, overlap=overlap)
 
     def _mlp(self, layer: Any, residual: torch.Tensor, overlap: bool) -> torch.Tensor:
         norm, mlp = layer.post_attention_layernorm, layer.mlp
-        gated = norm_gate_up(residual, norm.weight, norm.variance_epsilon, mlp.gate_up_proj.weight, overlap=overlap)
-        return linear_add(gated, mlp.down_proj.weight, residual, self._counters, overlap=overlap)
+        gate_up = weight_of(mlp.gate_up_proj)
+        gated = norm_gate_up(residual, norm.weight, norm.variance_epsilon, gate_up, overlap=overlap)
+        return linear_add(gated, weight_of(mlp.down_proj), residual, self._counters, overlap=overlap)
+
+
+def weight_of(projection: Any) -> Weight:
+    """Of a projection of vLLM's, which keeps e4m3 as `[width, features]`."""
+    if projection.weight.dtype == torch.float8_e4m3fn:
+        return Weight(projection.weight.t(), projection.weight_scale)
+    return Weight(projection.weight)
 
 
 def _is_plain(layer: Any, hidden: torch.Tensor) -> bool:
-    """Unquantized and unsharded, with M-RoPE over whole heads and nothing else in between."""
+    """Unsharded, with weights that the kernels read, M-RoPE over whole heads and nothing else in between."""
     from vllm.model_executor.layers.linear import LinearBase
 
     attention, mlp, rotary = layer.self_attn, layer.mlp, layer.self_attn.rotary_emb
@@ -100,7 +109,7 @@ def _is_plain(layer: Any, hidden: torch.Tensor) -> bool:
     head_dim = attention.head_dim
     return (
         all(isinstance(p, LinearBase) and p.tp_size == 1 for p in projections)  # a LoRA's would be no LinearBase
-        and all(p.weight.dtype == hidden.dtype and p.weight.is_contiguous() for p in projections)
+        and all(_is_read(p, hidden.dtype) for p in projections)
         and not getattr(attention, "qk_norm", False)
         and attention.qkv_proj.bias is not None
         and all(p.bias is None for p in projections[1:])
@@ -113,6 +122,18 @@ def _is_plain(layer: Any, hidden: torch.Tensor) -> bool:
         and head_dim >= 32
         and triton.next_power_of_2(head_dim) == head_dim
     )
+
+
+def _is_read(projection: Any, dtype: torch.dtype) -> bool:
+    """Whether the kernels can compute with its weight."""
+    kept = getattr(projection, "weight", None)  # other quantizations, such as AWQ, have none
+    if kept is None or kept.dtype == dtype:
+        return kept is not None and kept.is_contiguous()
+    if kept.dtype != torch.float8_e4m3fn or not hasattr(projection, "weight_scale"):  # as scales of blocks are named
+        return False
+    values, scales = weight_of(projection)
+    size = projection.output_size, projection.input_size  # a kernel of vLLM's may have padded the weight
+    return values.is_contiguous() and values.shape == size and scales is not None and scales.numel() in (1, size[0])
 
 
 def _is_one_token_each(metadata: Any, num_rows: int) -> bool:

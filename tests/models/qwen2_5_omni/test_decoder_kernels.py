@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +15,17 @@ import torch
 from torch.nn.functional import linear, silu
 
 from omni_cluster.models.qwen2_5_omni import decoder_kernels
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import LINEAR_ADD_TILES, NUM_COUNTERS, tiles_of_nearest
-from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
+from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS, Weight
+from omni_cluster.models.qwen2_5_omni.decoder_tiles import LINEAR_ADD_TILES, tiles_of_nearest
+from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder, _is_read, weight_of
 
+ROOT = Path(__file__).parents[3]
 EPS = 1e-6
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 128, 16
 SECTIONS = (16, 24, 24)
 LENGTHS = [1, 15, 16, 17, 700, 5000, 33, 128, 129]
+SCALES = [0, 1, 2]
+"""Of a weight: none, one, and one of each feature."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +49,19 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device="cuda") * scale).bfloat16()
 
 
+def stored(weight: torch.Tensor, scales: int) -> Weight:
+    """In e4m3 with so many scales, or as it is with none."""
+    if scales == 0:
+        return Weight(weight)
+    largest = weight.float().abs().amax(1, keepdim=True) if scales > 1 else weight.float().abs().amax().reshape(1)
+    return Weight((weight.float() / (largest / 448)).to(torch.float8_e4m3fn), largest / 448)
+
+
+def plain(weight: Weight) -> torch.Tensor:
+    values = weight.values.float()
+    return values if weight.scales is None else values * weight.scales
+
+
 def zero_counters() -> torch.Tensor:
     return torch.zeros(NUM_COUNTERS, dtype=torch.int32, device="cuda")
 
@@ -57,8 +76,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return linear(x.float(), plain(weight), None if bias is None else bias.float()).to(x.dtype)
 
 
 def silu_and_multiply(both: torch.Tensor) -> torch.Tensor:
@@ -134,8 +153,10 @@ def attention(
 @pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
 @pytest.mark.parametrize("width", [896, 3584])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_norm_and_linear_are_the_plain_ones(n: int, width: int, overlap: bool) -> None:
-    x, gain, weight, bias = draw(n, width), draw(width), draw(width + 100, width, scale=0.05), draw(width + 100)
+@pytest.mark.parametrize("scales", SCALES)
+def test_norm_and_linear_are_the_plain_ones(n: int, width: int, overlap: bool, scales: int) -> None:
+    x, gain, bias = draw(n, width), draw(width), draw(width + 100)
+    weight = stored(draw(width + 100, width, scale=0.05), scales)
     with poisoned():
         made = decoder_kernels.norm_linear(x, gain, EPS, weight, bias, overlap=overlap)
     assert_close(made, product(rms_norm(x, gain), weight, bias))
@@ -145,8 +166,11 @@ def test_norm_and_linear_are_the_plain_ones(n: int, width: int, overlap: bool) -
 @pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
 @pytest.mark.parametrize(("features", "width"), [(1000, 896), (18900, 3584)])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_norm_and_gated_linear_are_the_plain_ones(n: int, features: int, width: int, overlap: bool) -> None:
-    x, gain, weight = draw(n, width), draw(width), draw(2 * features, width, scale=0.05)
+@pytest.mark.parametrize("scales", SCALES)
+def test_norm_and_gated_linear_are_the_plain_ones(
+    n: int, features: int, width: int, overlap: bool, scales: int
+) -> None:
+    x, gain, weight = draw(n, width), draw(width), stored(draw(2 * features, width, scale=0.05), scales)
     with poisoned():
         made = decoder_kernels.norm_gate_up(x, gain, EPS, weight, overlap=overlap)
     assert_close(made, silu_and_multiply(product(rms_norm(x, gain), weight)))
@@ -156,8 +180,12 @@ def test_norm_and_gated_linear_are_the_plain_ones(n: int, features: int, width: 
 @pytest.mark.parametrize("n", [1, 2, 16, 23, 33, 64])
 @pytest.mark.parametrize(("features", "width"), [(900, 1536), (900, 18944), (900, 5000), (3500, 3584), (3584, 18944)])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_linear_and_add_are_the_plain_ones_on_every_run(n: int, features: int, width: int, overlap: bool) -> None:
-    x, weight, residual = draw(n, width), draw(features, width, scale=width**-0.5), draw(n, features)
+@pytest.mark.parametrize("scales", SCALES)
+def test_linear_and_add_are_the_plain_ones_on_every_run(
+    n: int, features: int, width: int, overlap: bool, scales: int
+) -> None:
+    x, residual = draw(n, width), draw(n, features)
+    weight = stored(draw(features, width, scale=width**-0.5), scales)
     counters = zero_counters()
     with poisoned():
         made = decoder_kernels.linear_add(x, weight, residual, counters, overlap=overlap)
@@ -203,13 +231,13 @@ def test_attention_is_the_plain_one(
     assert not counters.any()
 
 
-def make_layer(number: int, width: int, inner: int) -> Any:
+def make_layer(number: int, width: int, inner: int, scales: int) -> Any:
     size = HEADS * HEAD_DIM
 
     def weights(features: int, columns: int, bias: bool = False) -> Any:
-        return SimpleNamespace(
-            weight=draw(features, columns, scale=columns**-0.5), bias=draw(features) if bias else None
-        )
+        weight = stored(draw(features, columns, scale=columns**-0.5), scales)
+        kept = weight.values if weight.scales is None else weight.values.t()
+        return SimpleNamespace(weight=kept, weight_scale=weight.scales, bias=draw(features) if bias else None)
 
     return SimpleNamespace(
         input_layernorm=SimpleNamespace(weight=draw(width), variance_epsilon=EPS),
@@ -231,19 +259,20 @@ def plain_decode(
     cos, sin = chosen_angles(positions, layers[0].self_attn.rotary_emb.cos_sin_cache)
     for layer, cache in zip(layers, caches, strict=True):
         projection, mlp = layer.self_attn.qkv_proj, layer.mlp
-        qkv = product(rms_norm(hidden, layer.input_layernorm.weight), projection.weight, projection.bias)
+        qkv = product(rms_norm(hidden, layer.input_layernorm.weight), weight_of(projection), projection.bias)
         attended = attention(qkv, cos, sin, pages, cache)
-        hidden = hidden + product(attended, layer.self_attn.o_proj.weight)
-        both = product(rms_norm(hidden, layer.post_attention_layernorm.weight), mlp.gate_up_proj.weight)
-        hidden = hidden + product(silu_and_multiply(both), mlp.down_proj.weight)
+        hidden = hidden + product(attended, weight_of(layer.self_attn.o_proj))
+        both = product(rms_norm(hidden, layer.post_attention_layernorm.weight), weight_of(mlp.gate_up_proj))
+        hidden = hidden + product(silu_and_multiply(both), weight_of(mlp.down_proj))
     return rms_norm(hidden, torch.ones_like(hidden[0]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 3, 18])
-def test_replayed_graph_is_the_plain_decoder(n: int) -> None:
+@pytest.mark.parametrize("scales", SCALES)
+def test_replayed_graph_is_the_plain_decoder(n: int, scales: int) -> None:
     """Each replay has other lengths, places, positions and inputs, behind the addresses of the first."""
-    layers = [make_layer(number, 384, 5000) for number in range(3)]
+    layers = [make_layer(number, 384, 5000, scales) for number in range(3)]
     decoder = FusedDecoder(layers, lambda x: rms_norm(x, torch.ones_like(x[0])))
     num_padded = 2 if n > 1 else 0
     longest = [LENGTHS[(row + 4) % len(LENGTHS)] for row in range(n)]
@@ -277,17 +306,52 @@ def test_replayed_graph_is_the_plain_decoder(n: int) -> None:
             assert_close(layer.self_attn.attn.kv_cache, cache, 2e-2)
 
 
+def test_products_as_triton_interprets_them() -> None:
+    command = [sys.executable, "-m", "tests.models.qwen2_5_omni.interpreted_decoder"]
+    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
+    assert len(made) == 18 and all(float(difference) < 1e-6 for difference in made)
+
+
+def projection(weight: torch.Tensor, **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(weight=weight, output_size=32, input_size=48, **more)
+
+
+def test_which_weights_of_a_projection_are_read() -> None:
+    plain, values = torch.zeros(32, 48, dtype=torch.bfloat16), torch.zeros(32, 48).to(torch.float8_e4m3fn)
+    one, each = torch.ones(1), torch.ones(32, 1)
+    read = [
+        projection(plain),
+        projection(values.t(), weight_scale=one),
+        projection(values.t(), weight_scale=each),
+        projection(values.t(), weight_scale=one.squeeze()),
+    ]
+    left = [
+        projection(plain.float()),
+        projection(plain.t()),
+        projection(values, weight_scale=one),  # [features, width] is not how vLLM keeps it
+        projection(torch.zeros(48, 32).to(torch.float8_e4m3fn), weight_scale=one),
+        projection(values.t(), weight_scale_inv=torch.ones(1, 1)),  # a scale a block
+        projection(values.t(), weight_scale=torch.ones(16)),
+        projection(torch.zeros(48, 48).to(torch.float8_e4m3fn).t(), weight_scale=one),  # padded
+        projection(torch.zeros(32, 24, dtype=torch.int8)),
+        SimpleNamespace(qweight=torch.zeros(32, 6, dtype=torch.int32)),  # AWQ
+    ]
+    assert [_is_read(each, torch.bfloat16) for each in read] == [True] * len(read)
+    assert [_is_read(each, torch.bfloat16) for each in left] == [False] * len(left)
+
+
 def test_only_bfloat16_on_a_cuda_card_fits() -> None:
-    weight = torch.zeros(1)
-    layer = SimpleNamespace(self_attn=SimpleNamespace(qkv_proj=SimpleNamespace(weight=weight)))
+    layer = SimpleNamespace(input_layernorm=SimpleNamespace(weight=torch.zeros(1)))
     assert not FusedDecoder([layer], torch.nn.Identity()).fits(torch.zeros(1, 896, dtype=torch.bfloat16))
 
 
 def test_a_weight_that_was_not_measured_is_cut_as_the_one_nearest_in_size() -> None:
-    nearest = [tiles_of_nearest(LINEAR_ADD_TILES, torch.empty(shape, device="meta"))
-               for shape in ((896, 1536), (2048, 4096), (2048, 11008), (5120, 27648))]  # fmt: skip
+    asked = (896, 1536), (2048, 4096), (2048, 11008), (5120, 27648)
     shapes = (896, 1536), (3584, 3584), (896, 18944), (3584, 18944)
-    assert [LINEAR_ADD_TILES[shape] for shape in shapes] == nearest
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        weights = (torch.empty(shape, dtype=dtype, device="meta") for shape in asked)
+        nearest = [tiles_of_nearest(LINEAR_ADD_TILES, weight) for weight in weights]
+        assert [LINEAR_ADD_TILES[dtype][shape] for shape in shapes] == nearest
 
 
 def test_rows_of_a_product_are_padded() -> None:

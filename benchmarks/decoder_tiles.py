@@ -1,0 +1,200 @@
+"""Microseconds of the decoder's products by how they are cut, alone on a card: what `decoder_tiles.py` is made of.
+
+    python -m benchmarks.decoder_tiles OUT.json [--dtype float8] [--rows 1 16 32 64] [--processes 12]
+
+Of the Omni 7B's thinker and talker. A launch is one among those of all layers, whose weights no cache holds.
+OUT.json gets all cuts that were tried, the fastest first; a table says the fastest, and what the one in use takes.
+Triton compiles in so many processes beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import json
+import multiprocessing
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+from omni_cluster.models import float8
+from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
+    NUM_COUNTERS,
+    Weight,
+    can_overlap,
+    linear_add,
+    norm_gate_up,
+    norm_linear,
+)
+from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
+    GATE_UP_TILES,
+    LINEAR_ADD_TILES,
+    QKV_TILES,
+    Tiles,
+    TilesByDtype,
+    tiles_of_nearest,
+)
+
+EPS = 1e-6
+LAYERS = 28
+REPLAYS = 7
+DTYPES: Mapping[str, torch.dtype] = {"float8": float8.VALUES, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A weight `[features, width]` of each layer, and what is tried for one row and for several."""
+
+    name: str
+    features: int
+    width: int
+    in_use: TilesByDtype
+
+    def candidates(self, rows: int) -> Iterator[Tiles]:
+        one, is_norm = rows == 1, self.in_use is not LINEAR_ADD_TILES
+        if one and is_norm:  # a program has whole rows
+            columns = triton.next_power_of_2(self.width)
+            yield from (Tiles(f, columns, 1, w, 1) for f, w in itertools.product((1, 2, 4, 8, 16), (2, 4, 8)))
+        elif one:
+            sizes = itertools.product((2, 4, 8), (1024, 2048, 4096), (1, 2, 4), (4, 8))
+            yield from (Tiles(f, c, s, w, 1) for f, c, s, w in sizes)
+        else:
+            splits = (1,) if is_norm else (2, 4, 8)
+            sizes = itertools.product((16, 32, 64, 128), (64, 128, 256), splits, (3, 5))
+            yield from (Tiles(f, c, s, 4, stages) for f, c, s, stages in sizes)
+
+
+PRODUCTS = (
+    Product("qkv", 4608, 3584, QKV_TILES),
+    Product("gate_up", 37888, 3584, GATE_UP_TILES),
+    Product("o", 3584, 3584, LINEAR_ADD_TILES),
+    Product("down", 3584, 18944, LINEAR_ADD_TILES),
+    Product("qkv", 2560, 896, QKV_TILES),
+    Product("gate_up", 37888, 896, GATE_UP_TILES),
+    Product("o", 896, 1536, LINEAR_ADD_TILES),
+    Product("down", 896, 18944, LINEAR_ADD_TILES),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """`us`: of one launch; None if the card has not the memory for such tiles."""
+
+    tiles: Tiles
+    us: float | None
+
+
+class Launches:
+    """Of one product, for so many rows, with the weights of `layers` layers."""
+
+    def __init__(self, product: Product, rows: int, dtype: torch.dtype, layers: int) -> None:
+        self._product = product
+        width, features = product.width, product.features
+        self._x, self._gain = torch.randn(rows, width, device="cuda").bfloat16(), self._ones(width)
+        self._bias, self._residual = self._ones(features), self._ones(rows, features)
+        self._weights = [_drawn(features, width, dtype)]
+        self._weights += [Weight(self._weights[0].values.clone(), self._weights[0].scales) for _ in range(1, layers)]
+        self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device="cuda")
+        self._overlap = can_overlap(self._x)
+
+    def _ones(self, *shape: int) -> torch.Tensor:
+        return torch.ones(*shape, device="cuda", dtype=torch.bfloat16)
+
+    def __call__(self, tiles: Tiles) -> None:
+        for weight in self._weights:
+            self._launch(weight, tiles)
+
+    def _launch(self, weight: Weight, tiles: Tiles) -> None:
+        x, in_use, overlap = self._x, self._product.in_use, self._overlap
+        if in_use is QKV_TILES:
+            norm_linear(x, self._gain, EPS, weight, self._bias, overlap=overlap, tiles=tiles)
+        elif in_use is GATE_UP_TILES:
+            norm_gate_up(x, self._gain, EPS, weight, overlap=overlap, tiles=tiles)
+        else:
+            linear_add(x, weight, self._residual, self._counters, overlap=overlap, tiles=tiles)
+
+    def timed(self, tiles: Tiles) -> Timed:
+        try:
+            self(tiles)
+        except triton.OutOfResources:
+            return Timed(tiles, None)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self(tiles)
+        graph.replay()
+        return Timed(tiles, 1000 * statistics.median(_replay_ms(graph) for _ in range(REPLAYS)) / len(self._weights))
+
+
+def _drawn(features: int, width: int, dtype: torch.dtype) -> Weight:
+    values = torch.randn(features, width, device="cuda").bfloat16()
+    return Weight(values) if dtype == values.dtype else Weight(values.to(dtype), torch.ones(1, device="cuda"))
+
+
+def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    product: Product
+    rows: int
+
+    def compile(self, dtype: torch.dtype) -> None:
+        launches = Launches(self.product, self.rows, dtype, layers=1)
+        for tiles in self.product.candidates(self.rows):
+            with contextlib.suppress(triton.OutOfResources):
+                launches(tiles)
+
+    def timed(self, dtype: torch.dtype) -> tuple[Timed, list[Timed]]:
+        """Of the tiles in use, and of all that are tried, the fastest first."""
+        launches = Launches(self.product, self.rows, dtype, LAYERS)
+        weight = torch.empty(self.product.features, self.product.width, dtype=dtype, device="meta")
+        tried = [launches.timed(tiles) for tiles in self.product.candidates(self.rows)]
+        by_us = sorted((each for each in tried if each.us is not None), key=lambda each: each.us or 0.0)
+        return launches.timed(tiles_of_nearest(self.product.in_use, weight)[self.rows]), by_us
+
+
+def compile_beforehand(cells: Sequence[Cell], dtype: torch.dtype, processes: int) -> None:
+    """Into Triton's cache; a process has a cell after another."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(functools.partial(Cell.compile, dtype=dtype), cells, chunksize=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--dtype", choices=DTYPES, default="float8")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64])
+    parser.add_argument("--processes", type=int, default=12)
+    options = parser.parse_args()
+    dtype = DTYPES[options.dtype]
+    cells = [Cell(product, rows) for product in PRODUCTS for rows in options.rows]
+    compile_beforehand(cells, dtype, options.processes)
+    all_tried = []
+    print("| weight | rows | in use | us | fastest | us |\n|---|---|---|---|---|---|")
+    for cell in cells:
+        in_use, tried = cell.timed(dtype)
+        fastest = tried[0]
+        name = f"{cell.product.name} {cell.product.features} x {cell.product.width}"
+        used = "-" if in_use.us is None else f"{in_use.us:.1f}"
+        columns = f"{tuple(in_use.tiles)} | {used} | {tuple(fastest.tiles)} | {fastest.us:.1f}"
+        print(f"| {name} | {cell.rows} | {columns} |", flush=True)
+        size = [cell.product.features, cell.product.width]
+        tried_here = [asdict(each) for each in tried]
+        all_tried.append({"weight": cell.product.name, "size": size, "rows": cell.rows, "tried": tried_here})
+    options.out.write_text(json.dumps({"dtype": options.dtype, "cells": all_tried}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
