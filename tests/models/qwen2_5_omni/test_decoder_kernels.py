@@ -12,11 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch.nn.functional import linear, silu
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from omni_cluster.models.qwen2_5_omni import decoder_kernels
 from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS, Weight
-from omni_cluster.models.qwen2_5_omni.decoder_tiles import LINEAR_ADD_TILES, tiles_of_nearest
+from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
+    GATE_UP_TILES,
+    LINEAR_ADD_TILES,
+    QKV_TILES,
+    Tiles,
+    TilesByDtype,
+    tiles_of_nearest,
+)
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder, _is_read, weight_of
 
 ROOT = Path(__file__).parents[3]
@@ -196,6 +206,33 @@ def test_linear_and_add_are_the_plain_ones_on_every_run(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n", [16, 32, 64])
+@pytest.mark.parametrize("scales", SCALES)
+def test_products_are_the_same_to_the_bit_beside_what_fills_the_card(n: int, scales: int) -> None:
+    x, gain, residual = draw(n, 3584), draw(3584), draw(n, 3584)
+    gate_up = stored(draw(2 * 18944, 3584, scale=0.02), scales)
+    down = stored(draw(3584, 18944, scale=0.01), scales)
+    counters, beside, other = zero_counters(), torch.cuda.Stream(), draw(4096, 4096, scale=0.02)
+    made = []
+    for _ in range(50):
+        with torch.cuda.stream(beside):
+            other @ other
+        gated = decoder_kernels.norm_gate_up(x, gain, EPS, gate_up, overlap=False)
+        made.append((gated, decoder_kernels.linear_add(gated, down, residual, counters, overlap=False)))
+    assert_close(made[0][0], silu_and_multiply(product(rms_norm(x, gain), gate_up)))
+    assert_close(made[0][1], product(made[0][0], down) + residual)
+    assert all(torch.equal(a, made[0][0]) and torch.equal(b, made[0][1]) for a, b in made)
+
+
+@pytest.mark.gpu
+def test_what_is_asked_for_ahead_in_float8_changes_nothing() -> None:
+    x, weight, residual = draw(16, 896), stored(draw(900, 896, scale=0.03), 1), draw(16, 900)
+    tiles = Tiles(32, 128, 2, 4, 3, ahead=448)
+    made = decoder_kernels.linear_add(x, weight, residual, zero_counters(), overlap=True, tiles=tiles)
+    assert_close(made, product(x, weight) + residual)
+
+
+@pytest.mark.gpu
 def test_angles_are_those_of_each_section() -> None:
     buffer = torch.randint(0, 3000, (3, 100), device="cuda")
     positions, cache = buffer[:, :7], make_cos_sin_cache(3000)
@@ -352,6 +389,46 @@ def test_a_weight_that_was_not_measured_is_cut_as_the_one_nearest_in_size() -> N
         weights = (torch.empty(shape, dtype=dtype, device="meta") for shape in asked)
         nearest = [tiles_of_nearest(LINEAR_ADD_TILES, weight) for weight in weights]
         assert [LINEAR_ADD_TILES[dtype][shape] for shape in shapes] == nearest
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tables"),
+    [("_linear", GATE_UP_TILES), ("_linear", QKV_TILES), ("_linear_add", LINEAR_ADD_TILES)],
+    ids=["gate_up", "qkv", "linear_add"],
+)
+def test_no_product_in_float8_takes_registers_to_a_warp_group(kernel: str, tables: TilesByDtype) -> None:
+    """See `decoder_tiles`. Each is compiled for Hopper, as its weight in bfloat16 is, which does use warp groups."""
+    compiled = {dtype: [hopper_code(kernel, shape, rows, tiles, dtype, tables is GATE_UP_TILES)
+                        for shape, by_rows in tables[dtype].items() for rows, tiles in by_rows.items() if rows > 1]
+                for dtype in tables}  # fmt: skip
+    assert compiled[torch.float8_e4m3fn] and not any("wgmma" in code for code in compiled[torch.float8_e4m3fn])
+    if tables is GATE_UP_TILES:
+        assert any("wgmma" in code for code in compiled[torch.bfloat16])
+
+
+def hopper_code(
+    kernel: str, shape: tuple[int, int], rows: int, tiles: Tiles, dtype: torch.dtype, is_gated: bool
+) -> str:
+    """PTX of a product of several rows."""
+    function, is_float8 = getattr(decoder_kernels, kernel), dtype == torch.float8_e4m3fn
+    span = -(-shape[1] // tiles.splits // tiles.columns) * tiles.columns
+    constants: dict[str, Any] = {
+        "WIDTH": shape[1], "SCALE_STEP": 0 if is_float8 else None, "GATED": is_gated, "ROWS": rows, "SPAN": span,
+        "SPLITS": tiles.splits, "FEATURES": tiles.features, "COLUMNS": tiles.columns, "STAGES": tiles.stages,
+        "AHEAD": 0, "PIECES": 1, "OVERLAP": False,
+    }  # fmt: skip
+    constants |= {"bias": None} if is_gated else {}
+    constants |= {} if is_float8 else {"scales": None}
+    constants = {name: value for name, value in constants.items() if name in function.arg_names}
+    types = dict.fromkeys(function.arg_names, "*bf16")
+    types |= {"parts": "*fp32", "scales": "*fp32", "counters": "*i32", "num_rows": "i32", "num_features": "i32"}
+    types |= {"weight": "*fp8e4nv"} if is_float8 else {}
+    signature = {name: "constexpr" if name in constants else types[name] for name in function.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    indexed = {(function.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(function, signature=signature, constexprs=indexed, attrs=aligned)
+    target = GPUTarget("cuda", 90, 32)
+    return str(triton.compile(source, target=target, options={"num_warps": tiles.warps}).asm["ptx"])
 
 
 def test_rows_of_a_product_are_padded() -> None:
