@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LAG_S = 0.1
@@ -55,6 +55,7 @@ class Loads:
         self._chance = chance or random.Random()
         self._by_replica: dict[str, Load] = {}
         self._lost_until_s: dict[str, float] = {}
+        self._lost_at_s: dict[str, float] = {}
         self._reserved_until_s: dict[str, float] = {}
 
     def told(self, replica_id: str, load: int, *, is_reserved: bool = False) -> None:
@@ -80,11 +81,21 @@ class Loads:
         self._drop_unused(replica_id)
 
     def lost(self, replica_id: str, rest_s: float = LOST_S) -> None:
-        """The replica, or the connection to it, was lost: no request goes there for so long, at least."""
+        """The replica, or the connection to it, was lost: no request goes there for so long, at least.
+
+        One that was only silent rests no longer than `SILENT_S`.
+        """
         now_s = self._clock()
+        if rest_s > SILENT_S:
+            self._lost_at_s = {each: at_s for each, at_s in self._lost_at_s.items() if at_s > now_s - LOST_S}
+            self._lost_at_s.setdefault(replica_id, now_s)
         rest_until_s = max(now_s + rest_s, self._lost_until_s.get(replica_id, 0.0))
         self._lost_until_s = {each: until_s for each, until_s in self._lost_until_s.items() if until_s > now_s}
         self._lost_until_s[replica_id] = rest_until_s
+
+    def lost_at_s(self) -> Mapping[str, float]:
+        """When it was noticed of each replica that was lost in the last `LOST_S` that it was."""
+        return self._lost_at_s
 
     def living(self, replica_ids: Sequence[str], *, idle: bool = False) -> list[str]:
         """Those that were not lost; `idle`: and that have nothing to do, as far as is known here."""

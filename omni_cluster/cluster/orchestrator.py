@@ -64,18 +64,25 @@ class Orchestrator:
         self, stages: Sequence[StageConfig], course: Course, deadline: Deadline
     ) -> Mapping[int, str]:
         """Returns the replicas that the request must have alone, by stage id. Raises DeadlineExceeded."""
-        alone = {stage.stage_id: self._calls(stage) for stage in stages if course.must_be_alone_in(stage)}
         suspect = Suspect(course.next_request().request_id)
         async with deadline.kept():
             # Nothing is kept free while a stage has no replica, and one may be lost while others are asked.
-            while not (
-                self._can_choose(stages)
-                and (not alone or await all_are_up([self._calls(stage) for stage in stages]))
-                and await suspect.has_turn(alone)
-                and self._can_choose(stages)
-            ):
+            while True:
+                alone = self._alone_in(stages, course)
+                if (
+                    self._can_choose(stages)
+                    and (not alone or await all_are_up([self._calls(stage) for stage in stages]))
+                    and await suspect.has_turn(alone)
+                    and self._can_choose(stages)
+                ):
+                    return {stage_id: suspect.replicas[stage_id] for stage_id in alone if stage_id in suspect.replicas}
                 await asyncio.sleep(ASK_S if alone else LOOK_S)
-        return suspect.replicas
+
+    def _alone_in(self, stages: Sequence[StageConfig], course: Course) -> Mapping[int, RemoteStage]:
+        """The stages of which the request must have a replica alone. That others were lost too may be noticed late."""
+        for stage in self._stages.values():
+            course.others_lost(stage.calls.loads.lost_at_s())
+        return {stage.stage_id: self._calls(stage) for stage in stages if course.must_be_alone_in(stage)}
 
     def _can_choose(self, stages: Sequence[StageConfig]) -> bool:
         return all(self._calls(stage).can_choose() for stage in stages)

@@ -38,7 +38,7 @@ from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
-from omni_cluster.errors import OmniError
+from omni_cluster.errors import OmniError, StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
@@ -132,6 +132,7 @@ class StageReplica:
         self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False
     ) -> AsyncGenerator[Ticket, None]:
         """See the class. `ticket`: where the stage's source keeps this request; `has_media`: `bring` is called next."""
+        self._check_engine()
         self._requests += 1
         meter = self._metrics.begin(request.known_of(self._stage.model_stage))
         log = self._logs.open(request.request_id)
@@ -149,7 +150,13 @@ class StageReplica:
 
     async def reserve(self, request_id: str) -> Turn:
         """See `Reservation.ask`."""
+        self._check_engine()
         return self._reservation.ask(request_id)
+
+    def _check_engine(self) -> None:
+        """Raises StageDied before the replica takes anything: this process ends a moment after its engine."""
+        if self._engine.is_dead:
+            raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
 
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""

@@ -138,11 +138,18 @@ class DiffusionEngine:
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    @property
+    def is_dead(self) -> bool:
+        """See `Stage.is_dead`."""
+        return self._loop is None or not self._runs
+
     async def check_health(self) -> None:
-        """See `Stage.check_health`."""
+        """See `Stage.check_health`. While the engine is idle its device is asked: nothing else would notice its end."""
         if self._loop is None or not self._runs:
             raise DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run; start it again.")
         self._watch.look(self._loop.progress)
+        if not self._loop.progress.has_work:
+            await self._call("ask_device")
 
     @property
     def _runs(self) -> bool:

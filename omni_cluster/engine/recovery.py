@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -17,6 +18,8 @@ from omni_cluster.outputs import AudioChunk, StageChunk
 UNKNOWN = "unknown"
 SUSPECT_LOSSES = 2
 """Replicas that were lost while they worked on one request: it may be what ends them."""
+EVENT_S = 5.0
+"""Replicas that are lost within so long of each other are lost to one event: a host, or a card that several share."""
 MOST_UNTAKEN = 10
 """Times that a request may come to a replica that is gone, or silent, before it takes it: a host that vanishes is
 listed for a while, with replicas of several stages, and costs the request nothing but time."""
@@ -122,12 +125,14 @@ class Delivered:
 class Loss:
     """What ended a run: a replica of a stage; `UNKNOWN` and "" where nobody knows which.
 
-    `was_at_work`: False for a replica that was gone, or silent, before it took the request.
+    `was_at_work`: False for a replica that was gone, or silent, before it took the request. `at_s`: when that was
+    noticed, on the monotonic clock.
     """
 
     stage: str
     replica_id: str
     was_at_work: bool = True
+    at_s: float = field(default_factory=time.monotonic, compare=False)
 
 
 class Course:
@@ -139,6 +144,8 @@ class Course:
         self._request = request
         self._delivered = Delivered()
         self._losses: list[Loss] = []
+        self._no_fault: set[str] = set()
+        """Replicas that were lost with others, where the request was not at work."""
         self._survived = 0
         """So many of the losses were survived: the request has said something new since."""
         self._lost_at_s: float | None = None
@@ -188,10 +195,22 @@ class Course:
         self._lost_at_s = self._lost_at_s or time.monotonic()
         return True
 
+    def others_lost(self, at_s: Mapping[str, float]) -> None:
+        """Replicas that were lost lately, by when that was noticed. A request that ends replicas ends its own, one
+        after another: what was lost together with others is no sign against it.
+        """
+        own = {loss.replica_id for loss in self._losses}
+        others_s = [lost_s for replica_id, lost_s in at_s.items() if replica_id not in own]
+        for loss in self._losses:
+            if any(abs(lost_s - loss.at_s) <= EVENT_S for lost_s in others_s):
+                self._no_fault.add(loss.replica_id)
+
     def must_be_alone_in(self, stage: StageConfig) -> bool:
         """Whether a further replica of the stage may have it only if that has nothing else to lose: the request was at
-        work in several replicas, this stage's among them, when they were lost.
+        work in several replicas, this stage's among them, when they were lost, and they alone.
         """
-        suspicious = [loss for loss in self._losses if loss.was_at_work and loss.replica_id]
+        suspicious = [
+            loss for loss in self._losses if loss.was_at_work and loss.replica_id not in {"", *self._no_fault}
+        ]
         lost, stages = {loss.replica_id for loss in suspicious}, {loss.stage for loss in suspicious}
         return len(lost) >= SUSPECT_LOSSES and stage.model_stage in stages

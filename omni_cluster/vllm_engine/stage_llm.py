@@ -361,6 +361,11 @@ class StageLLM:
         )
         return refusals
 
+    @property
+    def is_dead(self) -> bool:
+        """See `Stage.is_dead`."""
+        return self._llm is None or self._llm.errored
+
     async def check_health(self) -> None:
         """See `Stage.check_health`; asks the engine itself."""
         async with self._death_named():

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.running import Place
 from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
-from omni_cluster.engine.recovery import AnswerDiffers
+from omni_cluster.engine.recovery import MOST_UNTAKEN, AnswerDiffers
 from omni_cluster.errors import RequestError, RequestGone, StageDied, TooManyVoices
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
@@ -195,6 +196,28 @@ async def test_who_asked_a_replica_that_was_gone_already_is_no_suspect(tiny: Pat
     assert tokens_of(events, "talker") == ANSWER
     assert sum(recovered_from(events), ()) == ("thinker", "talker", "talker")
     assert not thinker.clock.now_s and not talker.clock.now_s  # nobody was asked to keep a replica free
+
+
+async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path) -> None:
+    """Serve was to choose one, and said that there is none any more."""
+    cluster = with_asleep("thinker")
+    thinker = cluster.stages["thinker"]
+    begin, refused = thinker.stream, 0
+
+    async def stream(*args: Any, replica_id: str) -> AsyncGenerator[Any, None]:
+        nonlocal refused
+        if not replica_id and refused < MOST_UNTAKEN:
+            refused += 1
+            thinker.replicas[:] = ["up"] if refused == MOST_UNTAKEN else []
+            raise StageDied("there is no replica")
+        async with contextlib.aclosing(begin(*args, replica_id=replica_id)) as tickets:
+            async for ticket in tickets:
+                yield ticket
+
+    thinker.stream = stream  # type: ignore[method-assign]
+    events = await cluster.ask()
+    assert tokens_of(events, "talker") == ANSWER and refused == MOST_UNTAKEN
+    assert recovered_from(events)[0] == ("unknown",) * MOST_UNTAKEN
 
 
 @pytest.mark.parametrize(("kind", "rest_s"), [(ReplicaLost, LOST_S), (ReplicaSilent, SILENT_S)])

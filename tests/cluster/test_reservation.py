@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,8 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
+from omni_cluster.engine.stage import Stage
+from omni_cluster.errors import StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
 from tests.cluster.clock import Clock
@@ -114,6 +117,8 @@ class Working(StageReplica):
         self._requests, self._metrics, self._parcels = 0, StageMetrics(), Parcels()
         self._bound = bind(load_config(known_families=known_families()))
         self._stage = self._bound.config.stages[0]
+        self.engine = SimpleNamespace(is_dead=False)
+        self._engine = cast(Stage, self.engine)
 
     async def _fill(self, log: OutputLog, *_: Any) -> None:
         await asyncio.Event().wait()
@@ -133,6 +138,19 @@ async def test_a_stage_s_replica_is_kept_free_as_long_as_it_has_the_request(
     clock.now_s = 100 * LEASE_S
     assert reservation.is_held
     await begun.aclose()
+    assert not reservation.is_held and len(logs) == 0
+
+
+async def test_a_replica_whose_engine_is_dead_takes_no_request_and_is_kept_for_none(
+    tiny: Path, reservation: Reservation, logs: OutputLogs
+) -> None:
+    """It ends a moment later; who was taken by it would count that as a loss."""
+    replica = Working(logs, reservation)
+    replica.engine.is_dead = True
+    with pytest.raises(StageDied, match=r"^the engine of stage thinker died; send the request again\.$"):
+        await replica.reserve("suspect")
+    with pytest.raises(StageDied, match=r"^the engine of stage thinker died; send the request again\.$"):
+        await anext(replica.generate(OmniRequest("r", "Hello.")))
     assert not reservation.is_held and len(logs) == 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from omni_cluster.cluster import orchestrator
+from omni_cluster.cluster.loads import SILENT_S
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.reservation import LEASE_S, Turn
 from omni_cluster.cluster.transport import ReplicaLost
@@ -40,6 +41,31 @@ async def test_a_suspect_gets_a_third_replica_only_if_that_is_idle(tiny: Path) -
     talker.loads.ended("c")
     talker.loads.forget("c")
     assert tokens_of(await asked, "talker") == ANSWER and talker.ran_on[-1] == "c"
+
+
+async def test_who_lost_its_replicas_together_with_others_is_no_suspect(tiny: Path) -> None:
+    """As when all that share a card end; that the others are lost may be noticed after the request's own."""
+    cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
+    thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
+    asked = asyncio.create_task(cluster.ask())
+    await talker.until_none_lives()
+    thinker.loads.lost("thinker-0")
+    talker.replicas += ["c", "d"]
+    for each in talker.replicas[2:]:
+        talker.loads.told(each, 5)
+    assert tokens_of(await asked, "talker") == ANSWER and talker.ran_on[-1] in "cd"
+    assert not talker.clock.now_s  # nobody was asked to keep a replica free
+
+
+async def test_silence_of_others_is_no_excuse(tiny: Path) -> None:
+    cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
+    thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
+    asked = asyncio.create_task(cluster.ask())
+    await talker.until_none_lives()
+    thinker.loads.lost("thinker-0", SILENT_S)
+    talker.replicas += ["c", "d"]
+    assert tokens_of(await asked, "talker") == ANSWER
+    assert talker.clock.now_s  # it was
 
 
 async def test_a_stage_that_loses_its_replicas_while_a_suspect_asks_for_another_s_is_waited_for(tiny: Path) -> None:

@@ -28,6 +28,7 @@ from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.progress import StallWatch
+from omni_cluster.vllm_engine.worker import diffusion_worker
 from tests.engine.stages import (
     PATIENCE_S,
     Feed,
@@ -650,6 +651,57 @@ def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so(
         "stage code2wav does not run; start it again.",
         "stage code2wav does not run any more; send the request again.",
     ]
+
+
+async def test_an_idle_stage_asks_its_device_whether_it_still_computes(
+    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at work does not: each step asks."""
+
+    def broke() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    async def has_begun() -> bool:
+        return bool(watch.begun)
+
+    monkeypatch.setattr(diffusion_worker, "ask_device", broke)
+    with watch.held():
+        busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
+        await until(has_begun)
+        await engine.check_health()
+    await busy
+    await assert_all_places_are_free(engine)
+    with pytest.raises(DiffusionEngineStopped, match="stage code2wav does not run any more"):
+        await engine.check_health()
+
+
+@pytest.mark.gpu
+def test_an_error_of_a_card_that_nobody_waited_for_is_found_by_an_idle_stage() -> None:
+    """In a process of its own, for which the card is lost then."""
+    code = """
+        import asyncio
+        import torch
+        from omni_cluster.errors import DiffusionEngineStopped
+        from tests.engine.stages import running
+        from tests.engine.test_diffusion_engine import config
+
+        def out_of_range(worker):
+            torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+
+        async def main():
+            async with running(config(), "code2wav") as engine:
+                await engine.check_health()
+                await engine._call(out_of_range)
+                try:
+                    while True:
+                        await engine.check_health()
+                except DiffusionEngineStopped as stopped:
+                    print(stopped, flush=True)
+
+        asyncio.run(main())
+    """
+    made = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, timeout=300)
+    assert "stage code2wav does not run any more; send the request again." in made.stdout.splitlines()
 
 
 async def test_a_step_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(

@@ -12,7 +12,7 @@ import pytest
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import MOST_UNTAKEN, AnswerDiffers, Course, Delivered, Loss
+from omni_cluster.engine.recovery import EVENT_S, MOST_UNTAKEN, AnswerDiffers, Course, Delivered, Loss
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import AudioChunk, StageChunk
@@ -194,6 +194,21 @@ def test_a_replica_that_had_not_taken_the_request_makes_it_no_suspect(course: Co
     assert not course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
     course.may_begin_again(Loss("talker", "c"))
     assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
+
+
+@pytest.mark.parametrize(("apart_s", "is_suspect"), [(EVENT_S, False), (-EVENT_S, False), (EVENT_S + 0.1, True)])
+def test_replicas_that_were_lost_together_with_others_make_it_no_suspect(
+    course: Course, apart_s: float, is_suspect: bool
+) -> None:
+    """As all that share a card may be."""
+    _, talker, _ = course.stages_left()
+    course.may_begin_again(Loss("thinker", "a", at_s=100.0))
+    course.may_begin_again(Loss("talker", "b", at_s=100.0))
+    course.others_lost({"a": 100.0, "b": 100.0})
+    assert course.must_be_alone_in(talker)
+    course.others_lost({"c": 100.0 + apart_s})
+    course.others_lost({})  # what was seen once is not forgotten
+    assert course.must_be_alone_in(talker) == is_suspect
 
 
 def test_replicas_that_took_no_request_use_up_none_of_its_restarts(course: Course) -> None:
