@@ -83,10 +83,10 @@ class Loads:
     def lost(self, replica_id: str, rest_s: float = LOST_S) -> None:
         """The replica, or the connection to it, was lost: no request goes there for so long, at least.
 
-        One that was only silent rests no longer than `SILENT_S`.
+        Only one that a request lost rests for `LOST_S`; others may have been silent, or ended in order.
         """
         now_s = self._clock()
-        if rest_s > SILENT_S:
+        if rest_s >= LOST_S:
             self._lost_at_s = {each: at_s for each, at_s in self._lost_at_s.items() if at_s > now_s - LOST_S}
             self._lost_at_s.setdefault(replica_id, now_s)
         rest_until_s = max(now_s + rest_s, self._lost_until_s.get(replica_id, 0.0))
@@ -94,7 +94,7 @@ class Loads:
         self._lost_until_s[replica_id] = rest_until_s
 
     def lost_at_s(self) -> Mapping[str, float]:
-        """When it was noticed of each replica that was lost in the last `LOST_S` that it was."""
+        """When a request lost each replica that was lost in the last `LOST_S`."""
         return self._lost_at_s
 
     def living(self, replica_ids: Sequence[str], *, idle: bool = False) -> list[str]:

@@ -17,11 +17,13 @@ from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import AnswerDiffers, Course, Loss
+from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Course, Loss
 from omni_cluster.errors import StageDied
 
 logger = logging.getLogger("ray.serve")
 
+REFUSED_S = 0.5
+"""From a call that Serve had no replica for until the next one."""
 LOOK_S = 0.05
 """Between two looks for a replica while a stage has none that lives."""
 
@@ -55,10 +57,13 @@ class Orchestrator:
                 except AnswerDiffers:
                     raise
                 except StageDied as error:
-                    if not course.may_begin_again(self._note(run.loss(error), error)):
+                    loss = run.loss(error)
+                    if not course.may_begin_again(self._note(loss, error)):
                         raise
                     # As a string: a log's record outlives the request, and an error has the frames it came through.
                     logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
+                    if loss == Loss(UNKNOWN, "", was_at_work=False):
+                        await asyncio.sleep(REFUSED_S)
 
     async def _until_replicas_live(
         self, stages: Sequence[StageConfig], course: Course, deadline: Deadline

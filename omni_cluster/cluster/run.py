@@ -94,7 +94,8 @@ class Run:
         for stage in self._stages:
             if error.replica_id and self.replica_of(stage) == error.replica_id:
                 return Loss(stage.model_stage, error.replica_id, error.replica_id in self._at_work)
-        return Loss(UNKNOWN, error.replica_id, was_at_work=bool(self._at_work))
+        was_taken = error.replica_id in self._at_work if error.replica_id else bool(self._at_work)
+        return Loss(UNKNOWN, error.replica_id, was_at_work=was_taken or isinstance(error, RequestGone))
 
     def replica_of(self, stage: StageConfig) -> str:
         """The replica that works on the request, "" as long as Serve has not chosen one."""

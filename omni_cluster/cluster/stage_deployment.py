@@ -156,7 +156,8 @@ class StageReplica:
     def _check_engine(self) -> None:
         """Raises StageDied before the replica takes anything: this process ends a moment after its engine."""
         if self._engine.is_dead:
-            raise StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
+            died = StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
+            raise lost_with(died, own_replica_id())
 
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""

@@ -25,7 +25,7 @@ from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, 
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionSession, Family
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.progress import StallWatch
+from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.stage_worker import StageWorker
 
@@ -47,7 +47,7 @@ class DiffusionEngine:
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
         self._config = stage.diffusion_settings
         self._max_stall_s = pipeline.limits.max_stall_s
-        self._watch = StallWatch(stage.model_stage, stage.stall_timeout_s)
+        self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._worker: StageWorker | None = None
         self._loop: StepLoop | None = None
@@ -144,12 +144,20 @@ class DiffusionEngine:
         return self._loop is None or not self._runs
 
     async def check_health(self) -> None:
-        """See `Stage.check_health`. While the engine is idle its device is asked: nothing else would notice its end."""
+        """See `Stage.check_health`."""
         if self._loop is None or not self._runs:
             raise DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run; start it again.")
-        self._watch.look(self._loop.progress)
-        if not self._loop.progress.has_work:
+        try:
+            await self._probe.check()
+        except JobFailed as error:
+            raise self._stopped() from error
+
+    async def _progress(self) -> Progress:
+        """While the engine is idle its device is asked: nothing else would notice its end."""
+        loop = self._running_loop()
+        if not loop.progress.has_work:
             await self._call("ask_device")
+        return loop.progress
 
     @property
     def _runs(self) -> bool:
@@ -166,6 +174,7 @@ class DiffusionEngine:
         return {**self._loop.counts(), SLACK_PERCENT: round(100 * self._admission.slack_use())}
 
     async def shutdown(self) -> None:
+        self._probe.close()
         task, self._loop_task = self._loop_task, None
         if task is not None:
             task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -144,8 +144,8 @@ class Course:
         self._request = request
         self._delivered = Delivered()
         self._losses: list[Loss] = []
-        self._no_fault: set[str] = set()
-        """Replicas that were lost with others, where the request was not at work."""
+        self._lost_with_others: set[str] = set()
+        """Those of its replicas that were lost together with others."""
         self._survived = 0
         """So many of the losses were survived: the request has said something new since."""
         self._lost_at_s: float | None = None
@@ -197,20 +197,27 @@ class Course:
 
     def others_lost(self, at_s: Mapping[str, float]) -> None:
         """Replicas that were lost lately, by when that was noticed. A request that ends replicas ends its own, one
-        after another: what was lost together with others is no sign against it.
+        after another: those that were lost together with others are one sign against it, not several.
         """
-        own = {loss.replica_id for loss in self._losses}
+        own = {loss.replica_id for loss in self._losses if loss.was_at_work}
         others_s = [lost_s for replica_id, lost_s in at_s.items() if replica_id not in own]
         for loss in self._losses:
             if any(abs(lost_s - loss.at_s) <= EVENT_S for lost_s in others_s):
-                self._no_fault.add(loss.replica_id)
+                self._lost_with_others.add(loss.replica_id)
 
     def must_be_alone_in(self, stage: StageConfig) -> bool:
         """Whether a further replica of the stage may have it only if that has nothing else to lose: the request was at
-        work in several replicas, this stage's among them, when they were lost, and they alone.
+        work in several replicas, this stage's among them, when they were lost, and not to one event with others.
         """
-        suspicious = [
-            loss for loss in self._losses if loss.was_at_work and loss.replica_id not in {"", *self._no_fault}
-        ]
-        lost, stages = {loss.replica_id for loss in suspicious}, {loss.stage for loss in suspicious}
-        return len(lost) >= SUSPECT_LOSSES and stage.model_stage in stages
+        suspicious = [loss for loss in self._losses if loss.was_at_work and loss.replica_id]
+        signs = {loss.replica_id for loss in self._first_of_events(suspicious)}
+        return len(signs) >= SUSPECT_LOSSES and any(loss.stage == stage.model_stage for loss in suspicious)
+
+    def _first_of_events(self, losses: Iterable[Loss]) -> list[Loss]:
+        """The losses, but of those to one event that others were lost to as well, only the first."""
+        first: list[Loss] = []
+        for loss in losses:
+            is_same_event = bool(first) and loss.at_s - first[-1].at_s <= EVENT_S
+            if not (is_same_event and loss.replica_id in self._lost_with_others):
+                first.append(loss)
+        return first

@@ -14,19 +14,31 @@ import torch
 logger = logging.getLogger(__name__)
 
 
-def ask_device() -> None:
-    """Raises torch.AcceleratorError, a RuntimeError, if this process can compute nothing more there.
+class Device:
+    """The card of this process, asked now and then. A process that has not used one does not begin to."""
 
-    Waits for nothing. A process that has not used a card is told nothing.
-    """
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().query()
+    def __init__(self) -> None:
+        self._asked: torch.cuda.Event | None = None
+
+    def ask(self) -> None:
+        """Raises torch.AcceleratorError, a RuntimeError, if the process can compute nothing more.
+
+        Leaves an event on the card and waits for nothing: what became of it is asked the next time.
+        """
+        if not torch.cuda.is_initialized():
+            return
+        if self._asked is not None:
+            self._asked.query()
+        self._asked = self._asked or torch.cuda.Event()
+        self._asked.record()
+
+    def end_without(self) -> None:
+        """Ends this process, an engine's, if it can compute nothing more: who talks to it notices that at once."""
+        try:
+            self.ask()
+        except RuntimeError as error:
+            logger.critical("this engine ends: its device computes nothing more: %s", error)
+            os._exit(1)
 
 
-def end_without_device() -> None:
-    """Ends this process, an engine's, if it can compute nothing more: whoever talks to it notices that at once."""
-    try:
-        ask_device()
-    except RuntimeError as error:
-        logger.critical("this engine ends: its device computes nothing more: %s", error)
-        os._exit(1)
+DEVICE = Device()

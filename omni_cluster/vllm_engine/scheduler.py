@@ -18,7 +18,7 @@ from vllm.v1.engine.core import EngineCore
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
 from omni_cluster.payloads import HASH_BYTES, PrefixHashes
-from omni_cluster.vllm_engine.device import end_without_device
+from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
 from omni_cluster.vllm_engine.install import add_utility_calls
@@ -406,5 +406,5 @@ def omni_release_prefix(core: EngineCore, name: str) -> None:
 
 def omni_counts(core: EngineCore) -> dict[str, int]:
     """Asked every second by whoever watches the engine."""
-    end_without_device()
+    DEVICE.end_without()
     return core.scheduler.omni_counts()  # type: ignore[attr-defined, no-any-return]

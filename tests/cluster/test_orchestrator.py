@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.cluster import run
+from omni_cluster.cluster import orchestrator, run
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import LOST_S, SILENT_S
 from omni_cluster.cluster.parcel import Posted
@@ -198,8 +198,9 @@ async def test_who_asked_a_replica_that_was_gone_already_is_no_suspect(tiny: Pat
     assert not thinker.clock.now_s and not talker.clock.now_s  # nobody was asked to keep a replica free
 
 
-async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path) -> None:
+async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve was to choose one, and said that there is none any more."""
+    monkeypatch.setattr(orchestrator, "REFUSED_S", 0.0)
     cluster = with_asleep("thinker")
     thinker = cluster.stages["thinker"]
     begin, refused = thinker.stream, 0

@@ -142,15 +142,17 @@ async def test_a_stage_s_replica_is_kept_free_as_long_as_it_has_the_request(
 
 
 async def test_a_replica_whose_engine_is_dead_takes_no_request_and_is_kept_for_none(
-    tiny: Path, reservation: Reservation, logs: OutputLogs
+    tiny: Path, reservation: Reservation, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends a moment later; who was taken by it would count that as a loss."""
+    monkeypatch.setattr(stage_deployment, "own_replica_id", lambda: "own")
     replica = Working(logs, reservation)
     replica.engine.is_dead = True
     with pytest.raises(StageDied, match=r"^the engine of stage thinker died; send the request again\.$"):
         await replica.reserve("suspect")
-    with pytest.raises(StageDied, match=r"^the engine of stage thinker died; send the request again\.$"):
+    with pytest.raises(StageDied, match=r"^the engine of stage thinker died; send the request again\.$") as refused:
         await anext(replica.generate(OmniRequest("r", "Hello.")))
+    assert refused.value.replica_id == "own"
     assert not reservation.is_held and len(logs) == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from omni_cluster.cluster import orchestrator
-from omni_cluster.cluster.loads import SILENT_S
+from omni_cluster.cluster.loads import BROKEN_S, SILENT_S
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.reservation import LEASE_S, Turn
 from omni_cluster.cluster.transport import ReplicaLost
@@ -57,12 +57,13 @@ async def test_who_lost_its_replicas_together_with_others_is_no_suspect(tiny: Pa
     assert not talker.clock.now_s  # nobody was asked to keep a replica free
 
 
-async def test_silence_of_others_is_no_excuse(tiny: Path) -> None:
+@pytest.mark.parametrize("rest_s", [SILENT_S, BROKEN_S])
+async def test_silence_of_others_and_their_orderly_end_are_no_excuse(tiny: Path, rest_s: float) -> None:
     cluster = Cluster(once("talker", {"a", "b"}), talkers=("a", "b"))
     thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
     asked = asyncio.create_task(cluster.ask())
     await talker.until_none_lives()
-    thinker.loads.lost("thinker-0", SILENT_S)
+    thinker.loads.lost("thinker-0", rest_s)
     talker.replicas += ["c", "d"]
     assert tokens_of(await asked, "talker") == ANSWER
     assert talker.clock.now_s  # it was

@@ -664,7 +664,7 @@ async def test_an_idle_stage_asks_its_device_whether_it_still_computes(
     async def has_begun() -> bool:
         return bool(watch.begun)
 
-    monkeypatch.setattr(diffusion_worker, "ask_device", broke)
+    monkeypatch.setattr(diffusion_worker.DEVICE, "ask", broke)
     with watch.held():
         busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
         await until(has_begun)
@@ -708,7 +708,7 @@ async def test_a_step_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
     engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(engine, "_watch", StallWatch("code2wav", 10.0, lambda: now_s[0]))
+    monkeypatch.setattr(engine._probe, "_watch", StallWatch("code2wav", 10.0, lambda: now_s[0]))
 
     async def looks(count: int) -> None:
         for _ in range(count):

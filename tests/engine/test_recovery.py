@@ -211,6 +211,29 @@ def test_replicas_that_were_lost_together_with_others_make_it_no_suspect(
     assert course.must_be_alone_in(talker) == is_suspect
 
 
+def test_of_two_events_each_is_a_sign(course: Course) -> None:
+    """It may be what ends all that share its card."""
+    _, talker, _ = course.stages_left()
+    course.others_lost({"other": 100.0})
+    course.may_begin_again(Loss("talker", "a", at_s=100.0))
+    course.may_begin_again(Loss("talker", "b", at_s=103.0))
+    course.others_lost({"other": 101.0})
+    assert not course.must_be_alone_in(talker)
+    course.may_begin_again(Loss("thinker", "c", at_s=300.0))
+    course.others_lost({"another": 301.0})
+    assert course.must_be_alone_in(talker)
+
+
+def test_a_replica_that_refused_the_request_may_be_one_of_the_others(course: Course) -> None:
+    """Its engine was dead already."""
+    _, talker, _ = course.stages_left()
+    course.may_begin_again(Loss("talker", "a", at_s=100.0))
+    course.may_begin_again(Loss("code2wav", "dead", was_at_work=False, at_s=100.5))
+    course.may_begin_again(Loss("talker", "b", at_s=101.0))
+    course.others_lost({"a": 100.0, "dead": 100.5, "b": 101.0})
+    assert not course.must_be_alone_in(talker)
+
+
 def test_replicas_that_took_no_request_use_up_none_of_its_restarts(course: Course) -> None:
     untaken = [Loss("talker", f"silent-{i}", was_at_work=False) for i in range(MOST_UNTAKEN + 1)]
     assert course.may_begin_again(Loss("talker", "a"))

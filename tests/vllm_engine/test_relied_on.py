@@ -14,8 +14,8 @@ from tests.used_names import UsedNames, is_private, listed
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "omni_cluster"
 LISTED = {**EVERYWHERE, **ON_CPU, **ON_CUDA}
-OF_OTHERS = {"fp32_default": "Triton's", "allow_tf32": "torch's", "spawnv_passfds": "Python's"}
-"""What the room sets on objects that are not vLLM's."""
+OF_OTHERS = {"fp32_default": "Triton's", "allow_tf32": "torch's", "spawnv_passfds": "Python's", "_exit": "Python's"}
+"""What the room sets on objects that are not vLLM's, or calls."""
 
 
 def read(folder: Path) -> dict[str, ast.Module]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from omni_cluster.models.family import DiffusionJob, StepTime
-from omni_cluster.vllm_engine.device import ask_device
+from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
 from omni_cluster.vllm_engine.worker.diffusion_model_runner import GPUDiffusionModelRunner
@@ -42,8 +42,8 @@ class GPUDiffusionWorker(PlatformWorker):
         self.model_runner.forget(streams)
 
     def ask_device(self) -> None:
-        """See `device.ask_device`."""
-        ask_device()
+        """See `Device.ask`."""
+        DEVICE.ask()
 
     def sample_rate_hz(self) -> int:
         return self.model_runner.model.sample_rate_hz
