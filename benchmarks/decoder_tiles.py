@@ -51,8 +51,6 @@ REPLAYS = 7
 CLOSE = 5e-3
 """Relative error between two ways of summing a product."""
 DTYPES: Mapping[str, torch.dtype] = {"float8": float8.VALUES, "bfloat16": torch.bfloat16}
-
-
 TABLES = {"qkv": QKV_TILES, "gate_up": GATE_UP_TILES, "o": LINEAR_ADD_TILES, "down": LINEAR_ADD_TILES}
 
 
@@ -109,7 +107,7 @@ class Timed:
 
 
 class Launches:
-    """Of one product, for so many rows, with the weights of `layers` layers, of which the first has values."""
+    """Of one product, for so many rows, with a weight of the same values for each of `layers` layers."""
 
     def __init__(self, product: Product, rows: int, dtype: torch.dtype, layers: int) -> None:
         self._product = product
@@ -121,8 +119,8 @@ class Launches:
         self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device="cuda")
         # By the residual stream, as the decoder has it.
         self._overlap = can_overlap(self._residual if product.is_added else self._x)
-        self._weight_in_use = tiles_of_nearest(product.in_use, self._weights[0].values)[padded_rows(rows)]
-        self._wanted = self._launch(self._weights[0], self._weight_in_use).float()
+        self.tiles_in_use = tiles_of_nearest(product.in_use, self._weights[0].values)[padded_rows(rows)]
+        self._wanted = self._launch(self._weights[0], self.tiles_in_use).float()
 
     def _ones(self, *shape: int) -> torch.Tensor:
         return torch.ones(*shape, device="cuda", dtype=torch.bfloat16)
@@ -144,9 +142,6 @@ class Launches:
         error = (made.float() - self._wanted).norm() / self._wanted.norm()
         return bool(error < CLOSE) and all(torch.equal(made, other) for other in again)
 
-    def in_use(self) -> Timed:
-        return self.timed(self._weight_in_use)
-
     def timed(self, tiles: Tiles) -> Timed:
         try:
             if not self._is_right(tiles):
@@ -163,11 +158,9 @@ class Launches:
 
 def _drawn(features: int, width: int, dtype: torch.dtype) -> Weight:
     values = (torch.randn(features, width, device="cuda") * width**-0.5).bfloat16()
-    return (
-        Weight(values)
-        if dtype == values.dtype
-        else Weight((values * 64).to(dtype), torch.full((1,), 1 / 64, device="cuda"))
-    )
+    if dtype == values.dtype:
+        return Weight(values)
+    return Weight((values * 64).to(dtype), torch.full((1,), 1 / 64, device="cuda"))
 
 
 def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
@@ -194,9 +187,9 @@ class Cell:
         """Of the tiles in use, and of all that are tried, the fastest first."""
         weight_bytes = self.product.features * self.product.width * dtype.itemsize
         launches = Launches(self.product, self.rows, dtype, max(LAYERS, -(-LEAST_BYTES // weight_bytes)))
-        tried = [launches.timed(tiles) for tiles in self.product.candidates(self.rows, dtype)]
-        by_us = sorted((each for each in tried if each.us is not None), key=lambda each: each.us or 0.0)
-        return launches.in_use(), by_us
+        in_use, *others = map(launches.timed, (launches.tiles_in_use, *self.product.candidates(self.rows, dtype)))
+        timed = (each for each in (in_use, *others) if each.us is not None)
+        return in_use, sorted(timed, key=lambda each: each.us or 0.0)
 
 
 def compile_beforehand(cells: Sequence[Cell], dtype: torch.dtype, processes: int) -> None:

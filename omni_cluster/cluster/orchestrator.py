@@ -17,7 +17,7 @@ from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Course, Loss
+from omni_cluster.engine.recovery import AnswerDiffers, Course, Loss
 from omni_cluster.errors import StageDied
 
 logger = logging.getLogger("ray.serve")
@@ -62,8 +62,9 @@ class Orchestrator:
                         raise
                     # As a string: a log's record outlives the request, and an error has the frames it came through.
                     logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
-                    if loss == Loss(UNKNOWN, "", was_at_work=False):
-                        await asyncio.sleep(REFUSED_S)
+                    if not loss.replica_id and not loss.was_at_work:
+                        async with deadline.kept():
+                            await asyncio.sleep(REFUSED_S)
 
     async def _until_replicas_live(
         self, stages: Sequence[StageConfig], course: Course, deadline: Deadline

@@ -17,7 +17,7 @@ import ray.util
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import recorded
-from omni_cluster.cluster.failures import lost_with
+from omni_cluster.cluster.failures import lost_with, named_failures
 from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
@@ -38,7 +38,7 @@ from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
-from omni_cluster.errors import OmniError, StageDied
+from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
@@ -155,9 +155,8 @@ class StageReplica:
 
     def _check_engine(self) -> None:
         """Raises StageDied before the replica takes anything: this process ends a moment after its engine."""
-        if self._engine.is_dead:
-            died = StageDied(f"the engine of stage {self._stage.model_stage} died; send the request again.")
-            raise lost_with(died, own_replica_id())
+        with named_failures(own_replica_id()):
+            self._engine.check_runs()
 
     async def bring(self, request_id: str, parcel: Parcel) -> None:
         """The media of a request whose ticket was given."""

@@ -138,10 +138,9 @@ class DiffusionEngine:
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    @property
-    def is_dead(self) -> bool:
-        """See `Stage.is_dead`."""
-        return self._loop is None or not self._runs
+    def check_runs(self) -> None:
+        """See `Stage.check_runs`."""
+        self._running_loop()
 
     async def check_health(self) -> None:
         """See `Stage.check_health`."""

@@ -30,9 +30,8 @@ class Stage(Protocol):
         Closing the iterator, at any point, frees all that the request holds here. Raises StageDied when the engine did.
         """
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether its engine is known to serve nothing any more; `check_health` asks it, this does not."""
+    def check_runs(self) -> None:
+        """Raises StageDied if the engine is known to serve nothing any more; `check_health` asks it, this does not."""
 
     async def check_health(self) -> None:
         """Raises StageDied if the engine can no longer serve. Takes about a second at most, whatever it does."""

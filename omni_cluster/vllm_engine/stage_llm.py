@@ -361,10 +361,10 @@ class StageLLM:
         )
         return refusals
 
-    @property
-    def is_dead(self) -> bool:
-        """See `Stage.is_dead`."""
-        return self._llm is None or self._llm.errored
+    def check_runs(self) -> None:
+        """See `Stage.check_runs`."""
+        if self._llm is None or self._llm.errored:
+            raise self._died()
 
     async def check_health(self) -> None:
         """See `Stage.check_health`; asks the engine itself."""

@@ -786,6 +786,8 @@ async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_fo
         assert [type(error) for error in ended] == [DiffusionEngineStopped] * 2 and len(steps) == 1
         with pytest.raises(StageDied):
             await stage.check_health()
+        with pytest.raises(StageDied):
+            stage.check_runs()
         with pytest.raises(DiffusionEngineStopped):
             await sound(stage, spoken("late"), at_once([codes(5)]))
 

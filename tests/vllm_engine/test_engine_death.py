@@ -69,8 +69,11 @@ def stage_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> StageLLM:
 
 async def test_a_request_that_meets_an_engine_s_death_may_be_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = stage_on(Engine(dies=True), monkeypatch)
+    stage.check_runs()
     with pytest.raises(StageDied, match="the engine of stage thinker died"):
         await anext(stage.generate(OmniRequest("r", "Hello.")))
+    with pytest.raises(StageDied, match="the engine of stage thinker died"):
+        stage.check_runs()
 
 
 @pytest.mark.parametrize("part_bytes", [1, 24, 1 << 20])

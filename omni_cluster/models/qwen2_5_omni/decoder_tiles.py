@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from omni_cluster.models.float8 import VALUES
+
 
 class Tiles(NamedTuple):
     """How a product is cut: features (rows of the weight) and columns a tile, programs that share a row, and Triton's
@@ -100,65 +102,26 @@ _LINEAR_ADD_BFLOAT16: TilesByShape = {
         64: Tiles(64, 64, 4, 4, 7),  # 43.9
     },
 }
-# Not measured yet. No tile of several rows may become Hopper's products of a warp group: they take the converted weight
-# from registers, which Triton 3.7 writes again while one of them may be reading. 32 features are too few for them.
-_QKV_FLOAT8: TilesByShape = {
-    (2560, 896): {
-        1: Tiles(8, 1024, 1, 4, 1),
-        16: Tiles(32, 128, 1, 4, 4),
-        32: Tiles(16, 128, 1, 4, 4),
-        64: Tiles(16, 128, 1, 2, 4),
-    },
-    (4608, 3584): {
-        1: Tiles(4, 4096, 1, 4, 1),
-        16: Tiles(16, 256, 1, 2, 5),
-        32: Tiles(32, 128, 1, 4, 5),
-        64: Tiles(32, 128, 1, 4, 4),
-    },
-}
-_GATE_UP_FLOAT8: TilesByShape = {
-    (37888, 896): {
-        1: Tiles(4, 1024, 1, 2, 1),
-        16: Tiles(32, 128, 1, 4, 4),
-        32: Tiles(32, 128, 1, 4, 4),
-        64: Tiles(32, 128, 1, 4, 4),
-    },
-    (37888, 3584): {
-        1: Tiles(2, 4096, 1, 4, 1),
-        16: Tiles(32, 256, 1, 4, 4),
-        32: Tiles(32, 256, 1, 4, 4),
-        64: Tiles(32, 128, 1, 4, 4),
-    },
-}
-_LINEAR_ADD_FLOAT8: TilesByShape = {
-    (896, 1536): {
-        1: Tiles(4, 2048, 1, 8, 1),
-        16: Tiles(32, 128, 4, 4, 3),
-        32: Tiles(32, 128, 4, 4, 3),
-        64: Tiles(32, 128, 4, 4, 3),
-    },
-    (896, 18944): {
-        1: Tiles(8, 1024, 4, 4, 1),
-        16: Tiles(32, 128, 9, 4, 5),
-        32: Tiles(32, 128, 9, 4, 4),
-        64: Tiles(32, 128, 9, 4, 5),
-    },
-    (3584, 3584): {
-        1: Tiles(4, 2048, 1, 8, 1),
-        16: Tiles(32, 128, 2, 4, 5),
-        32: Tiles(32, 128, 2, 4, 5),
-        64: Tiles(32, 256, 2, 4, 3),
-    },
-    (3584, 18944): {
-        1: Tiles(4, 2048, 1, 8, 1),
-        16: Tiles(32, 256, 2, 4, 3),
-        32: Tiles(32, 256, 2, 4, 3),
-        64: Tiles(32, 128, 2, 4, 4),
-    },
-}
-QKV_TILES: TilesByDtype = {torch.bfloat16: _QKV_BFLOAT16, torch.float8_e4m3fn: _QKV_FLOAT8}
-GATE_UP_TILES: TilesByDtype = {torch.bfloat16: _GATE_UP_BFLOAT16, torch.float8_e4m3fn: _GATE_UP_FLOAT8}
-LINEAR_ADD_TILES: TilesByDtype = {torch.bfloat16: _LINEAR_ADD_BFLOAT16, torch.float8_e4m3fn: _LINEAR_ADD_FLOAT8}
+
+
+def _for_float8(measured: TilesByShape) -> TilesByShape:
+    """Those of bfloat16, which are not measured for e4m3 yet, so that no product of several rows is a warp group's.
+
+    Such a product of Hopper's would take the converted weight from registers, which Triton 3.7 writes again while one
+    of them may be reading. 32 features are too few for it.
+    """
+    return {
+        shape: {
+            rows: tiles if rows == 1 else tiles._replace(features=min(tiles.features, 32), ahead=0)
+            for rows, tiles in by_rows.items()
+        }
+        for shape, by_rows in measured.items()
+    }
+
+
+QKV_TILES: TilesByDtype = {torch.bfloat16: _QKV_BFLOAT16, VALUES: _for_float8(_QKV_BFLOAT16)}
+GATE_UP_TILES: TilesByDtype = {torch.bfloat16: _GATE_UP_BFLOAT16, VALUES: _for_float8(_GATE_UP_BFLOAT16)}
+LINEAR_ADD_TILES: TilesByDtype = {torch.bfloat16: _LINEAR_ADD_BFLOAT16, VALUES: _for_float8(_LINEAR_ADD_BFLOAT16)}
 
 # By requests, as a power of two; the microseconds are of 700 keys a request, in the talker and in the thinker. One
 # request has more programs than 700 keys need, for the sake of long prompts.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 
+from omni_cluster.models.float8 import VALUES
 from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
     MAX_REQUESTS,
     NUM_COUNTERS,
@@ -95,7 +96,7 @@ class FusedDecoder:
 
 def weight_of(projection: Any) -> Weight:
     """Of a projection of vLLM's, which keeps e4m3 as `[width, features]`."""
-    if projection.weight.dtype == torch.float8_e4m3fn:
+    if projection.weight.dtype == VALUES:
         return Weight(projection.weight.t(), projection.weight_scale)
     return Weight(projection.weight)
 
@@ -129,7 +130,7 @@ def _is_read(projection: Any, dtype: torch.dtype) -> bool:
     kept = getattr(projection, "weight", None)  # other quantizations, such as AWQ, have none
     if kept is None or kept.dtype == dtype:
         return kept is not None and kept.is_contiguous()
-    if kept.dtype != torch.float8_e4m3fn or not hasattr(projection, "weight_scale"):  # as scales of blocks are named
+    if kept.dtype != VALUES or not hasattr(projection, "weight_scale"):  # as scales of blocks are named
         return False
     values, scales = weight_of(projection)
     size = projection.output_size, projection.input_size  # a kernel of vLLM's may have padded the weight
