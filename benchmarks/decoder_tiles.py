@@ -1,8 +1,8 @@
 """Microseconds of the decoder's products by how they are cut, alone on a card: what `decoder_tiles.py` is made of.
 
-    python -m benchmarks.decoder_tiles OUT.json [--dtype float8] [--rows 1 16 32 64] [--processes 12]
+    python -m benchmarks.decoder_tiles OUT.json [--of thinker] [--dtype float8] [--rows 1 16 32 64] [--processes 12]
 
-Of the Omni 7B's thinker and talker. A launch is one among those of all layers or more, whose weights no cache holds.
+Of the Omni 7B's decoders. A launch is one among those of all layers or more, whose weights no cache holds.
 A cut whose result is not that of the one in use, or another each time, is left out.
 OUT.json gets all cuts that were tried, the fastest first; a table says the fastest, and what the one in use takes.
 Triton compiles in so many processes beforehand.
@@ -77,7 +77,7 @@ class Product:
             columns = triton.next_power_of_2(self.width)
             yield from (Tiles(f, columns, 1, w, 1) for f, w in itertools.product((1, 2, 4, 8, 16), (2, 4, 8)))
         elif one:
-            sizes = itertools.product((2, 4, 8), (1024, 2048, 4096), (1, 2, 4), (4, 8))
+            sizes = itertools.product((1, 2, 4, 8, 16), (512, 1024, 2048, 4096), (1, 2, 4), (2, 4, 8))
             yield from (Tiles(f, c, s, w, 1) for f, c, s, w in sizes)
         else:
             splits = (1,) if is_norm else (2, 4, 8)
@@ -86,16 +86,20 @@ class Product:
             yield from (Tiles(f, c, s, 4, stages) for f, c, s, stages in sizes)
 
 
-PRODUCTS = (
-    Product("qkv", 4608, 3584),
-    Product("gate_up", 37888, 3584),
-    Product("o", 3584, 3584),
-    Product("down", 3584, 18944),
-    Product("qkv", 2560, 896),
-    Product("gate_up", 37888, 896),
-    Product("o", 896, 1536),
-    Product("down", 896, 18944),
-)
+PRODUCTS: Mapping[str, Sequence[Product]] = {
+    "thinker": (
+        Product("qkv", 4608, 3584),
+        Product("gate_up", 37888, 3584),
+        Product("o", 3584, 3584),
+        Product("down", 3584, 18944),
+    ),
+    "talker": (
+        Product("qkv", 2560, 896),
+        Product("gate_up", 37888, 896),
+        Product("o", 896, 1536),
+        Product("down", 896, 18944),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,36 +181,45 @@ class Cell:
     product: Product
     rows: int
 
-    def compile(self, dtype: torch.dtype) -> None:
-        launches = Launches(self.product, self.rows, dtype, layers=1)
-        for tiles in self.product.candidates(self.rows, dtype):
-            with contextlib.suppress(triton.OutOfResources):
-                launches(tiles)
+    def candidates(self, dtype: torch.dtype) -> Iterator[Tiles]:
+        return self.product.candidates(self.rows, dtype)
 
     def timed(self, dtype: torch.dtype) -> tuple[Timed, list[Timed]]:
         """Of the tiles in use, and of all that are tried, the fastest first."""
         weight_bytes = self.product.features * self.product.width * dtype.itemsize
         launches = Launches(self.product, self.rows, dtype, max(LAYERS, -(-LEAST_BYTES // weight_bytes)))
-        in_use, *others = map(launches.timed, (launches.tiles_in_use, *self.product.candidates(self.rows, dtype)))
+        in_use, *others = map(launches.timed, (launches.tiles_in_use, *self.candidates(dtype)))
         timed = (each for each in (in_use, *others) if each.us is not None)
         return in_use, sorted(timed, key=lambda each: each.us or 0.0)
 
 
+@functools.lru_cache(maxsize=1)
+def _launches_of_one_layer(cell: Cell, dtype: torch.dtype) -> Launches:
+    return Launches(cell.product, cell.rows, dtype, layers=1)
+
+
+def _compile(cell: Cell, dtype: torch.dtype, tiles: Tiles) -> None:
+    with contextlib.suppress(triton.OutOfResources):
+        _launches_of_one_layer(cell, dtype)(tiles)
+
+
 def compile_beforehand(cells: Sequence[Cell], dtype: torch.dtype, processes: int) -> None:
-    """Into Triton's cache; a process has a cell after another."""
+    """Into Triton's cache. A process takes a few tiles at a time, since some cells have four times as many."""
+    work = [(cell, dtype, tiles) for cell in cells for tiles in cell.candidates(dtype)]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(functools.partial(Cell.compile, dtype=dtype), cells, chunksize=1)
+        pool.starmap(_compile, work, chunksize=3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--of", choices=PRODUCTS, nargs="+", default=list(PRODUCTS))
     parser.add_argument("--dtype", choices=DTYPES, default="float8")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64])
     parser.add_argument("--processes", type=int, default=12)
     options = parser.parse_args()
     dtype = DTYPES[options.dtype]
-    cells = [Cell(product, rows) for product in PRODUCTS for rows in options.rows]
+    cells = [Cell(product, rows) for model in options.of for product in PRODUCTS[model] for rows in options.rows]
     compile_beforehand(cells, dtype, options.processes)
     all_tried = []
     print("| weight | rows | in use | us | fastest | us |\n|---|---|---|---|---|---|")

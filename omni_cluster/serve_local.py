@@ -75,12 +75,17 @@ async def serving(pipeline: Pipeline, listener: socket.socket) -> AsyncIterator[
         )
     )
     served = Serving(asyncio.create_task(server.serve(sockets=[listener])), listener)
+    standing_by = asyncio.create_task(http.stand_by())
     try:
         yield served
     finally:
         server.should_exit = True
         await served.ended()
+        standing_by.cancel()
+        (broken,) = await asyncio.gather(standing_by, return_exceptions=True)
         await http.close()
+        if isinstance(broken, Exception):
+            raise broken
 
 
 class Serving:

@@ -40,6 +40,7 @@ class Ingress:
         # Serve's proxy adds the request's id to every answer.
         self._server = HttpServer(self._pipeline, ingresses=config.ingress_replicas, answers_id=False)
         self._closing.push_async_callback(self._server.close)
+        run_until_closed(self._server.stand_by(), self._closing)
         if config.ray_metrics:
             run_until_closed(pushed_in_turn(RayMetrics(self._server.metrics.registry, INGRESS, {})), self._closing)
 

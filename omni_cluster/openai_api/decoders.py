@@ -55,7 +55,7 @@ class DecoderLimits:
 
 
 class Decoders:
-    """Up to `processes` decoders, each started when it is first needed.
+    """Up to `processes` decoders, each started when it is first needed, or before by `keep_one_ready`.
 
     As long as the media of requests that were decoded hold `max_held_bytes` or more, further ones wait. They are let go
     with the last array of a request.
@@ -70,6 +70,8 @@ class Decoders:
         self._voices = list(voices)
         self._idle: list[_Decoder] = []
         self._room = asyncio.Semaphore(bounds.processes)
+        self._has_none_ready = asyncio.Event()
+        self._has_none_ready.set()
         self._held = _Held(bounds.max_held_bytes)
         # One for each process, to write its job and read its answer, and one that waits for those that end.
         self._threads = ThreadPoolExecutor(bounds.processes + 1, thread_name_prefix="decoders")
@@ -83,6 +85,22 @@ class Decoders:
         if isinstance(answer, Opened):
             return answer.chat
         raise _unreadable()
+
+    async def keep_one_ready(self) -> None:
+        """Starts a decoder now, and another where one has ended, until it is cancelled: no request waits for that.
+
+        One that does not start is logged; the next request tries it again.
+        """
+        while True:
+            await self._has_none_ready.wait()
+            self._has_none_ready.clear()
+            async with self._room:
+                if self._idle:
+                    continue
+                try:
+                    self._idle.append(await self._started())
+                except (DecoderFailed, OSError) as error:
+                    logger.warning("no decoder is ready: %s", error)
 
     def close(self) -> None:
         self._is_closed = True
@@ -107,20 +125,24 @@ class Decoders:
             async with asyncio.timeout(self._bounds.timeout_s):
                 answer, is_last = await self._exchange(one, job)
         except TimeoutError:
-            one.end(self._threads)
+            self._end(one)
             raise self._too_slow() from None
         except (ParcelError, EOFError, ConnectionError) as error:
             logger.warning("a decoder ended with the request that it had: %s", error)
-            one.end(self._threads)
+            self._end(one)
             raise _unreadable() from None
         except BaseException:  # the client has left
-            one.end(self._threads)
+            self._end(one)
             raise
         if is_last or self._is_closed:
-            one.end(self._threads)
+            self._end(one)
         else:
             self._idle.append(one)
         return answer
+
+    def _end(self, one: _Decoder) -> None:
+        one.end(self._threads)
+        self._has_none_ready.set()
 
     async def _exchange(self, one: _Decoder, job: Job) -> tuple[Answer, bool]:
         parcel = await self._in_thread(lambda: packed(job, job.max_bytes))

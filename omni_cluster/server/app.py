@@ -68,6 +68,10 @@ class HttpServer:
         )
         return Metered(app, self.metrics, [route.path for route in api.routes if isinstance(route, Route)])
 
+    async def stand_by(self) -> None:
+        """Keeps ready what the next request would wait for, until it is cancelled."""
+        await self._reader.stand_by()
+
     async def let_all_end(self) -> None:
         """Turns new requests away, and returns when those that run have ended, by themselves or for want of time."""
         await self.door.closing.close(self.door.limits.closing_grace_s)

@@ -41,6 +41,10 @@ class Reader:
         self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="checking")
         self._large_threads = ThreadPoolExecutor(LARGE_THREADS, thread_name_prefix="large")
 
+    async def stand_by(self) -> None:
+        """Keeps a decoder ready for the next request with media, until it is cancelled."""
+        await self._decoders.keep_one_ready()
+
     async def chat(self, http_request: Request) -> ChatRequest:
         """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
         visit: Visit = http_request.state.visit

@@ -25,8 +25,9 @@ import psutil
 import pytest
 from PIL import Image
 
+from omni_cluster.openai_api import decoders as decoders_module
 from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
-from omni_cluster.openai_api.decoders import DecoderLimits, Decoders
+from omni_cluster.openai_api.decoders import DecoderFailed, DecoderLimits, Decoders
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
@@ -270,6 +271,62 @@ async def test_a_client_that_leaves_frees_its_process() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asked
         await until(lambda: not process.is_running(), "its process ends")
+        assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
+
+
+@asynccontextmanager
+async def one_kept_ready(pool: Decoders) -> AsyncIterator[None]:
+    keeping = asyncio.create_task(pool.keep_one_ready())
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+
+
+async def test_one_is_ready_before_any_request_and_has_the_first() -> None:
+    async with decoders(processes=2) as pool, one_kept_ready(pool):
+        await until(lambda: len(children()) == 1, "a decoder is started without a request")
+        ready = children()
+        await until(lambda: ready[0].status() == psutil.STATUS_SLEEPING and bool(pool._idle), "it is ready")
+        for _ in range(2):
+            await pool.open(body_of(image(png_of("red"))), none_fetched)
+        assert children() == ready
+
+
+@pytest.mark.parametrize("ends", ["by itself", "with its client"])
+async def test_another_is_ready_once_one_has_ended_and_never_one_too_many(ends: str) -> None:
+    async with decoders() as pool, one_kept_ready(pool):
+        await pool.open(body_of(image(png_of("red"))), none_fetched)
+        (process,) = children()
+        asked = asyncio.create_task(pool.open(body_of(long_video()), none_fetched))
+        await working(process)
+        waiting = asyncio.create_task(pool.open(body_of(image(png_of("red"))), none_fetched))
+        _ = process.kill() if ends == "by itself" else asked.cancel()
+        (error,) = await asyncio.gather(asked, return_exceptions=True)
+        assert isinstance(error, BadRequest if ends == "by itself" else asyncio.CancelledError)
+        counts = set()
+
+        def another_is_ready() -> bool:
+            running = [each for each in children() if each != process]
+            counts.add(len(running))
+            return bool(running) and bool(pool._idle) and waiting.done()
+
+        await until(another_is_ready, "another decoder is ready")
+        assert counts <= {0, 1} and len((await waiting).images) == 1
+
+
+async def test_one_that_does_not_start_is_logged_and_tried_again_by_a_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = decoders_module._command
+    monkeypatch.setattr(decoders_module, "_command", lambda *_: ["false"])
+    async with decoders() as pool, one_kept_ready(pool):
+        await until(lambda: "no decoder is ready" in caplog.text, "it is logged")
+        with pytest.raises(DecoderFailed, match="does not start"):
+            await pool.open(body_of(image(png_of("red"))), none_fetched)
+        monkeypatch.setattr(decoders_module, "_command", command)
         assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
 
 
