@@ -24,6 +24,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig,
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
+from omni_cluster.models.qwen2_5_omni import pixels
 from omni_cluster.models.qwen2_5_omni.thinker import SAMPLE_RATE_HZ, video_item
 from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, Grid, Place, heard_tokens
 
@@ -38,9 +39,9 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
     """A video comes with its frame rate and its sound, and may fill a prompt."""
 
     def get_hf_processor(self, **kwargs: object) -> Any:
-        """One for all requests: vLLM loads one for each set of options, and `audio_padding` is each request's own."""
-        kwargs.pop("audio_kwargs", None)
-        return super().get_hf_processor(**kwargs)
+        """One for all requests: vLLM loads one for each set of options, and these are for a call of it alone."""
+        for_a_call = ("audio_kwargs", *pixels.OPTIONS)
+        return super().get_hf_processor(**{name: kwargs[name] for name in kwargs if name not in for_a_call})
 
     def audio_padding(self, mm_items: MultiModalDataItems) -> dict[str, object]:
         """Options that pad sounds to the longest of them; none where there is no sound.
@@ -96,7 +97,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
     def _apply_hf_processor_main(
         self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        processed = self._short_padded(mm_items, hf_processor_mm_kwargs)
+        processed = self._processed(mm_items, hf_processor_mm_kwargs)
         videos = _videos(mm_items)
         if videos:
             step_frames = self.info.get_hf_config().vision_config.temporal_patch_size
@@ -106,18 +107,24 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
             processed.update(self._heard([how["audio"] for _, how in videos], processed))
         return processed
 
-    def _short_padded(
-        self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> BatchFeature:
-        padding = self.info.audio_padding(mm_items)
-        return super()._apply_hf_processor_main(mm_items, {**hf_processor_mm_kwargs, **padding})
+    def _processed(self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]) -> BatchFeature:
+        """As transformers' processor makes it, without what it would do for nothing."""
+        context, processor = self.info.ctx, self.info.get_hf_processor()
+        options = {
+            **hf_processor_mm_kwargs,
+            **self.info.audio_padding(mm_items),
+            **pixels.options_of(processor, context.get_merged_mm_kwargs(hf_processor_mm_kwargs)),
+        }
+        processed = super()._apply_hf_processor_main(mm_items, options)
+        pixels.normalize(processed, processor, context.model_config.dtype)
+        return processed
 
     def _heard(self, audios: Sequence[Any], processed: BatchFeature) -> dict[str, torch.Tensor]:
         """The fields of the videos' sound; none for videos without."""
         if any(audio is None for audio in audios):
             return {}
         items = self.info.parse_mm_data({"audio": [(audio, SAMPLE_RATE_HZ) for audio in audios]}, validate=False)
-        features = self._short_padded(items, {})
+        features = self._processed(items, {})
         lengths = features["audio_feature_lengths"]
         grids = self._grids(processed["video_grid_thw"], processed["second_per_grid_ts"])
         clock = Clock.of(self.info.get_hf_config())

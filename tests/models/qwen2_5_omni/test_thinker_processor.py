@@ -1,4 +1,4 @@
-"""The features of sounds as vLLM gets them, beside those of transformers' own processor."""
+"""Features of sounds and pixels of images and videos as vLLM gets them, beside transformers' own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from omni_cluster.engine.build import bind
+from omni_cluster.models.qwen2_5_omni import pixels
+from omni_cluster.models.qwen2_5_omni.thinker import video_item
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 
@@ -81,7 +84,61 @@ def test_a_sound_is_padded_by_half_a_window_and_no_more(processor: Any) -> None:
     assert processor.info.audio_padding(items) == {"audio_kwargs": {"max_length": RATE_HZ + half_a_window}}
 
 
-def test_one_processor_serves_sounds_of_all_lengths(processor: Any) -> None:
+def test_one_processor_serves_all_calls(processor: Any) -> None:
     """vLLM would load another one for each set of options."""
     info = processor.info
-    assert info.get_hf_processor(audio_kwargs={"max_length": 5}) is info.get_hf_processor()
+    for_a_call = pixels.options_of(info.get_hf_processor(), {})
+    assert info.get_hf_processor(audio_kwargs={"max_length": 5}, **for_a_call) is info.get_hf_processor()
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def film(frames: int, width: int, height: int) -> np.ndarray:
+    return np.random.default_rng(frames).integers(0, 256, (frames, height, width, 3), np.uint8)
+
+
+PICTURES = [[(28, 28)], [(640, 333)], [(57, 199), (300, 300), (57, 199)], [(31, 2000), (28, 30)]]
+FILMS = [[(4, 56, 84)], [(7, 320, 180)], [(16, 100, 60), (9, 64, 64)]]
+
+
+@pytest.mark.parametrize("sizes", PICTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pixels_of_images_are_transformers_to_the_bit(
+    processor: Any, sizes: list[tuple[int, int]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor.info.ctx.model_config, "dtype", dtype)
+    monkeypatch.setattr(pixels, "_PART_VALUES", 3 * 1176 + 1)  # some patches at a time, and a rest
+    pictures = [picture(*size, seed) for seed, size in enumerate(sizes)]
+    made = processor._apply_hf_processor_main(processor.info.parse_mm_data({"image": pictures}, validate=False), {})
+    wanted = processor.info.get_hf_processor().image_processor(images=pictures, return_tensors="pt")
+    assert wanted["pixel_values"].dtype == torch.float32 and len(wanted["pixel_values"]) % 3
+    assert torch.equal(made["pixel_values"], wanted["pixel_values"].to(dtype))
+    assert torch.equal(made["image_grid_thw"], wanted["image_grid_thw"])
+
+
+@pytest.mark.parametrize("sizes", FILMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pixels_of_videos_are_transformers_to_the_bit(
+    processor: Any, sizes: list[tuple[int, int, int]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor.info.ctx.model_config, "dtype", dtype)
+    films = [film(*size) for size in sizes]
+    items = processor.info.parse_mm_data({"video": [video_item(each, 2.0, None) for each in films]})
+    made = processor._apply_hf_processor_main(items, {})
+    whole = processor.info.get_hf_processor()
+    wanted = whole(text=whole.video_token * len(films), videos=films, return_tensors="pt")
+    assert torch.equal(made["pixel_values_videos"], wanted["pixel_values_videos"].to(dtype))
+    assert torch.equal(made["video_grid_thw"], wanted["video_grid_thw"])
+
+
+def test_options_of_values_are_left_to_the_processor(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, items = processor.info.get_hf_processor(), processor.info.parse_mm_data({"image": [picture(60, 60)]})
+    assert pixels.options_of(whole, {"max_pixels": 3136}).keys() == set(pixels.OPTIONS)
+    for given in ({"do_normalize": False}, {"images_kwargs": {"image_mean": (0.0, 0.0, 0.0)}}, {"rescale_factor": 1.0}):
+        assert pixels.options_of(whole, given) == {}
+    as_configured = processor._apply_hf_processor_main(items, {"do_normalize": False})["pixel_values"]
+    assert float(as_configured.min()) >= 0 and float(as_configured.max()) == 1.0  # rescaled alone
+    monkeypatch.setattr(whole.image_processor, "do_normalize", False)
+    assert pixels.options_of(whole, {}) == {}
