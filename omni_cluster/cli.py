@@ -221,8 +221,9 @@ def _add_bench_load(command: argparse.ArgumentParser) -> None:
         "--mix-sound", type=positive, nargs=2, metavar=("LOW", "HIGH"), help="seconds of an answer (default: 2 20)"
     )
     load.add_argument(
-        "--mix-prompt", type=count, nargs=2, metavar=("LOW", "HIGH"), help="tokens of a prompt (default: 20 2000)"
-    )
+        "--mix-prompt", type=count, nargs=2, metavar=("LOW", "HIGH"),
+        help="words of a prompt, or tokens of a spoken one (default: 20 2000)",
+    )  # fmt: skip
     load.add_argument("--mix-spoken", type=share, metavar="P", help="of the prompts are spoken (default: 0.5)")
     load.add_argument(
         "--turns", type=count, metavar="N", help="of one user, each with those before in its prompt (default: 1)"
