@@ -80,12 +80,14 @@ async def serving(pipeline: Pipeline, listener: socket.socket) -> AsyncIterator[
         yield served
     finally:
         server.should_exit = True
-        await served.ended()
-        standing_by.cancel()
-        (broken,) = await asyncio.gather(standing_by, return_exceptions=True)
-        await http.close()
-        if isinstance(broken, Exception):
-            raise broken
+        try:
+            await served.ended()
+        finally:
+            standing_by.cancel()
+            await asyncio.wait([standing_by])
+            await http.close()
+        if not standing_by.cancelled():
+            standing_by.result()
 
 
 class Serving:

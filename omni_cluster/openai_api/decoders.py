@@ -87,19 +87,20 @@ class Decoders:
         raise _unreadable()
 
     async def keep_one_ready(self) -> None:
-        """Starts a decoder now, and another where one has ended, until it is cancelled: no request waits for that.
+        """Starts a decoder now, and another where one has ended and none is idle, until it is cancelled.
 
-        One that does not start is logged; the next request tries it again.
+        So a request waits for the start of one only while others are decoded. One that does not start is logged; the
+        next request tries it again.
         """
-        while True:
+        while not self._is_closed:
             await self._has_none_ready.wait()
             self._has_none_ready.clear()
             async with self._room:
                 if self._idle:
                     continue
                 try:
-                    self._idle.append(await self._started())
-                except (DecoderFailed, OSError) as error:
+                    self._rest(await self._started())
+                except (DecoderFailed, OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
                     logger.warning("no decoder is ready: %s", error)
 
     def close(self) -> None:
@@ -107,6 +108,28 @@ class Decoders:
         while self._idle:
             self._idle.pop().end(self._threads)
         self._threads.shutdown(wait=False)
+
+    def _rest(self, one: _Decoder) -> None:
+        """Keeps the decoder for another request; if it ends meanwhile, it is none of the idle ones any more."""
+        if self._is_closed:
+            self._end(one)
+            return
+
+        def ended() -> None:
+            self._idle.remove(one)
+            self._end(one)
+
+        one.watch(ended)
+        self._idle.append(one)
+
+    def _idle_one(self) -> _Decoder | None:
+        while self._idle:
+            one = self._idle.pop()
+            if one.runs():
+                one.watch(None)
+                return one
+            self._end(one)
+        return None
 
     async def _answer(self, body: bytes | bytearray, fetched: Mapping[str, bytes]) -> Opened | Wanted:
         job = Job(_array(body), {param: _array(data) for param, data in fetched.items()}, self._models, self._voices,
@@ -120,24 +143,35 @@ class Decoders:
 
     async def _asked(self, job: Job) -> Answer:
         """A decoder's answer to a job. Ends a decoder that does not answer."""
-        one = self._idle.pop() if self._idle else await self._started()
+        while one := self._idle_one():
+            try:
+                return await self._answered(one, job)
+            except ConnectionError:  # it had ended before it read the job
+                continue
+        try:
+            return await self._answered(await self._started(), job)
+        except ConnectionError:
+            raise _unreadable() from None
+
+    async def _answered(self, one: _Decoder, job: Job) -> Answer:
+        """Raises ConnectionError for a decoder that ended without having read the job."""
         try:
             async with asyncio.timeout(self._bounds.timeout_s):
                 answer, is_last = await self._exchange(one, job)
         except TimeoutError:
             self._end(one)
             raise self._too_slow() from None
-        except (ParcelError, EOFError, ConnectionError) as error:
+        except (ParcelError, EOFError) as error:
             logger.warning("a decoder ended with the request that it had: %s", error)
             self._end(one)
             raise _unreadable() from None
-        except BaseException:  # the client has left
+        except BaseException:  # the client has left, or see above
             self._end(one)
             raise
-        if is_last or self._is_closed:
+        if is_last:
             self._end(one)
         else:
-            self._idle.append(one)
+            self._rest(one)
         return answer
 
     def _end(self, one: _Decoder) -> None:
@@ -157,7 +191,7 @@ class Decoders:
 
     async def _started(self) -> _Decoder:
         max_parcel_bytes = Job(_array(b""), {}, [], [], self._limits).max_bytes
-        one = await self._in_thread(lambda: _Decoder(self._bounds.memory_bytes, max_parcel_bytes))
+        one = await self._made(lambda: _Decoder(self._bounds.memory_bytes, max_parcel_bytes))
         try:
             async with asyncio.timeout(_START_S):
                 await one.receive()
@@ -170,6 +204,20 @@ class Decoders:
             one.end(self._threads)
             raise
         return one
+
+    async def _made(self, make: Callable[[], _Decoder]) -> _Decoder:
+        """A decoder that is made in a thread; it is ended if nobody waits for it any more."""
+        making = asyncio.ensure_future(self._in_thread(make))
+
+        def end(made: asyncio.Future[_Decoder]) -> None:
+            if made.exception() is None:
+                made.result().end(self._threads)
+
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(end)
+            raise
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -228,8 +276,10 @@ class _Decoder:
             )
 
     def send(self, parcel: Parcel) -> None:
-        socket.send_fds(self._link, [decoder.JOB], [parcel.descriptor])
-        parcel.close()
+        try:
+            socket.send_fds(self._link, [decoder.JOB], [parcel.descriptor])
+        finally:
+            parcel.close()
 
     async def receive(self) -> tuple[bytes, Parcel | None]:
         """Its next word, and what came with it. Raises EOFError when it has ended."""
@@ -245,10 +295,25 @@ class _Decoder:
             raise EOFError("it ended without an answer")
         return word, Parcel(descriptors[0]) if descriptors else None
 
+    def watch(self, ended: Callable[[], None] | None) -> None:
+        """Calls `ended` when the process ends while it has nothing to do; None: no more."""
+        loop = asyncio.get_running_loop()
+        if ended is None:
+            loop.remove_reader(self._link.fileno())
+        else:
+            loop.add_reader(self._link.fileno(), ended)
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
     def end(self, threads: ThreadPoolExecutor) -> None:
+        self.watch(None)
         self._process.kill()
         self._link.close()
-        threads.submit(self._process.wait)
+        try:
+            threads.submit(self._process.wait)
+        except RuntimeError:  # the threads are closed; what is killed ends at once
+            self._process.wait()
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -315,6 +316,46 @@ async def test_another_is_ready_once_one_has_ended_and_never_one_too_many(ends: 
 
         await until(another_is_ready, "another decoder is ready")
         assert counts <= {0, 1} and len((await waiting).images) == 1
+
+
+async def test_one_that_ends_while_it_is_idle_is_nobody_s_fault_and_replaced() -> None:
+    async with decoders(processes=2) as pool:
+        await pool.open(body_of(image(png_of("red"))), none_fetched)
+        (process,) = children()
+        process.kill()
+        assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
+        async with one_kept_ready(pool):
+            (process,) = [each for each in children() if each.status() != psutil.STATUS_ZOMBIE]
+            process.kill()
+            await until(lambda: bool(pool._idle) and process not in children(), "another is ready without a request")
+
+
+async def test_one_that_is_being_started_as_the_pool_closes_ends() -> None:
+    pool = Decoders(BOUNDS, LIMITS, ["omni"], ["Ethan"])
+    keeping = asyncio.create_task(pool.keep_one_ready())
+    await until(lambda: bool(children()), "one is being started")
+    pool.close()
+    await keeping
+    await until(lambda: not children(), "it ends")
+
+
+async def test_one_that_is_being_made_as_its_client_leaves_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    command, may_go_on = decoders_module._command, threading.Event()
+
+    def slowly(*figures: Any) -> list[str]:
+        may_go_on.wait(PATIENCE_S)
+        return command(*figures)
+
+    monkeypatch.setattr(decoders_module, "_command", slowly)
+    async with decoders() as pool:
+        asked = asyncio.create_task(pool.open(body_of(image(png_of("red"))), none_fetched))
+        await until(lambda: pool._room.locked(), "its decoder is being made")
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        may_go_on.set()
+        assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
+        await until(lambda: len(children()) == 1, "the one that nobody waits for ends")
 
 
 async def test_one_that_does_not_start_is_logged_and_tried_again_by_a_request(

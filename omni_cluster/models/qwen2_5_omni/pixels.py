@@ -1,4 +1,4 @@
-"""Pixels of images and frames as transformers' processors scale and normalise them, to the bit, in half of the time.
+"""Pixels of images and frames as transformers' processors scale and normalise them, to the bit, in less time.
 
 The processors make float32 of whole images and then reorder it into patches, 4 bytes a value in strides. Here they
 reorder the bytes, and the same operations follow on the patches, some at a time, which the CPU's caches hold.
@@ -6,10 +6,12 @@ reorder the bytes, and the same operations follow on the patches, some at a time
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
+from PIL import Image
 
 OPTIONS: Final = ("images_kwargs", "videos_kwargs")
 """By which a processor is told to leave values as bytes."""
@@ -20,14 +22,26 @@ _PART_VALUES: Final = 1 << 20
 """Normalised at once: 4 MiB of float32."""
 
 
-def options_of(processor: Any, given: Mapping[str, object]) -> Mapping[str, object]:
-    """`OPTIONS`; none where `given` or the processor's own configuration may want other values than the usual ones."""
-    parts = [getattr(processor, part) for part in FIELDS.values()]
-    are_usual = all(part.do_rescale and part.do_normalize and part.do_convert_rgb for part in parts)
-    if not are_usual or not given.keys() <= _SIZES:
+def options_of(processor: Any, media: Iterable[Any], given: Mapping[str, object]) -> Mapping[str, object]:
+    """`OPTIONS`; none where `media` are no bytes, or where `given` or the processor's own configuration is unusual.
+
+    `media`: images and the frames of videos. `given`: options by their names.
+    """
+    are_usual = all(_is_usual(getattr(processor, part)) for part in FIELDS.values())
+    if not are_usual or not given.keys() <= _SIZES or not all(map(_is_of_bytes, media)):
         return {}
     # Of their own: transformers takes them out of the dictionaries that it is given.
     return {option: {"do_rescale": False, "do_normalize": False} for option in OPTIONS}
+
+
+def _is_usual(part: Any) -> bool:
+    """Whether it rescales and normalises each channel by values of its own."""
+    of_channels = isinstance(part.image_mean, list | tuple) and isinstance(part.image_std, list | tuple)
+    return of_channels and bool(part.do_rescale and part.do_normalize)
+
+
+def _is_of_bytes(medium: Any) -> bool:
+    return isinstance(medium, Image.Image) or medium.dtype in (np.uint8, torch.uint8)
 
 
 def normalize(fields: dict[str, Any], processor: Any, dtype: torch.dtype) -> None:

@@ -110,10 +110,12 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
     def _processed(self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]) -> BatchFeature:
         """As transformers' processor makes it, without what it would do for nothing."""
         context, processor = self.info.ctx, self.info.get_hf_processor()
+        images = mm_items["image"].get_all() if "image" in mm_items else []
+        seen = [*images, *(frames for frames, _ in _videos(mm_items))]
         options = {
             **hf_processor_mm_kwargs,
             **self.info.audio_padding(mm_items),
-            **pixels.options_of(processor, context.get_merged_mm_kwargs(hf_processor_mm_kwargs)),
+            **pixels.options_of(processor, seen, context.get_merged_mm_kwargs(hf_processor_mm_kwargs)),
         }
         processed = super()._apply_hf_processor_main(mm_items, options)
         pixels.normalize(processed, processor, context.model_config.dtype)

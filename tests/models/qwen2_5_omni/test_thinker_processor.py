@@ -87,7 +87,7 @@ def test_a_sound_is_padded_by_half_a_window_and_no_more(processor: Any) -> None:
 def test_one_processor_serves_all_calls(processor: Any) -> None:
     """vLLM would load another one for each set of options."""
     info = processor.info
-    for_a_call = pixels.options_of(info.get_hf_processor(), {})
+    for_a_call = pixels.options_of(info.get_hf_processor(), [], {})
     assert info.get_hf_processor(audio_kwargs={"max_length": 5}, **for_a_call) is info.get_hf_processor()
 
 
@@ -133,12 +133,22 @@ def test_pixels_of_videos_are_transformers_to_the_bit(
     assert torch.equal(made["video_grid_thw"], wanted["video_grid_thw"])
 
 
+def test_frames_that_are_no_bytes_are_left_to_the_processor(processor: Any) -> None:
+    frames = film(4, 56, 84).astype(np.float32)
+    items = processor.info.parse_mm_data({"video": [video_item(frames, 2.0, None)]})
+    whole = processor.info.get_hf_processor()
+    wanted = whole(text=whole.video_token, videos=[frames], return_tensors="pt")["pixel_values_videos"]
+    assert torch.equal(processor._apply_hf_processor_main(items, {})["pixel_values_videos"], wanted)
+
+
 def test_options_of_values_are_left_to_the_processor(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, items = processor.info.get_hf_processor(), processor.info.parse_mm_data({"image": [picture(60, 60)]})
-    assert pixels.options_of(whole, {"max_pixels": 3136}).keys() == set(pixels.OPTIONS)
+    assert pixels.options_of(whole, [picture(60, 60)], {"max_pixels": 3136}).keys() == set(pixels.OPTIONS)
     for given in ({"do_normalize": False}, {"images_kwargs": {"image_mean": (0.0, 0.0, 0.0)}}, {"rescale_factor": 1.0}):
-        assert pixels.options_of(whole, given) == {}
+        assert pixels.options_of(whole, [], given) == {}
     as_configured = processor._apply_hf_processor_main(items, {"do_normalize": False})["pixel_values"]
     assert float(as_configured.min()) >= 0 and float(as_configured.max()) == 1.0  # rescaled alone
-    monkeypatch.setattr(whole.image_processor, "do_normalize", False)
-    assert pixels.options_of(whole, {}) == {}
+    for name, value in {"image_mean": 0.5, "image_std": 0.5, "do_rescale": False, "do_normalize": False}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(whole.image_processor, name, value)
+            assert pixels.options_of(whole, [], {}) == {}
