@@ -1,7 +1,8 @@
 """The processes that read requests with media: a few that live long, each with one request at a time.
 
 If a process ends, or takes longer than it may, its request is at fault: the request is refused, and the process is
-replaced. It is replaced too when its client has left.
+replaced. It is replaced too when its client has left, and when it ends before it has read a request, which then goes to
+another one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ T = TypeVar("T")
 Fetch = Callable[[Sequence[MediaUrl]], Awaitable[Mapping[str, bytes]]]
 
 _START_S: Final = 120.0
+_PAUSE_S: Final = 1.0
+"""Between two decoders that are started before a request needs them: whatever ends them may end the next one too."""
 _PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 """The variables that a decoder gets: others may be secrets, and decoding cannot depend on them."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -41,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderFailed(OmniError):
-    """A decoder that does not start."""
+    """A decoder that does not start, or that something other than its request ended."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +90,40 @@ class Decoders:
         raise _unreadable()
 
     async def keep_one_ready(self) -> None:
-        """Starts a decoder now, and another where one has ended and none is idle, until it is cancelled.
+        """Starts a decoder now, and another whenever one has ended and none is idle, until it is cancelled.
 
-        So a request waits for the start of one only while others are decoded. One that does not start is logged; the
-        next request tries it again.
+        A request that comes while none is idle starts one itself. A decoder that does not start is logged.
         """
         while not self._is_closed:
             await self._has_none_ready.wait()
             self._has_none_ready.clear()
-            async with self._room:
-                if self._idle:
-                    continue
-                try:
-                    self._rest(await self._started())
-                except (DecoderFailed, OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
-                    logger.warning("no decoder is ready: %s", error)
+            await self._start_one_to_spare()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _start_one_to_spare(self) -> None:
+        async with self._room:
+            if self._idle:
+                return
+            try:
+                self._rest(await self._started())
+            except (DecoderFailed, OSError, RuntimeError) as error:  # RuntimeError: no thread could be started
+                logger.warning("no decoder is ready: %s", error)
 
     def close(self) -> None:
+        """Ends all decoders. It is called in the event loop."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().end(self._threads)
         self._threads.shutdown(wait=False)
 
     def _rest(self, one: _Decoder) -> None:
-        """Keeps the decoder for another request; if it ends meanwhile, it is none of the idle ones any more."""
+        """Keeps the decoder for another request. If it ends meanwhile, it is removed."""
         if self._is_closed:
             self._end(one)
             return
 
         def ended() -> None:
+            logger.warning("a decoder ended while it was idle")
             self._idle.remove(one)
             self._end(one)
 
@@ -151,7 +159,7 @@ class Decoders:
         try:
             return await self._answered(await self._started(), job)
         except ConnectionError:
-            raise _unreadable() from None
+            raise DecoderFailed("a process that decodes media ended before it had read a request.") from None
 
     async def _answered(self, one: _Decoder, job: Job) -> Answer:
         """Raises ConnectionError for a decoder that ended without having read the job."""
@@ -165,7 +173,7 @@ class Decoders:
             logger.warning("a decoder ended with the request that it had: %s", error)
             self._end(one)
             raise _unreadable() from None
-        except BaseException:  # the client has left, or see above
+        except BaseException:  # the client has left, or it ended without having read the job
             self._end(one)
             raise
         if is_last:
@@ -210,7 +218,7 @@ class Decoders:
         making = asyncio.ensure_future(self._in_thread(make))
 
         def end(made: asyncio.Future[_Decoder]) -> None:
-            if made.exception() is None:
+            if not made.cancelled() and made.exception() is None:
                 made.result().end(self._threads)
 
         try:
@@ -310,10 +318,8 @@ class _Decoder:
         self.watch(None)
         self._process.kill()
         self._link.close()
-        try:
+        with contextlib.suppress(RuntimeError):  # the threads are closed, and so is the server
             threads.submit(self._process.wait)
-        except RuntimeError:  # the threads are closed; what is killed ends at once
-            self._process.wait()
 
 
 def _settle(future: asyncio.Future[None]) -> None:

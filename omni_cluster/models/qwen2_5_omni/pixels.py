@@ -14,23 +14,23 @@ import torch
 from PIL import Image
 
 OPTIONS: Final = ("images_kwargs", "videos_kwargs")
-"""By which a processor is told to leave values as bytes."""
+"""The arguments that tell a processor to leave values as bytes."""
 FIELDS: Final = {"pixel_values": "image_processor", "pixel_values_videos": "video_processor"}
-"""What a processor of `transformers.Qwen2_5OmniProcessor` makes, and which of its parts does."""
+"""What a processor of `transformers.Qwen2_5OmniProcessor` makes, and the part that makes it."""
 _SIZES: Final = {"max_pixels", "min_pixels", "size"}
 _PART_VALUES: Final = 1 << 20
 """Normalised at once: 4 MiB of float32."""
 
 
 def options_of(processor: Any, media: Iterable[Any], given: Mapping[str, object]) -> Mapping[str, object]:
-    """`OPTIONS`; none where `media` are no bytes, or where `given` or the processor's own configuration is unusual.
+    """`OPTIONS`; none if `media` are not all bytes, or if `given` or the processor's own configuration is unusual.
 
     `media`: images and the frames of videos. `given`: options by their names.
     """
     are_usual = all(_is_usual(getattr(processor, part)) for part in FIELDS.values())
     if not are_usual or not given.keys() <= _SIZES or not all(map(_is_of_bytes, media)):
         return {}
-    # Of their own: transformers takes them out of the dictionaries that it is given.
+    # New ones each time: transformers removes entries from the dictionaries that it is given.
     return {option: {"do_rescale": False, "do_normalize": False} for option in OPTIONS}
 
 
@@ -41,13 +41,13 @@ def _is_usual(part: Any) -> bool:
 
 
 def _is_of_bytes(medium: Any) -> bool:
-    return isinstance(medium, Image.Image) or medium.dtype in (np.uint8, torch.uint8)
+    return isinstance(medium, Image.Image) or getattr(medium, "dtype", None) in (np.uint8, torch.uint8)
 
 
 def normalize(fields: dict[str, Any], processor: Any, dtype: torch.dtype) -> None:
-    """Replaces the bytes in `fields` that `OPTIONS` left, `[patches, values]`, by what they are to the tower."""
+    """Replaces the bytes `[patches, values]` that `OPTIONS` left in `fields` by what the vision tower takes."""
     for field, part in FIELDS.items():
-        if field in fields and fields[field].dtype == torch.uint8:
+        if field in fields:
             fields[field] = _normalized(fields[field], getattr(processor, part), dtype)
 
 

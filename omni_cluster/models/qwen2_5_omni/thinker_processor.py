@@ -112,13 +112,11 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
         context, processor = self.info.ctx, self.info.get_hf_processor()
         images = mm_items["image"].get_all() if "image" in mm_items else []
         seen = [*images, *(frames for frames, _ in _videos(mm_items))]
-        options = {
-            **hf_processor_mm_kwargs,
-            **self.info.audio_padding(mm_items),
-            **pixels.options_of(processor, seen, context.get_merged_mm_kwargs(hf_processor_mm_kwargs)),
-        }
+        as_bytes = pixels.options_of(processor, seen, context.get_merged_mm_kwargs(hf_processor_mm_kwargs))
+        options = {**hf_processor_mm_kwargs, **self.info.audio_padding(mm_items), **as_bytes}
         processed = super()._apply_hf_processor_main(mm_items, options)
-        pixels.normalize(processed, processor, context.model_config.dtype)
+        if as_bytes:
+            pixels.normalize(processed, processor, context.model_config.dtype)
         return processed
 
     def _heard(self, audios: Sequence[Any], processed: BatchFeature) -> dict[str, torch.Tensor]:

@@ -146,6 +146,8 @@ def test_options_of_values_are_left_to_the_processor(processor: Any, monkeypatch
     assert pixels.options_of(whole, [picture(60, 60)], {"max_pixels": 3136}).keys() == set(pixels.OPTIONS)
     for given in ({"do_normalize": False}, {"images_kwargs": {"image_mean": (0.0, 0.0, 0.0)}}, {"rescale_factor": 1.0}):
         assert pixels.options_of(whole, [], given) == {}
+    as_bytes = processor._apply_hf_processor_main(items, {"do_rescale": False, "do_normalize": False})["pixel_values"]
+    assert as_bytes.dtype == torch.uint8
     as_configured = processor._apply_hf_processor_main(items, {"do_normalize": False})["pixel_values"]
     assert float(as_configured.min()) >= 0 and float(as_configured.max()) == 1.0  # rescaled alone
     for name, value in {"image_mean": 0.5, "image_std": 0.5, "do_rescale": False, "do_normalize": False}.items():
