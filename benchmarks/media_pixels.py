@@ -25,7 +25,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
-from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint, pixel_limits
 from omni_cluster.models.qwen2_5_omni.thinker import video_item
 from omni_cluster.models.qwen2_5_omni.thinker_processor import ThinkerProcessor
 from omni_cluster.models.registry import known_families
@@ -33,7 +33,6 @@ from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 
 IMAGES = ((640, 480), (1920, 1080), (4000, 3000))
 VIDEOS = ((20, 640, 360), (120, 640, 360), (128, 1280, 720))
-PIXELS_OF_AN_IMAGE = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16384 * 28 * 28}
 SETTINGS = "processor_config.json"
 
 
@@ -41,7 +40,7 @@ def published_sizes(folder: Path) -> Path:
     """The tiny checkpoint, whose images are as large as the published one's. Frames have sizes of transformers' own."""
     shutil.copytree(embedded_checkpoint("tiny"), folder)
     settings = json.loads((folder / SETTINGS).read_text())
-    settings["image_processor"]["size"] = PIXELS_OF_AN_IMAGE
+    settings["image_processor"]["size"], _ = pixel_limits("7b")
     (folder / SETTINGS).write_text(json.dumps(settings))
     return folder
 

@@ -152,10 +152,8 @@ class Decoders:
     async def _asked(self, job: Job) -> Answer:
         """A decoder's answer to a job. Ends a decoder that does not answer."""
         while one := self._idle_one():
-            try:
+            with contextlib.suppress(ConnectionError):  # it had ended before it read the job
                 return await self._answered(one, job)
-            except ConnectionError:  # it had ended before it read the job
-                continue
         try:
             return await self._answered(await self._started(), job)
         except ConnectionError:

@@ -325,7 +325,7 @@ def _write_tokenizer_and_processor(preset: str, folder: Path) -> None:
     )
 
     patches = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
-    image_pixels, video_pixels = _pixel_limits(preset)
+    image_pixels, video_pixels = pixel_limits(preset)
     Qwen2_5OmniProcessor(
         image_processor=Qwen2VLImageProcessor(size=image_pixels, **patches),
         video_processor=Qwen2VLVideoProcessor(size=video_pixels, **patches),
@@ -338,7 +338,7 @@ def _write_tokenizer_and_processor(preset: str, folder: Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def _pixel_limits(preset: str) -> tuple[dict[str, int], dict[str, int]]:
+def pixel_limits(preset: str) -> tuple[dict[str, int], dict[str, int]]:
     """Least and most pixels of an image and of a video frame; tiny allows 64 thinker tokens an image."""
     if preset == "tiny":
         tiny = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 64}
