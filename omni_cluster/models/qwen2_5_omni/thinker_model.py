@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerFo
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omni_cluster.models.qwen2_5_omni.audio_tower import attend_windows_together, heard
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
 from omni_cluster.models.qwen2_5_omni.thinker_processor import (
     IS_SOUND,
@@ -37,6 +38,7 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        attend_windows_together(self.audio_tower)
         decoder = self.language_model.model
         is_whole = vllm_config.parallel_config.pipeline_parallel_size == 1
         self._fused_decoder = FusedDecoder(decoder.layers, decoder.norm) if is_whole else None
@@ -69,8 +71,10 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         seen = super().embed_multimodal(**kwargs)
         if features is None:
             return seen
-        heard = self._process_audio_input({"input_features": features, "audio_feature_lengths": lengths})
-        return _in_prompt_order(seen, heard, is_sound)
+        return _in_prompt_order(seen, heard(self.audio_tower, features, lengths), is_sound)
+
+    def _process_audio_input(self, audio_input: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        return heard(self.audio_tower, audio_input["input_features"], audio_input["audio_feature_lengths"])
 
     def embed_input_ids(
         self,

@@ -25,6 +25,7 @@ from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
 from omni_cluster.models.qwen2_5_omni import pixels
+from omni_cluster.models.qwen2_5_omni.audio_tower import sound_tokens
 from omni_cluster.models.qwen2_5_omni.thinker import SAMPLE_RATE_HZ, video_item
 from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, Grid, Place, heard_tokens
 
@@ -128,7 +129,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
         lengths = features["audio_feature_lengths"]
         grids = self._grids(processed["video_grid_thw"], processed["second_per_grid_ts"])
         clock = Clock.of(self.info.get_hf_config())
-        orders = [heard_tokens(g, sound_tokens(int(n)), clock) for g, n in zip(grids, lengths, strict=True)]
+        orders = [heard_tokens(g, _tokens_of(n), clock) for g, n in zip(grids, lengths, strict=True)]
         return {
             SOUND: features["input_audio_features"],
             SOUND_LENGTHS: lengths,
@@ -146,7 +147,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
         if SOUND in hf_inputs:
             lengths = hf_inputs[SOUND_LENGTHS]
             grids = self._grids(hf_inputs["video_grid_thw"], hf_inputs["second_per_grid_ts"])
-            sizes = [grid.length + sound_tokens(int(n)) for grid, n in zip(grids, lengths, strict=True)]
+            sizes = [grid.length + _tokens_of(n) for grid, n in zip(grids, lengths, strict=True)]
             fields[SOUND] = MultiModalFieldConfig.flat_from_sizes("video", lengths, dim=1)
             fields[SOUND_LENGTHS] = MultiModalFieldConfig.batched("video", keep_on_cpu=True)
             fields[IS_SOUND] = MultiModalFieldConfig.flat_from_sizes("video", torch.tensor(sizes), keep_on_cpu=True)
@@ -185,9 +186,9 @@ def largest_video(tokens: int) -> np.ndarray:
     return np.zeros((2 * pairs, 28 * height, 28 * width, 3), np.uint8)
 
 
-def sound_tokens(mel_frames: int) -> int:
-    """Of the audio tower. ValueError for sound too short to have any."""
-    tokens = ((mel_frames - 1) // 2 + 1 - 2) // 2 + 1
+def _tokens_of(mel_frames: torch.Tensor) -> int:
+    """Of a video's sound. ValueError for one too short to have any."""
+    tokens = sound_tokens(int(mel_frames))
     if tokens < 1:
         raise ValueError("the audio of a video is too short; leave it out, or send at least 0.1 s of it.")
     return tokens
