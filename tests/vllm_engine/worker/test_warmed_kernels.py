@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry, VllmJitKernel
 from vllm.model_executor.warmup.jit_warmup_triton_helper import TritonCompileKey, TritonJitKey, TritonWarmupTensor
 from vllm.v1.sample.ops import topk_topp_sampler
 
-from omni_cluster.vllm_engine.worker.warmed_kernels import aligned_only
+from omni_cluster.vllm_engine.worker.warmed_kernels import AlignedKernel, aligned_only
 
 VOCAB_SIZE = 8448
+PATIENCE_S = 60.0
+
+
+@triton.jit
+def _scaled(x_ptr, out_ptr, FACTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(out_ptr, tl.load(x_ptr) * FACTOR)
 
 
 class Sampling(VllmJitKernel[TritonCompileKey]):
@@ -52,3 +63,55 @@ def test_kernels_for_rows_that_no_logits_have_are_left_out(
         topk_topp_sampler.register_top_k_top_p_warmups()
     registry.warmup()
     assert sampling.strides == strides
+
+
+class Scaling(VllmJitKernel[int]):
+    """A kernel of Triton's for each factor, compiled as vLLM compiles its own."""
+
+    def get_warmup_keys(self, *, vllm_config: Any) -> list[int]:
+        return []
+
+    def compile(self, compile_key: int) -> None:
+        _scaled.warmup(torch.float32, torch.float32, FACTOR=compile_key, grid=(1,))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Triton compiles for a card that is not there, and finds nothing that was compiled before."""
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    _scaled.device_caches.clear()
+    yield
+    _scaled.device_caches.clear()
+
+
+@pytest.mark.usefixtures("hopper")
+def test_kernels_are_compiled_side_by_side_and_are_there_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scaling().compile(1)  # makes what compiles
+    stock, both_began = _scaled.compile, threading.Barrier(2, timeout=PATIENCE_S)
+
+    def compile_beside(*args: Any, **kwargs: Any) -> Any:
+        both_began.wait()  # breaks where one is compiled after the other
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(_scaled, "compile", compile_beside)
+    AlignedKernel(Scaling()).compile_many([2, 3])
+    kernels = _scaled.device_caches[0][0].values()
+    assert [kernel.asm["ptx"].count(".entry _scaled") for kernel in kernels] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_triton_cannot_compile_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scaling().compile(1)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("no such target")
+
+    monkeypatch.setattr(_scaled, "compile", fail)
+    with pytest.raises(ValueError, match="no such target"):
+        AlignedKernel(Scaling()).compile_many([4, 5])
