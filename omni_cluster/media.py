@@ -19,6 +19,10 @@ class Video:
     fps: float
     audio: np.ndarray | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        return self.frames.nbytes + (0 if self.audio is None else self.audio.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Media:
@@ -30,3 +34,16 @@ class Media:
     audios: tuple[np.ndarray, ...] = ()
     images: tuple[Image | np.ndarray, ...] = ()
     videos: tuple[Video, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all samples and pixels."""
+        sounds = sum(audio.nbytes for audio in self.audios)
+        pictures = sum(map(_picture_bytes, self.images))
+        return sounds + pictures + sum(video.size_bytes for video in self.videos)
+
+
+def _picture_bytes(picture: Image | np.ndarray) -> int:
+    if isinstance(picture, np.ndarray):
+        return picture.nbytes
+    return picture.width * picture.height * len(picture.getbands())

@@ -1,7 +1,8 @@
-"""A request's media on their way to the entry stage: one Ray object, kept until the request ends.
+"""A request's media on their way to the entry stage: with the request, or as one Ray object, kept until it ends.
 
-Serve's own calls take 4 MiB at most. A reference that travelled outside of Ray's calls would never be freed: this one
-is the argument of a call, again in each run of the request.
+Serve's own calls take 4 MiB at most, so that larger media become an object. That takes a call more, 10 ms of a prompt's
+way. A reference that travelled outside of Ray's calls would never be freed: this one is the argument of a call, again
+in each run of the request.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.media import Media, Video
+
+MAX_CARRIED_BYTES = 2 << 20
+"""Of media that travel with their request: half a minute of sound, or a picture of 800 x 600."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,14 @@ def _as_image(image: np.ndarray | Image.Image) -> Image.Image:
 
 
 class Posted:
-    """A request whose media, if it has any, lie in the object store."""
+    """A request whose media, if it has any, are with it or lie in the object store."""
 
     def __init__(self, request: OmniRequest, media: ray.ObjectRef | None) -> None:
         self.request = request
         self._media = media
 
     @property
-    def has_media(self) -> bool:
+    def has_stored_media(self) -> bool:
         return self._media is not None
 
     async def bring_media(self, calls: RemoteStage, ticket: Ticket) -> None:
@@ -68,9 +72,9 @@ class Posted:
 
 @asynccontextmanager
 async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
-    """The request, its media in the object store as long as the context is open. Raises StoreFull."""
+    """The request, large media in the object store as long as the context is open. Raises StoreFull."""
     sent = await _posted(request)
-    del request  # its media lie in the store now
+    del request  # its media may lie in the store now
     try:
         yield sent
     finally:
@@ -78,7 +82,7 @@ async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
 
 
 async def _posted(request: OmniRequest) -> Posted:
-    if request.media == Media():
+    if request.media.size_bytes <= MAX_CARRIED_BYTES:
         return Posted(request, None)
     with named_failures():
         media = await asyncio.to_thread(_put, request.media)

@@ -103,7 +103,7 @@ class Run:
         return ticket.result().replica_id if ticket.done() else ""
 
     def _brings_media_to(self, stage: StageConfig) -> bool:
-        return self._posted.has_media and self._bound.source(stage) is None
+        return self._posted.has_stored_media and self._bound.source(stage) is None
 
     async def _follow(self, stage: StageConfig, emit: Emit) -> None:
         """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
@@ -113,7 +113,8 @@ class Run:
     async def _read(self, stage: StageConfig, emit: Emit) -> None:
         remote, upstream = self._access[stage.model_stage], await self._upstream(stage)
         replica_id, has_media = await self._chosen(stage), self._brings_media_to(stage)
-        started = remote.calls.stream("generate", self.request, upstream, has_media, replica_id=replica_id)
+        request = self.request if self._bound.source(stage) is None else self.request.without_media()
+        started = remote.calls.stream("generate", request, upstream, has_media, replica_id=replica_id)
         async with contextlib.aclosing(started) as call:
             own = await _first(call, replica_id)
             self._at_work.add(own.replica_id)

@@ -35,7 +35,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 ANSWER_S = 10.0
 """How long a replica may take to answer a call that costs it nothing, and to say that it takes a request."""
-MAX_VALUE_BYTES = 1 << 20
+MAX_VALUE_BYTES = 3 << 20
 """Arguments of a call that travel in Serve's gRPC, whose messages have 4 MiB at most; larger ones are Ray objects."""
 
 

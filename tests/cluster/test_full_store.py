@@ -29,8 +29,10 @@ A_LONG_PROMPT = [{"role": "user", "content": "word " * 6000}]
 
 TEXT_ALONE: dict[str, Any] = {"modalities": ["text"], "audio": None, "stage_sampling_params": {}}
 LARGE: list[Any] = [{"role": "user", "content": [picture(640, 480, "JPEG"), QUESTION]}]
-SMALL: list[Any] = [{"role": "user", "content": [picture(640, 480, "JPEG", plain=True), QUESTION]}]
-"""A file of few bytes."""
+SMALL: list[Any] = [{"role": "user", "content": [picture(1280, 960, "JPEG", plain=True), QUESTION]}]
+"""A file of few bytes, but many pixels."""
+CARRIED: list[Any] = [{"role": "user", "content": [picture(640, 480, "JPEG", plain=True), QUESTION]}]
+"""Its pixels travel with the request."""
 
 
 @ray.remote(num_cpus=0)
@@ -90,14 +92,16 @@ async def quiet(watched: ServedApp) -> ServedApp:
 
 @pytest.mark.parametrize("role", ["code2wav", "thinker"], ids=["where the ingresses are", "where they are read"])
 @pytest.mark.parametrize("shown", [LARGE, SMALL], ids=["a body that Ray stores", "a picture that Ray stores"])
-async def test_media_that_find_no_room_are_refused_and_text_is_answered(
+async def test_media_that_find_no_room_are_refused_and_others_are_answered(
     quiet: ServedApp, role: str, shown: list[Any]
 ) -> None:
     before = await process_ids(quiet)
     async with full_store(role):
-        refused, text = await asyncio.gather(asked(messages=shown), asked(**TEXT_ALONE))
+        refused, *others = await asyncio.gather(
+            asked(messages=shown), asked(**TEXT_ALONE), asked(messages=CARRIED, **TEXT_ALONE)
+        )
     assert is_refused(refused), refused.text
-    assert text.status_code == 200, text.text
+    assert [answer.status_code for answer in others] == [200, 200], [answer.text for answer in others]
     await all_is_well(quiet, before)
     assert is_whole(await asked(messages=shown))
 

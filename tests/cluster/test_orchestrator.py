@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omni_cluster.cluster import orchestrator, run
@@ -22,7 +23,7 @@ from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.recovery import MOST_UNTAKEN, AnswerDiffers
 from omni_cluster.errors import RequestError, RequestGone, StageDied, TooManyVoices
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.outputs import StageChunk
 from tests.cluster.stand_ins import ANSWER, CHUNKS, STAGES, Cluster, once, recovered_from, tokens_of
 
@@ -349,6 +350,13 @@ async def test_it_is_waited_for_no_longer_than_the_request_has(tiny: Path) -> No
     cluster = Cluster(once("talker", {"only"}), talkers=("only",))
     with pytest.raises(DeadlineExceeded):
         await cluster.ask(deadline_s=0.3)
+
+
+async def test_only_the_first_stage_gets_the_media(tiny: Path) -> None:
+    cluster, media = Cluster(), Media((np.zeros(160, np.float32),))
+    await cluster.ask(media=media)
+    sent = {name: [request.media for request in stage.requests] for name, stage in cluster.stages.items()}
+    assert sent == {"thinker": [media], "talker": [Media()], "code2wav": [Media()]}
 
 
 async def test_a_request_that_ended_holds_nothing(tiny: Path) -> None:

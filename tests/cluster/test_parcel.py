@@ -14,8 +14,8 @@ from PIL import Image
 from ray.exceptions import ObjectStoreFullError
 
 from omni_cluster.cluster import parcel
-from omni_cluster.cluster.parcel import Parcel, Parcels, posted
-from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.cluster.parcel import MAX_CARRIED_BYTES, Parcel, Parcels, posted
+from omni_cluster.cluster.transport import MAX_VALUE_BYTES, RemoteStage, Ticket
 from omni_cluster.errors import StoreFull
 from omni_cluster.inputs import Media, OmniRequest, Video
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
@@ -87,7 +87,31 @@ async def test_a_store_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_request_without_media_puts_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(parcel.ray, "put")
     async with posted(OmniRequest("r", "a prompt")) as sent:
-        assert not sent.has_media and sent.request.prompt == "a prompt"
+        assert not sent.has_stored_media and sent.request.prompt == "a prompt"
+
+
+def of_bytes(kind: str, size_bytes: int) -> Media:
+    pixels = noise(1, 1, size_bytes)
+    return {
+        "sound": lambda: Media((np.zeros(size_bytes // 4, np.float32),)),
+        "image": lambda: Media(images=(pixels,)),
+        "grey image": lambda: Media(images=(Image.fromarray(pixels[0]),)),
+        "video": lambda: Media(videos=(Video(pixels, 2.0),)),
+        "heard video": lambda: Media(videos=(Video(pixels[..., :-4], 2.0, np.zeros(1, np.float32)),)),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["sound", "image", "grey image", "video", "heard video"])
+async def test_media_up_to_the_bound_travel_with_their_request(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel.ray, "put", lambda value: "a reference")
+    largest, larger = (
+        OmniRequest("r", "", of_bytes(kind, size)) for size in (MAX_CARRIED_BYTES, MAX_CARRIED_BYTES + 4)
+    )
+    async with posted(largest) as sent:
+        assert not sent.has_stored_media and sent.request is largest
+    async with posted(larger) as sent:
+        assert sent.has_stored_media and sent.request.media == Media()
+    assert len(pickle.dumps(largest, protocol=5)) < MAX_VALUE_BYTES  # and so by value
 
 
 async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
@@ -120,7 +144,7 @@ async def test_media_are_brought_to_each_run_and_let_go_with_the_request(monkeyp
     monkeypatch.setattr(parcel.ray, "put", lambda value: Reference())
     calls = Calls()
     async with posted(OmniRequest("r", "", all_kinds())) as sent:
-        assert sent.has_media and sent.request.media == Media()
+        assert sent.has_stored_media and sent.request.media == Media()
         for name in ("r", "r-again1"):
             await sent.bring_media(cast(RemoteStage, calls), Ticket(name, f"a replica for {name}"))
     said = [(method, name, replica) for method, name, _, replica in calls.brought]
