@@ -14,7 +14,13 @@ from tests.used_names import UsedNames, is_private, listed
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "omni_cluster"
 LISTED = {**EVERYWHERE, **ON_CPU, **ON_CUDA}
-OF_OTHERS = {"fp32_default": "Triton's", "allow_tf32": "torch's", "spawnv_passfds": "Python's", "_exit": "Python's"}
+OF_OTHERS = {
+    "fp32_default": "Triton's",
+    "run": "Triton's",
+    "allow_tf32": "torch's",
+    "spawnv_passfds": "Python's",
+    "_exit": "Python's",
+}
 """What the room sets on objects that are not vLLM's, or calls."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from vllm import ModelRegistry
 from vllm.config import VllmConfig
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal
@@ -13,7 +14,7 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerFo
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
-from omni_cluster.models.qwen2_5_omni.audio_tower import attend_windows_together, heard
+from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
 from omni_cluster.models.qwen2_5_omni.thinker_processor import (
     IS_SOUND,
@@ -38,7 +39,9 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        attend_windows_together(self.audio_tower)
+        # vLLM leaves out the tower of an engine that is configured for no sounds.
+        hears = isinstance(self.audio_tower, Qwen2_5OmniAudioEncoder)
+        self._hearing = Hearing(self.audio_tower) if hears else None
         decoder = self.language_model.model
         is_whole = vllm_config.parallel_config.pipeline_parallel_size == 1
         self._fused_decoder = FusedDecoder(decoder.layers, decoder.norm) if is_whole else None
@@ -71,10 +74,18 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         seen = super().embed_multimodal(**kwargs)
         if features is None:
             return seen
-        return _in_prompt_order(seen, heard(self.audio_tower, features, lengths), is_sound)
+        heard = self._process_audio_input({"input_features": features, "audio_feature_lengths": lengths})
+        return _in_prompt_order(seen, heard, is_sound)
 
     def _process_audio_input(self, audio_input: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        return heard(self.audio_tower, audio_input["input_features"], audio_input["audio_feature_lengths"])
+        if self._hearing is None:
+            raise RuntimeError("this engine is configured for no sounds.")
+        return self._hearing(audio_input["input_features"], audio_input["audio_feature_lengths"])
+
+    def capture_encoders(self) -> None:
+        """Captures what can be captured of them, once the weights are loaded."""
+        if self._hearing is not None:
+            self._hearing.capture()
 
     def embed_input_ids(
         self,

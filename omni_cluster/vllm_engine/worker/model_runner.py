@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.sampling_params import SamplingType
 from vllm.sequence import IntermediateTensors
@@ -25,7 +26,7 @@ from omni_cluster.vllm_engine.worker.rows_out import NO_FACTS, PromptFacts, Rows
 from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
 from omni_cluster.vllm_engine.worker.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
-from omni_cluster.vllm_engine.worker.warmed_kernels import aligned_only
+from omni_cluster.vllm_engine.worker.warmed_kernels import aligned_only, compiled_only
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -72,6 +73,8 @@ class OmniGPUModelRunner(_Runner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
+        if hasattr(self.get_model(), "capture_encoders") and not self.model_config.enforce_eager:
+            self.get_model().capture_encoders()
         if self.omni_config.takes_rows:
             buffer = self.get_model().extra_rows
             num_rows = buffer.shape[0] + (self.omni_config.max_decode_steps - 1) * self.max_num_reqs
@@ -79,6 +82,24 @@ class OmniGPUModelRunner(_Runner):
             staging = torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, pin_memory=is_cuda)
             self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
             self._multi_step = MultiStepDecoder(self)
+
+    def capture_model(self) -> int:
+        self._compile_steps()
+        return super().capture_model()
+
+    def _compile_steps(self) -> None:
+        """What steps of one token a request launch of our kernels; vLLM's own are compiled as it captures them."""
+        sizes = self.compilation_config.cudagraph_capture_sizes or ()
+        with compiled_only():
+            for size in (size for size in sizes if size <= self.max_num_reqs):
+                self._dummy_run(
+                    size,
+                    cudagraph_runtime_mode=CUDAGraphMode.NONE,
+                    force_attention=True,
+                    uniform_decode=True,
+                    skip_eplb=True,
+                    remove_lora=False,
+                )
 
     def _check_and_update_cudagraph_mode(self, attention_backends: Any, kv_cache_groups: Any, **kwargs: Any) -> None:
         super()._check_and_update_cudagraph_mode(attention_backends, kv_cache_groups, **kwargs)

@@ -1,9 +1,9 @@
-"""Which of vLLM's sampling kernels are compiled before a request can need them: those that one can need, and no others.
+"""Triton's kernels that are compiled before a request can need them: side by side, and no others.
 
-vLLM compiles each twice: for logits whose rows begin at multiples of 16 values, and for logits whose rows do not. Rows
-are as far apart as the vocabulary is long, or as its padded embedding is, whose length is a multiple of 64.
-It compiles one after another, which takes 44 s of a first start on the host of an H200; here they are compiled side by
-side.
+vLLM compiles each of its sampling kernels twice: for logits whose rows begin at multiples of 16 values, and for logits
+whose rows do not. Rows are as far apart as the vocabulary is long, or as its padded embedding is, whose length is a
+multiple of 64. And it compiles one after another: on the host of an H200 a first start took 44 s for those of sampling,
+and 14 s for ours, as it came to the steps that use them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from triton import AsyncCompileMode
+from triton.runtime.jit import JITFunction
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry
 from vllm.v1.sample.ops import topk_topp_sampler
 
@@ -22,6 +23,8 @@ from omni_cluster.vllm_engine.install import replaced
 
 ALIGNED_VALUES = 16
 """By which Triton tells integers apart: those that it divides, and the others."""
+OURS = f"{__name__.partition('.')[0]}."
+"""Modules of kernels whose launch may be left out: others' results may be where something is written to."""
 MIN_COMPILERS, MAX_COMPILERS = 2, 8
 """Threads. Triton's assembler is a process, and Python's lock is held for an eighth of a compilation."""
 
@@ -51,6 +54,18 @@ def side_by_side() -> Iterator[None]:
     """What Triton is asked to compile inside is compiled in threads. At the end it is there, or an error is raised."""
     threads = min(max(MIN_COMPILERS, len(os.sched_getaffinity(0))), MAX_COMPILERS)
     with ThreadPoolExecutor(threads) as compilers, AsyncCompileMode(compilers):
+        yield
+
+
+@contextmanager
+def compiled_only() -> Iterator[None]:
+    """Kernels of ours that are launched inside are compiled side by side instead: what they would have made is chance."""
+    stock = JITFunction.run
+
+    def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        return stock(kernel, *args, warmup=warmup or kernel.fn.__module__.startswith(OURS), **kwargs)
+
+    with replaced(JITFunction, "run", run), side_by_side():
         yield
 
 

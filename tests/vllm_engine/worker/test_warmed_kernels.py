@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
 from vllm.model_executor.warmup.jit_warmup import JitWarmupRegistry, VllmJitKernel
 from vllm.model_executor.warmup.jit_warmup_triton_helper import TritonCompileKey, TritonJitKey, TritonWarmupTensor
 from vllm.v1.sample.ops import topk_topp_sampler
 
+from omni_cluster.vllm_engine.worker import warmed_kernels
 from omni_cluster.vllm_engine.worker.warmed_kernels import AlignedKernel, aligned_only
 
 VOCAB_SIZE = 8448
@@ -114,4 +117,26 @@ def test_what_triton_cannot_compile_is_raised(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(_scaled, "compile", fail)
     with pytest.raises(ValueError, match="no such target"):
-        AlignedKernel(Scaling()).compile_many([4, 5])
+        # In a context of its own: Triton leaves its mode of compiling in this one.
+        copy_context().run(AlignedKernel(Scaling()).compile_many, [4, 5])
+
+
+@pytest.mark.usefixtures("hopper")
+def test_kernels_of_ours_are_compiled_and_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmed_kernels, "OURS", __name__)
+    x = torch.zeros(1)
+    with warmed_kernels.compiled_only():
+        for factor in (6, 7, 6):
+            _scaled[(1,)](x, x, FACTOR=factor)  # a launch would need the card
+    kernels = list(_scaled.device_caches[0][0].values())
+    assert [kernel.asm["ptx"].count(".entry _scaled") for kernel in kernels] == [1, 1]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_kernels_of_others_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, warmup, **kwargs: launched.append(warmup))
+    with warmed_kernels.compiled_only():
+        _scaled[(1,)](FACTOR=2)
+    _scaled[(1,)](FACTOR=2)
+    assert launched == [False, False]
