@@ -50,6 +50,7 @@ _CODECS: Final[dict[AudioFormat, tuple[str, ...]]] = {
 # Its header says all, which FFmpeg would read 5 MB of samples to learn; and each packet costs, however short it is.
 _WAV_OPTIONS: Final = {"probesize": "4096", "max_size": "16384"}
 _JOINED_SAMPLES: Final = 16_384
+_S16_STEP: Final = np.float32(1 / 32768)
 _RGB_BYTES: Final = 3
 _STRIP_ROWS: Final = 256
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -165,8 +166,16 @@ def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, pa
         decoded_samples += frame.samples
         if decoded_samples > max_s * frame.sample_rate:
             raise lasts_too_long("audio", max_s, param)
+        if frame.format.name == "s16":  # as most WAVs have them; the way through a resampler takes ten times as long
+            yield frame.sample_rate, _average(_channels(frame) * _S16_STEP)
+            continue
         for converted in interleaved.resample(frame):
-            yield frame.sample_rate, _average(converted.to_ndarray().reshape(-1, converted.layout.nb_channels))
+            yield frame.sample_rate, _average(_channels(converted))
+
+
+def _channels(frame: AudioFrame) -> npt.NDArray[Any]:
+    """Samples `[n, channels]` of an interleaved frame."""
+    return frame.to_ndarray().reshape(-1, frame.layout.nb_channels)
 
 
 def _average(channels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -209,10 +218,14 @@ def resampled(blocks: Iterator[Block]) -> npt.NDArray[np.float32]:
         first_rate = first_rate or rate
         if rate != first_rate:
             raise ValueError("the sample rate changes")
-        pieces += [out.to_ndarray()[0] for out in resampler.resample(_mono_frame(rate, block))]
-    if first_rate is not None:
-        pieces += [out.to_ndarray()[0] for out in resampler.resample(None)]
+        pieces += [block] if rate == SAMPLE_RATE_HZ else _pieces(resampler, _mono_frame(rate, block))
+    if first_rate not in (None, SAMPLE_RATE_HZ):
+        pieces += _pieces(resampler, None)
     return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+
+def _pieces(resampler: AudioResampler, frame: AudioFrame | None) -> list[npt.NDArray[Any]]:
+    return [out.to_ndarray()[0] for out in resampler.resample(frame)]
 
 
 def _joined(blocks: Iterator[Block]) -> Iterator[Block]:

@@ -59,7 +59,7 @@ def side_by_side() -> Iterator[None]:
 
 @contextmanager
 def compiled_only() -> Iterator[None]:
-    """Kernels of ours that are launched inside are compiled side by side instead: what they would have made is chance."""
+    """Kernels of ours that are launched inside are compiled in place of that. What they would have made is chance."""
     stock = JITFunction.run
 
     def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
