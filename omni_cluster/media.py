@@ -46,4 +46,5 @@ class Media:
 def _picture_bytes(picture: Image | np.ndarray) -> int:
     if isinstance(picture, np.ndarray):
         return picture.nbytes
-    return picture.width * picture.height * len(picture.getbands())
+    bytes_a_value = 1 if picture.mode in ("L", "P", "RGB", "RGBA") else 4
+    return picture.width * picture.height * len(picture.getbands()) * bytes_a_value

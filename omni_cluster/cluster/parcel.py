@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import ray
@@ -51,15 +51,20 @@ def _as_image(image: np.ndarray | Image.Image) -> Image.Image:
 
 
 class Posted:
-    """A request whose media, if it has any, are with it or lie in the object store."""
+    """A request, and its media, which are carried beside it or lie in the object store."""
 
-    def __init__(self, request: OmniRequest, media: ray.ObjectRef | None) -> None:
+    def __init__(self, request: OmniRequest, media: ray.ObjectRef | None = None, carried: Media | None = None) -> None:
         self.request = request
         self._media = media
+        self._carried = carried
 
     @property
     def has_stored_media(self) -> bool:
         return self._media is not None
+
+    def with_carried_media(self, request: OmniRequest) -> OmniRequest:
+        """For the entry stage, a run of this request."""
+        return request if self._carried is None else replace(request, media=self._carried)
 
     async def bring_media(self, calls: RemoteStage, ticket: Ticket) -> None:
         """To the replica of the entry stage that has given the ticket, and waits for them."""
@@ -67,14 +72,14 @@ class Posted:
 
     def drop_media(self) -> None:
         """The request has ended. Whoever holds this longer, as an error's frames do, holds no media."""
-        self._media = None
+        self._media = self._carried = None
 
 
 @asynccontextmanager
 async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
-    """The request, large media in the object store as long as the context is open. Raises StoreFull."""
+    """The request; its media are there as long as the context is open. Raises StoreFull."""
     sent = await _posted(request)
-    del request  # its media may lie in the store now
+    del request  # its media are not with it any more
     try:
         yield sent
     finally:
@@ -82,11 +87,26 @@ async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
 
 
 async def _posted(request: OmniRequest) -> Posted:
+    if request.media == Media():
+        return Posted(request)
     if request.media.size_bytes <= MAX_CARRIED_BYTES:
-        return Posted(request, None)
+        return Posted(request.without_media(), carried=_copied(request.media))
     with named_failures():
         media = await asyncio.to_thread(_put, request.media)
     return Posted(request.without_media(), media)
+
+
+def _copied(media: Media) -> Media:
+    """What a decoder made counts as long as it is in use, and no more is decoded meanwhile; an answer takes minutes."""
+    return Media(
+        tuple(map(np.copy, media.audios)),
+        tuple(image.copy() for image in media.images),
+        tuple(map(_copied_video, media.videos)),
+    )
+
+
+def _copied_video(video: Video) -> Video:
+    return replace(video, frames=video.frames.copy(), audio=None if video.audio is None else video.audio.copy())
 
 
 def _put(media: Media) -> ray.ObjectRef:

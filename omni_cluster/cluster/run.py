@@ -102,6 +102,10 @@ class Run:
         ticket = self._tickets[stage.stage_id]
         return ticket.result().replica_id if ticket.done() else ""
 
+    def _request_for(self, stage: StageConfig) -> OmniRequest:
+        is_entry = self._bound.source(stage) is None
+        return self._posted.with_carried_media(self.request) if is_entry else self.request
+
     def _brings_media_to(self, stage: StageConfig) -> bool:
         return self._posted.has_stored_media and self._bound.source(stage) is None
 
@@ -113,8 +117,7 @@ class Run:
     async def _read(self, stage: StageConfig, emit: Emit) -> None:
         remote, upstream = self._access[stage.model_stage], await self._upstream(stage)
         replica_id, has_media = await self._chosen(stage), self._brings_media_to(stage)
-        request = self.request if self._bound.source(stage) is None else self.request.without_media()
-        started = remote.calls.stream("generate", request, upstream, has_media, replica_id=replica_id)
+        started = remote.calls.stream("generate", self._request_for(stage), upstream, has_media, replica_id=replica_id)
         async with contextlib.aclosing(started) as call:
             own = await _first(call, replica_id)
             self._at_work.add(own.replica_id)

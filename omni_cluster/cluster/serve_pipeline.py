@@ -54,7 +54,7 @@ class ServePipeline:
     async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """See `Pipeline.stream`."""
         sending = posted(request)
-        del request  # its media may lie in the object store once it is posted
+        del request  # it has no media once it is posted
         async with sending as sent, contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
             async for event in events:
                 yield event

@@ -158,7 +158,7 @@ def _mono_blocks(data: bytes, format: AudioFormat, max_s: float, param: str) -> 
 
 def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, param: str) -> Iterator[Block]:
     """Sample rate and mono samples of each decoded frame, while they last at most `max_s` together."""
-    decoded_samples = 0
+    decoded_samples, channels = 0, None
     # Interleaved, because PyAV 18 reads past the planes of a planar frame of eight channels, and crashes.
     interleaved = AudioResampler(format="flt")
     for frame in container.decode(stream):
@@ -166,6 +166,9 @@ def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, pa
         decoded_samples += frame.samples
         if decoded_samples > max_s * frame.sample_rate:
             raise lasts_too_long("audio", max_s, param)
+        channels = channels or frame.layout.nb_channels
+        if frame.layout.nb_channels != channels:
+            raise ValueError("the number of channels changes")
         if frame.format.name == "s16":  # as most WAVs have them; the way through a resampler takes ten times as long
             yield frame.sample_rate, _average(_channels(frame) * _S16_STEP)
             continue

@@ -22,7 +22,7 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import StageDied
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import StageChunk
 from tests.cluster.clock import Clock
@@ -152,8 +152,10 @@ class Cluster:
         """All events of a request."""
         return [event async for event in self.events(deadline_s, **fields)]
 
-    async def events(self, deadline_s: float = 60, **fields: Any) -> AsyncGenerator[StageEvent, None]:
-        sent = Posted(OmniRequest("r", "Hello.", **fields), None)
+    async def events(
+        self, deadline_s: float = 60, carried: Media | None = None, **fields: Any
+    ) -> AsyncGenerator[StageEvent, None]:
+        sent = Posted(OmniRequest("r", "Hello.", **fields), carried=carried)
         async with contextlib.aclosing(self.orchestrator.stream(sent, Deadline(deadline_s))) as events:
             async for event in events:
                 yield event

@@ -28,8 +28,8 @@ MARKS_BYTES = 100
 A_LONG_PROMPT = [{"role": "user", "content": "word " * 6000}]
 
 TEXT_ALONE: dict[str, Any] = {"modalities": ["text"], "audio": None, "stage_sampling_params": {}}
-LARGE: list[Any] = [{"role": "user", "content": [picture(640, 480, "JPEG"), QUESTION]}]
-SMALL: list[Any] = [{"role": "user", "content": [picture(1280, 960, "JPEG", plain=True), QUESTION]}]
+LARGE: list[Any] = [{"role": "user", "content": [picture(960, 760, "JPEG"), QUESTION]}]
+SMALL: list[Any] = [{"role": "user", "content": [picture(960, 760, "JPEG", plain=True), QUESTION]}]
 """A file of few bytes, but many pixels."""
 CARRIED: list[Any] = [{"role": "user", "content": [picture(640, 480, "JPEG", plain=True), QUESTION]}]
 """Its pixels travel with the request."""

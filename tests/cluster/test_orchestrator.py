@@ -352,16 +352,17 @@ async def test_it_is_waited_for_no_longer_than_the_request_has(tiny: Path) -> No
         await cluster.ask(deadline_s=0.3)
 
 
-async def test_only_the_first_stage_gets_the_media(tiny: Path) -> None:
-    cluster, media = Cluster(), Media((np.zeros(160, np.float32),))
-    await cluster.ask(media=media)
+async def test_media_that_are_carried_go_to_the_first_stage_whenever_the_request_begins(tiny: Path) -> None:
+    cluster, media = Cluster(once("thinker")), Media((np.zeros(160, np.float32),))
+    await cluster.ask(carried=media)
     sent = {name: [request.media for request in stage.requests] for name, stage in cluster.stages.items()}
-    assert sent == {"thinker": [media], "talker": [Media()], "code2wav": [Media()]}
+    assert sent["thinker"] == [media, media] and set(map(id, sent["thinker"])) == {id(media)}
+    assert all(each == Media() for name in ("talker", "code2wav") for each in sent[name])
 
 
 async def test_a_request_that_ended_holds_nothing(tiny: Path) -> None:
     cluster = Cluster(once("talker"))
-    sent = Posted(OmniRequest("r", "Hello."), None)
+    sent = Posted(OmniRequest("r", "Hello."))
     async with contextlib.aclosing(cluster.orchestrator.stream(sent, Deadline(60))) as events:
         async for _ in events:
             pass

@@ -35,6 +35,21 @@ def all_kinds() -> Media:
     return Media((sound, sound[:1]), images, (video, Video(noise(2, 28, 28, 3), 1.5)))
 
 
+def all_kinds_small() -> Media:
+    sound = NOISE.standard_normal(99).astype(np.float32)
+    return Media(
+        (sound,), (Image.fromarray(noise(3, 5, 3)), noise(4, 4, 3)), (Video(noise(2, 28, 28, 3), 2.0, sound[:9]),)
+    )
+
+
+def assert_same(got: Media, wanted: Media) -> None:
+    for ours, theirs in zip((*got.audios, *got.images), (*wanted.audios, *wanted.images), strict=True):
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+    for video, other in zip(got.videos, wanted.videos, strict=True):
+        assert np.array_equal(video.frames, other.frames) and video.fps == other.fps
+        assert video.audio is not None and other.audio is not None and np.array_equal(video.audio, other.audio)
+
+
 def travelled(sent: Parcel) -> tuple[Parcel, int]:
     """As Ray stores it: arrays out of band and read-only; and the bytes of what is not among them."""
     buffers: list[pickle.PickleBuffer] = []
@@ -108,10 +123,32 @@ async def test_media_up_to_the_bound_travel_with_their_request(kind: str, monkey
         OmniRequest("r", "", of_bytes(kind, size)) for size in (MAX_CARRIED_BYTES, MAX_CARRIED_BYTES + 4)
     )
     async with posted(largest) as sent:
-        assert not sent.has_stored_media and sent.request is largest
+        assert not sent.has_stored_media and sent.request.media == Media()
+        entry = sent.with_carried_media(sent.request)
+    assert entry.media.size_bytes == MAX_CARRIED_BYTES
+    assert len(pickle.dumps(entry, protocol=5)) < MAX_VALUE_BYTES  # and so by value
     async with posted(larger) as sent:
         assert sent.has_stored_media and sent.request.media == Media()
-    assert len(pickle.dumps(largest, protocol=5)) < MAX_VALUE_BYTES  # and so by value
+        assert sent.with_carried_media(sent.request) is sent.request
+
+
+async def test_carried_media_are_a_copy_and_let_go_with_the_request() -> None:
+    media = all_kinds_small()
+    counted = [weakref.ref(array) for array in (*media.audios, media.videos[0].frames)]
+    async with posted(OmniRequest("r", "", media)) as sent:
+        entry = sent.with_carried_media(sent.request)
+        assert_same(entry.media, media)
+        del media
+        assert [each() for each in counted] == [None, None]  # what a decoder made is not in use any more
+        carried = [weakref.ref(array) for array in entry.media.audios]
+        del entry
+        assert carried[0]() is not None
+    assert carried[0]() is None and sent.with_carried_media(sent.request).media == Media()
+
+
+@pytest.mark.parametrize(("mode", "bytes_a_pixel"), [("RGB", 3), ("L", 1), ("F", 4), ("I", 4)])
+def test_pictures_count_as_they_travel(mode: str, bytes_a_pixel: int) -> None:
+    assert Media(images=(Image.new(mode, (20, 30)),)).size_bytes == 20 * 30 * bytes_a_pixel
 
 
 async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:

@@ -146,7 +146,7 @@ async def suspect_beside_others(breaks: Breaks, **limits: int) -> AsyncIterator[
 
 
 async def answer_of(cluster: Cluster) -> list[StageEvent]:
-    sent = Posted(OmniRequest("r", "Hello."), None)
+    sent = Posted(OmniRequest("r", "Hello."))
     async with contextlib.aclosing(cluster.orchestrator.stream(sent, Deadline(60))) as events:
         return [event async for event in events]
 

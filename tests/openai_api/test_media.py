@@ -172,6 +172,23 @@ class TestAudio:
         with pytest.raises(BadRequest, match="longer"):
             decoded(silence, "wav", max_s=1.99)
 
+    @pytest.mark.parametrize("then", [(16_000, 2, "PCM_16"), (22_050, 1, "PCM_16"), (16_000, 1, "PCM_24")])
+    def test_a_flac_that_becomes_another_is_refused(self, then: tuple[int, int, str]) -> None:
+        rate, channels, subtype = then
+        first = sound_file(tone(0.3, 16_000), 16_000, "FLAC", "PCM_16")
+        second = sound_file(np.stack([tone(0.3, rate)] * channels, 1), rate, "FLAC", subtype)
+        with pytest.raises(BadRequest, match="cannot be read as a flac"):
+            decoded(first + second, "flac")
+
+    @pytest.mark.parametrize("channels", [1, 2, 8])
+    @pytest.mark.parametrize(("subtype", "scale"), [("PCM_16", 32_768), ("PCM_24", 1 << 23), ("PCM_32", 1 << 31)])
+    def test_a_long_wav_of_many_packets_is_exact(self, channels: int, subtype: str, scale: int) -> None:
+        values = np.random.default_rng(0).integers(-scale, scale, (50_021, channels)).astype(np.int32)
+        left = np.int32({"PCM_16": 1 << 16, "PCM_24": 1 << 8, "PCM_32": 1}[subtype])  # soundfile keeps the upper bits
+        samples = decoded(sound_file(values * left, 16_000, "WAV", subtype), "wav")
+        wanted = (values.astype(np.float32) * np.float32(1 / scale)).mean(axis=1, dtype=np.float32)
+        assert np.array_equal(samples, wanted)
+
     def test_a_truncated_flac_is_refused(self) -> None:
         noise = np.random.default_rng(2).integers(-9000, 9000, 32_000).astype(np.int16)
         data = sound_file(noise, 16_000, "FLAC")

@@ -25,7 +25,8 @@ GRAPH_POSITIONS = (128, 256, 512, 1024, 2048)
 LEAST_POSITIONS = 4
 """Of a sound, on average, which the captured layers have room for."""
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
-"""Which attention over windows of many lengths takes."""
+"""Which attention over windows of many lengths takes, on cards of this capability and above."""
+FLASH_CAPABILITY = (8, 0)
 
 
 class WindowAttention(nn.Module):
@@ -100,6 +101,8 @@ class Hearing:
         """Captures the layers, once their weights are loaded; where they are on a card, in half precision."""
         weight = self._tower.proj.weight
         if not weight.is_cuda or weight.dtype not in FLASH_DTYPES:
+            return
+        if torch.cuda.get_device_capability(weight.device) < FLASH_CAPABILITY:
             return
         pool = GraphPool()
         for size in sorted(GRAPH_POSITIONS, reverse=True):

@@ -16,6 +16,7 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, make_layers, maybe_prefix
 
+from omni_cluster.models.qwen2_5_omni.decoder_kernels import MAX_REQUESTS
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 
@@ -84,6 +85,11 @@ class Qwen2_5OmniTalker(nn.Module, SupportsMRoPE):
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.embed_tokens(input_ids)
+
+    @property
+    def most_fused_requests(self) -> int:
+        """Of a step that goes through kernels of this project."""
+        return MAX_REQUESTS
 
     def forward(
         self,

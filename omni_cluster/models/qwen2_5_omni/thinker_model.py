@@ -15,6 +15,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
+from omni_cluster.models.qwen2_5_omni.decoder_kernels import MAX_REQUESTS
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
 from omni_cluster.models.qwen2_5_omni.thinker_processor import (
     IS_SOUND,
@@ -59,6 +60,11 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         if fused is not None and inputs_embeds is not None and fused.fits(inputs_embeds):
             return fused(positions, inputs_embeds)
         return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+
+    @property
+    def most_fused_requests(self) -> int:
+        """Of a step that goes through kernels of this project."""
+        return 0 if self._fused_decoder is None else MAX_REQUESTS
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]

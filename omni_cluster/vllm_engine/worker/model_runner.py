@@ -73,7 +73,7 @@ class OmniGPUModelRunner(_Runner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        if hasattr(self.get_model(), "capture_encoders") and not self.model_config.enforce_eager:
+        if hasattr(self.get_model(), "capture_encoders") and self._captures:
             self.get_model().capture_encoders()
         if self.omni_config.takes_rows:
             buffer = self.get_model().extra_rows
@@ -83,15 +83,21 @@ class OmniGPUModelRunner(_Runner):
             self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
             self._multi_step = MultiStepDecoder(self)
 
+    @property
+    def _captures(self) -> bool:
+        return self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+
     def capture_model(self) -> int:
-        self._compile_steps()
+        if self._captures:
+            self._compile_steps()
         return super().capture_model()
 
     def _compile_steps(self) -> None:
         """What steps of one token a request launch of our kernels; vLLM's own are compiled as it captures them."""
+        most = min(self.max_num_reqs, getattr(self.get_model(), "most_fused_requests", 0))
         sizes = self.compilation_config.cudagraph_capture_sizes or ()
         with compiled_only():
-            for size in (size for size in sizes if size <= self.max_num_reqs):
+            for size in (size for size in sizes if size <= most):
                 self._dummy_run(
                     size,
                     cudagraph_runtime_mode=CUDAGraphMode.NONE,
