@@ -323,6 +323,8 @@ async def test_one_that_ends_while_it_is_idle_is_nobody_s_fault_and_replaced() -
         await pool.open(body_of(image(png_of("red"))), none_fetched)
         (process,) = children()
         process.kill()
+        # Until then it may take the job along, as one that its job ends.
+        await until(lambda: process not in children(), "it has ended")
         assert len((await pool.open(body_of(image(png_of("red"))), none_fetched)).images) == 1
         async with one_kept_ready(pool):
             (second,) = [each for each in children() if each != process]
