@@ -8,6 +8,7 @@ in each run of the request.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -87,26 +88,12 @@ async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
 
 
 async def _posted(request: OmniRequest) -> Posted:
-    if request.media == Media():
-        return Posted(request)
     if request.media.size_bytes <= MAX_CARRIED_BYTES:
-        return Posted(request.without_media(), carried=_copied(request.media))
+        # A copy: as long as what a decoder made is in use, it counts against what may be decoded for others.
+        return Posted(request.without_media(), carried=copy.deepcopy(request.media))
     with named_failures():
         media = await asyncio.to_thread(_put, request.media)
     return Posted(request.without_media(), media)
-
-
-def _copied(media: Media) -> Media:
-    """What a decoder made counts as long as it is in use, and no more is decoded meanwhile; an answer takes minutes."""
-    return Media(
-        tuple(map(np.copy, media.audios)),
-        tuple(image.copy() for image in media.images),
-        tuple(map(_copied_video, media.videos)),
-    )
-
-
-def _copied_video(video: Video) -> Video:
-    return replace(video, frames=video.frames.copy(), audio=None if video.audio is None else video.audio.copy())
 
 
 def _put(media: Media) -> ray.ObjectRef:

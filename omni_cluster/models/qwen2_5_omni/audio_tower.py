@@ -24,9 +24,8 @@ GRAPH_POSITIONS = (128, 256, 512, 1024, 2048)
 """Of all sounds of a step together, which the layers are captured for. A second of sound has 50."""
 LEAST_POSITIONS = 4
 """Of a sound, on average, which the captured layers have room for."""
-FLASH_DTYPES = (torch.float16, torch.bfloat16)
-"""Which attention over windows of many lengths takes, on cards of this capability and above."""
-FLASH_CAPABILITY = (8, 0)
+FLASH_DTYPES, FLASH_CAPABILITY = (torch.float16, torch.bfloat16), (8, 0)
+"""What attention over windows of many lengths takes, and the least capability of a card that has it."""
 
 
 class WindowAttention(nn.Module):

@@ -26,7 +26,8 @@ ALIGNED_VALUES = 16
 OURS = f"{__name__.partition('.')[0]}."
 """Modules of kernels whose launch may be left out: others' results may be where something is written to."""
 MIN_COMPILERS, MAX_COMPILERS = 2, 8
-"""Threads. Triton's assembler is a process, and Python's lock is held for an eighth of a compilation."""
+"""Threads. Triton's assembler is a process; Python's lock is held for an eighth of a compilation, by Triton 3.6 longer.
+"""
 
 
 class AlignedKernel:
