@@ -62,6 +62,10 @@ class JobFailed(OmniError):
     """A diffusion job that failed alone as it did in its batch; the jobs beside it did not."""
 
 
+class NotFinite(OmniError):
+    """Values that a stage computed for one request are infinite or no numbers: the request ends, others go on."""
+
+
 class TokenError(OmniError):
     """Tokens of one stage that are invalid in the next one: names the token and what would be valid."""
 

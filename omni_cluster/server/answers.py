@@ -14,6 +14,7 @@ from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import (
     DIED,
+    NotFinite,
     OmniError,
     PromptTooLong,
     RequestError,
@@ -182,6 +183,8 @@ def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[
         return 504, error_body(str(error), status=504, code="deadline_exceeded")
     if isinstance(error, StageDied):
         return 503, error_body(DIED, status=503, code="stage_died")
+    if isinstance(error, NotFinite):
+        return 500, error_body(str(error), status=500, code="not_finite")
     if isinstance(error, StoreFull):
         return 503, error_body(str(error), status=503, code="store_full")
     message = str(error) if isinstance(error, OmniError) else "the server failed; its log has the cause."

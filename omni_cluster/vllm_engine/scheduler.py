@@ -13,7 +13,9 @@ import msgspec
 import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import RequestStatus
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as _Scheduler
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 else:
@@ -39,6 +40,8 @@ NEWCOMER_TOKENS = 3
 as many as rows of it came before the step began."""
 MOST_BESIDE_NEWCOMERS = 8
 """Where more requests run, short steps cost more than they give: a step's work on the host grows with its requests."""
+NOT_FINITE = "omni: not finite"
+"""What vLLM's stop reason says of a request that ended for this."""
 NEVER = 1 << 62
 """A step that is not reached: vLLM's loop passes over a running request until `next_decode_eligible_step`."""
 
@@ -100,9 +103,20 @@ class OmniSchedulerMixin(_Scheduler):
         self._holds: dict[str, str] = {}
         self._named: dict[str, int] = {}
         """Of requests that take rows: how many of their first blocks have names that others know."""
+        self._clear_new_blocks()
         self._num_preemptions = 0
         self._num_steps = 0
         self._num_computed = 0
+
+    def _clear_new_blocks(self) -> None:
+        """Has workers clear each block before its next request writes to it.
+
+        Attention may multiply what is behind a request's last position by zero, and zero times NaN is NaN. vLLM clears
+        only for models of its own choice, and says so to each part as it makes it.
+        """
+        self.needs_kv_cache_zeroing = True
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            manager._record_new_block_ids = True
 
     def add_request(self, request: Request) -> None:
         extra = StageExtra.of(request.sampling_params.extra_args if request.sampling_params else None)
@@ -237,12 +251,26 @@ class OmniSchedulerMixin(_Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        broken = [r for r, nans in (model_runner_output.num_nans_in_logits or {}).items() if nans]
+        for request_id in broken:
+            _take_out(request_id, model_runner_output)
         packed = model_runner_output.pooler_output
         for i, request_id in enumerate(model_runner_output.req_ids if packed and self._emitting else ()):
             if packed[i] is not None and request_id in self._emitting:
                 packed[i] = self._emitting[request_id].pass_on(self.requests[request_id].block_hashes, packed[i])
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        for request_id in broken:
+            if request_id in self.requests:
+                self._end_broken(self.requests[request_id], outputs)
         return outputs
+
+    def _end_broken(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Ends a request whose values are not finite; the prefix cache forgets all of its blocks."""
+        manager = self.kv_cache_manager
+        manager.evict_blocks({i for ids in manager.get_block_ids(request.request_id) for i in ids})
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+        end = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=NOT_FINITE)
+        outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(end)
 
     def _further_steps(self, output: SchedulerOutput) -> dict[str, int]:
         """How many tokens beyond the first each request may get in the step, for those that may get any."""
@@ -374,6 +402,15 @@ class OmniScheduler(OmniSchedulerMixin, StockScheduler):
 
 class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
     """For engines that schedule a step while the one before it still runs."""
+
+
+def _take_out(request_id: str, output: ModelRunnerOutput) -> None:
+    """Takes a request's tokens and rows out of a step's output: nothing of them is kept or handed on."""
+    index = output.req_id_to_index[request_id]
+    if output.sampled_token_ids:
+        output.sampled_token_ids[index] = []
+    if output.pooler_output:
+        output.pooler_output[index] = None
 
 
 def _can_be_told(request: Request) -> bool:

@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import OmniError, PayloadError, PromptTooLong, RequestError, RequestGone, StageDied
+from omni_cluster.errors import NotFinite, OmniError, PayloadError, PromptTooLong, RequestError, RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family
 from omni_cluster.outputs import StageChunk, answering
@@ -37,6 +37,7 @@ from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
+from omni_cluster.vllm_engine.scheduler import NOT_FINITE
 from omni_cluster.vllm_engine.version_check import check_names
 
 T = TypeVar("T")
@@ -194,6 +195,12 @@ class StageLLM:
     def _gone(self) -> RequestGone:
         return RequestGone(f"the engine of stage {self._stage.model_stage} gave it up; send it again.")
 
+    def _not_finite(self) -> NotFinite:
+        return NotFinite(
+            f"stage {self._stage.model_stage} computed values for this request that are infinite or no numbers; "
+            "send input of usual size."
+        )
+
     async def _dies(self) -> bool:
         """Whether the engine is dead, or says so within `DEATH_S`: what reads its outputs ends then."""
         llm = self.llm
@@ -253,6 +260,8 @@ class StageLLM:
             sent = self.llm.generate(rendered, params, request_id, trace_headers=_trace_headers())
             async with contextlib.aclosing(sent):
                 async for output in sent:
+                    if output.outputs[0].stop_reason == NOT_FINITE:
+                        raise self._not_finite()
                     if output.outputs[0].finish_reason == "error":
                         break
                     has_begun = True

@@ -13,7 +13,7 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cluster.config.schema import DiffusionConfig, Precision
-from omni_cluster.errors import PayloadError
+from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models import float8
 from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.precision import products_in, tensor_dtype
@@ -163,6 +163,7 @@ class Code2WavModel:
         windows = [self._window(piece) for piece in pieces]
         with products_in(self._config.vocoder_dtype):
             waves = self._sounds(pieces, windows)
+        _check_finite(waves, windows)
         kept = [self._kept_mel(piece, window) for piece, window in zip(pieces, windows, strict=True)]
         for piece, mel in zip(pieces, kept, strict=True):  # nothing fails from here on
             if piece.stream is not None:
@@ -277,6 +278,13 @@ class Code2WavModel:
         """The last heard frames, which the vocoder sees before the stream's next piece."""
         kept = len(window) - (piece.frames - piece.kept_frames)
         return window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
+
+
+def _check_finite(waves: Sequence[np.ndarray], windows: Sequence[torch.Tensor]) -> None:
+    """Raises NotFinite. A waveform tells of most that is infinite in its mel, but not of what is clipped."""
+    mels_are = torch.stack([window.sum().isfinite() for window in windows]).cpu()
+    if not (bool(mels_are.all()) and all(np.isfinite(wave).all() for wave in waves)):
+        raise NotFinite("sound was computed that is infinite or no number; send the request with another seed.")
 
 
 def _heard_of(vocoding: Vocoding, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:

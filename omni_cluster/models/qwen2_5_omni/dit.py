@@ -273,6 +273,8 @@ class BlockDiT:
             neighbours.append(own[:, blocks.following.clamp(min=0)])
             masks.append(there[blocks.following.clamp(min=0)] & (blocks.following != NO_BLOCK)[:, None])
             places.append(2)
+        # What is masked may be another request's: a NaN there would stay one, for softmax gives it a weight of zero.
+        neighbours = [kv.masked_fill(~m.view(1, *m.shape, 1, 1), 0) for kv, m in zip(neighbours, masks, strict=True)]
         cos, sin = rotary.view(2, 3, size, -1)
         keys = torch.cat(
             [_rotated(kv[:, :, :, 0], cos[i], sin[i], heads) for kv, i in zip(neighbours, places, strict=True)], dim=3

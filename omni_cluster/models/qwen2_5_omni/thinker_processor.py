@@ -24,6 +24,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig,
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
+from omni_cluster.errors import RequestError
 from omni_cluster.models.qwen2_5_omni import pixels
 from omni_cluster.models.qwen2_5_omni.audio_tower import sound_tokens
 from omni_cluster.models.qwen2_5_omni.thinker import SAMPLE_RATE_HZ, video_item
@@ -116,6 +117,7 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
         as_bytes = pixels.options_of(processor, seen, context.get_merged_mm_kwargs(hf_processor_mm_kwargs))
         options = {**hf_processor_mm_kwargs, **self.info.audio_padding(mm_items), **as_bytes}
         processed = super()._apply_hf_processor_main(mm_items, options)
+        _check_finite(processed)
         if as_bytes:
             pixels.normalize(processed, processor, context.model_config.dtype)
         return processed
@@ -177,6 +179,13 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
 
         in_videos = PromptReplacement("video", [config.video_token_index], heard)
         return [in_videos if update.modality == "video" else update for update in updates]
+
+
+def _check_finite(processed: BatchFeature) -> None:
+    """Raises RequestError for sound whose energy is beyond float32. Pixels are bytes: theirs are always finite."""
+    features = processed.get("input_audio_features")
+    if features is not None and not features.sum(dtype=torch.float64).isfinite():
+        raise RequestError("a sound has samples of more energy than can be computed with; send samples from -1 to 1.")
 
 
 def largest_video(tokens: int) -> np.ndarray:

@@ -40,6 +40,13 @@ class GPUARWorker(PlatformWorker):
         with replaced(*RUNNER, GPUARModelRunner):
             super().init_device()
 
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        if not current_platform.is_cpu():
+            # The scheduler names blocks to clear; vLLM makes this ready only for models of its own choice.
+            self.model_runner._init_kv_zero_meta()
+            self.model_runner._kv_block_zeroer.warmup(kv_cache_config.num_blocks)
+
 
 def keep_float32_products() -> None:
     """Who asks for float32 gets it in this process: Triton's attention and cuDNN would round factors to TF32."""

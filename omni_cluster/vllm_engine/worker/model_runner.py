@@ -18,6 +18,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from omni_cluster.inputs import StageExtra
 from omni_cluster.payloads import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
+from omni_cluster.vllm_engine.worker.finite import finite_logits
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
@@ -67,6 +68,8 @@ class OmniGPUModelRunner(_Runner):
         self._states: dict[str, int] = {}
         self._known: dict[str, tuple[int, ...]] = {}
         self._sampled_rows, self._ahead = NO_ROWS, 0
+        self._finite: torch.Tensor | None = None
+        """Of the step that is sampled from: bool `[n]`, whether all logits of each request are finite."""
         stock = self.sampler.topk_topp_sampler
         self.sampler.topk_topp_sampler = TopKSampler(stock, lambda: (self._sampled_rows, self._ahead))
         self.sampler.apply_penalties = self._penalised
@@ -258,6 +261,8 @@ class OmniGPUModelRunner(_Runner):
         that this step has made of each request before.
         """
         request_ids = self.input_batch.req_ids
+        finite = finite_logits(logits)
+        self._finite = finite & self._finite if ahead and self._finite is not None else finite
         stock = self.input_batch.sampling_metadata
         self.input_batch.sampling_metadata = self._without_waiting(stock, ahead)
         self._ahead = ahead
@@ -267,6 +272,16 @@ class OmniGPUModelRunner(_Runner):
             self.input_batch.sampling_metadata = stock
         self._penalties.note(request_ids, output.sampled_token_ids[:, 0], discarded)
         return output  # type: ignore[no-any-return]
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM does, with its own count of a request's NaNs in place of a debugging variable's: 1 for any."""
+        nans, nans_on_device, *others = super()._bookkeeping_sync(*args, **kwargs)
+        finite, self._finite = self._finite, None
+        if finite is not None and self.use_async_scheduling:
+            nans_on_device = (~finite).int()
+        elif finite is not None:
+            nans = dict(zip(self.input_batch.req_ids, (~finite).int().tolist(), strict=True))
+        return nans, nans_on_device, *others
 
     @staticmethod
     def _without_waiting(stock: SamplingMetadata, ahead: int) -> SamplingMetadata:

@@ -9,6 +9,7 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.payloads import PrefixHashes, RowsChunk
+from omni_cluster.vllm_engine.worker.finite import finite_rows
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
 
 
@@ -33,8 +34,12 @@ class EmittedSpan:
     length: int
     facts: PromptFacts
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
     def chunk(self, host_rows: torch.Tensor) -> RowsChunk:
-        rows = host_rows[self.offset : self.offset + self.length]
+        rows = host_rows[self.offset : self.end]
         return RowsChunk(self.start, rows, self.facts.positions, prefix=self.facts.prefix)
 
 
@@ -46,19 +51,23 @@ class OmniModelRunnerOutput(ModelRunnerOutput):
     """
 
     @classmethod
-    def with_rows(cls, output: ModelRunnerOutput, chunks: dict[str, RowsChunk]) -> OmniModelRunnerOutput:
-        packed = [chunks[r].pack() if r in chunks else None for r in output.req_ids]
-        return cls(**{**vars(output), "pooler_output": packed})
+    def with_rows(cls, output: ModelRunnerOutput, chunks: dict[str, RowsChunk | None]) -> OmniModelRunnerOutput:
+        """`chunks`: None for a request with rows that are not finite, which counts as one whose logits are not."""
+        packed = [chunk.pack() if (chunk := chunks.get(r)) is not None else None for r in output.req_ids]
+        broken = {r: 1 for r, chunk in chunks.items() if chunk is None}
+        nans = {**(output.num_nans_in_logits or {}), **broken}
+        return cls(**{**vars(output), "pooler_output": packed, "num_nans_in_logits": nans})
 
 
 @dataclass(slots=True)
 class RowsOfStep:
-    """Device rows `[n, H]` of a step and who gets which of them.
+    """Device rows `[n, H]` of a step and which of them go to which request; `finite` bool `[n]`, on the device too.
 
     `rows` is a tensor of its own: under CUDA graphs the next replay overwrites the model's static output.
     """
 
     rows: torch.Tensor
+    finite: torch.Tensor
     spans: list[EmittedSpan]
 
     @classmethod
@@ -76,14 +85,19 @@ class RowsOfStep:
                 facts = facts_of(span.request_id)
                 emitted.append(EmittedSpan(span.request_id, span.start, offset, span.length, facts))
             offset += span.length
-        return cls(rows, emitted)
+        return cls(rows, finite_rows(rows), emitted)
 
-    def chunks(self, host_rows: torch.Tensor) -> dict[str, RowsChunk]:
-        return {span.request_id: span.chunk(host_rows) for span in self.spans}
+    def chunks(self, host_rows: torch.Tensor, finite: torch.Tensor) -> dict[str, RowsChunk | None]:
+        """By request; None for one with a row that is not finite."""
+        all_finite = finite.tolist()
+        return {
+            span.request_id: span.chunk(host_rows) if all(all_finite[span.offset : span.end]) else None
+            for span in self.spans
+        }
 
     def attach_to(self, output: ModelRunnerOutput) -> OmniModelRunnerOutput:
         """Copies the rows to the host now and adds them to the output."""
-        return OmniModelRunnerOutput.with_rows(output, self.chunks(self.rows.cpu()))
+        return OmniModelRunnerOutput.with_rows(output, self.chunks(self.rows.cpu(), self.finite.cpu()))
 
 
 class PinnedBuffers:
@@ -121,12 +135,13 @@ class AsyncRowsOutput(AsyncModelRunnerOutput):
         with torch.cuda.stream(stream):
             stream.wait_stream(main)
             self._host_rows.copy_(step.rows, non_blocking=True)
+            self._finite = step.finite.to("cpu", non_blocking=True)
             self._copied.record()
 
     def get_output(self) -> ModelRunnerOutput:
         """Waits for the copy; packing gives each request bytes of its own, so the pinned buffer is free again."""
         output = self._inner.get_output()
         self._copied.synchronize()
-        output = OmniModelRunnerOutput.with_rows(output, self._step.chunks(self._host_rows))
+        output = OmniModelRunnerOutput.with_rows(output, self._step.chunks(self._host_rows, self._finite))
         self._buffers.give_back(self._buffer)
         return output

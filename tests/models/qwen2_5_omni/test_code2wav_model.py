@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omni_cluster.config.schema import DiffusionConfig, LayerPrecision, Precision
-from omni_cluster.errors import PayloadError
+from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
@@ -432,3 +432,54 @@ def test_sound_past_the_range_of_float16_is_made_again_on_cuda(loud: Path) -> No
     asked = [job(60, "Ethan", 1), job(13)]
     for made, expected in zip(made_by(narrow, asked), made_by(wide, asked), strict=True):
         assert np.isfinite(made).all() and snr_db(made, expected) >= 30.0
+
+
+@pytest.fixture(scope="module")
+def model_with_a_broken_voice(tiny: Path) -> Code2WavModel:
+    """The voice `Broken` has no numbers to be spoken with."""
+    voices = load_voices(tiny)
+    nothing = torch.full_like(voices["Chelsie"].conditioning, torch.nan)
+    broken = replace(voices["Chelsie"], name="Broken", conditioning=nothing)
+    return Code2WavModel(tiny, {"Broken": broken, **voices}, torch.device("cpu"))
+
+
+def test_sound_that_is_not_finite_fails_its_job_and_leaves_its_neighbours(
+    model_with_a_broken_voice: Code2WavModel,
+) -> None:
+    model = model_with_a_broken_voice
+    before = made_by(model, [job(13), job(30, "Ethan")])
+    jobs = [job(13), job(20, "Broken"), job(30, "Ethan")]
+    for number, one in enumerate(jobs):
+        model.begin(number, one)
+    for _ in range(model.steps):
+        model.step(range(len(jobs)))
+    with pytest.raises(NotFinite, match="infinite or no number"):
+        model.finish(range(len(jobs)))
+    with pytest.raises(NotFinite):
+        model.finish([1])
+    model.drop([1])
+    for made, expected in zip(model.finish([0, 2]), before, strict=True):
+        np.testing.assert_array_equal(made, expected)
+
+
+def test_a_place_that_a_broken_stream_had_carries_nothing_to_the_next(
+    model_with_a_broken_voice: Code2WavModel,
+) -> None:
+    model = model_with_a_broken_voice
+
+    def first_piece(name: str, voice: str) -> DiffusionJob:
+        return replace(job(36, voice), stream=name, look_ahead=12)
+
+    (before,) = made_by(model, [first_piece("before", "Chelsie")])
+    model.forget(["before"])
+    model.begin(1, first_piece("broken", "Broken"))
+    model.begin(2, first_piece("beside", "Chelsie"))
+    for _ in range(model.steps):
+        model.step([1, 2])
+    np.testing.assert_array_equal(model.finish([2])[0], before)
+    model.drop([1])
+    model.forget(["broken", "beside"])
+    for i in range(2 * len(model._free_slots)):
+        (after,) = made_by(model, [first_piece(f"after-{i}", "Chelsie")])
+        np.testing.assert_array_equal(after, before)
+        model.forget([f"after-{i}"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
@@ -41,7 +43,7 @@ def unpacked(output: ModelRunnerOutput, index: int) -> RowsChunk:
 
 def test_each_request_that_wants_rows_gets_those_of_its_span() -> None:
     step = step_of([TokenSpan("a", 0, 3), TokenSpan("mute", 7, 2), TokenSpan("b", 5, 1)], {"a", "b"})
-    chunks = step.chunks(step.rows)
+    chunks = step.chunks(step.rows, step.finite)
     assert chunks.keys() == {"a", "b"}
     assert chunks["a"].start == 0 and chunks["a"].rows[:, 0].tolist() == [0, 1, 2]
     assert chunks["b"].start == 5 and chunks["b"].rows[:, 0].tolist() == [5]
@@ -49,7 +51,19 @@ def test_each_request_that_wants_rows_gets_those_of_its_span() -> None:
 
 def test_requests_that_want_rows_but_are_not_in_the_step_get_none() -> None:
     step = step_of([TokenSpan("a", 0, 1)], {"a", "elsewhere"})
-    assert step.chunks(step.rows).keys() == {"a"}
+    assert step.chunks(step.rows, step.finite).keys() == {"a"}
+
+
+def test_a_row_that_is_not_finite_takes_its_requests_rows_out_and_is_told() -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        rows = torch.zeros(4, 4)
+        rows[1, 2] = value
+        spans = [TokenSpan("a", 0, 2), TokenSpan("b", 5, 1), TokenSpan("mute", 0, 1)]
+        step = RowsOfStep.of(rows, spans, {"a", "b"}, lambda request_id: NO_FACTS)
+        output = step.attach_to(replace(runner_output("a", "b", "mute"), num_nans_in_logits={"mute": 1, "a": 0}))
+        assert output.pooler_output is not None and output.pooler_output[0] is None
+        assert unpacked(output, 1).start == 5
+        assert output.num_nans_in_logits == {"mute": 1, "a": 1}
 
 
 def test_what_is_known_of_a_prompt_comes_with_the_rows_that_it_is_given_for() -> None:
@@ -57,7 +71,7 @@ def test_what_is_known_of_a_prompt_comes_with_the_rows_that_it_is_given_for() ->
     facts = {"first": PromptFacts(POSITIONS, prefix)}
     spans = [TokenSpan("first", 2, 2), TokenSpan("later", 2, 1)]
     step = RowsOfStep.of(rows, spans, {"first", "later"}, lambda request_id: facts.get(request_id, NO_FACTS))
-    first, later = (step.chunks(rows)[name] for name in ("first", "later"))
+    first, later = (step.chunks(rows, step.finite)[name] for name in ("first", "later"))
     assert first.positions is not None and torch.equal(first.positions, POSITIONS) and first.prefix == prefix
     assert later.positions is None and later.prefix is None
 
