@@ -46,10 +46,15 @@ class HandoverTimes:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token as text, and the natural logarithm of its probability before temperature and penalties."""
+    """A token as text, and the natural logarithm of its probability before temperature and penalties.
+
+    `utf8`: the token's own bytes. `token` is empty for one that is only the beginning of a character, and is the whole
+    character for one that ends it.
+    """
 
     token: str
     logprob: float
+    utf8: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

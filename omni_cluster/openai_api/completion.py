@@ -132,7 +132,7 @@ def _logprob(one: TokenLogprob) -> dict[str, Any]:
     return {
         "token": one.token,
         "logprob": max(one.logprob, _LEAST_LOGPROB),
-        "bytes": list(one.token.encode("utf-8", errors="replace")),
+        "bytes": list(one.utf8),
     }
 
 

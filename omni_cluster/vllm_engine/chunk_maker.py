@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -21,8 +21,12 @@ def is_aborted(output: RequestOutput | None) -> bool:
 class ChunkMaker:
     """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`."""
 
-    def __init__(self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None = None) -> None:
+    def __init__(
+        self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None, bytes_of: Callable[[int], bytes]
+    ) -> None:
+        """`bytes_of`: a token's, by its id; asked for tokens whose logprobs are told."""
         self._sink = sink
+        self._bytes_of = bytes_of
         self._known = known
         self._given_reply = given_reply
         self._position = len(known.token_ids)
@@ -72,27 +76,24 @@ class ChunkMaker:
             rows=self._sink.take(),
             prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
             finish_reason=completion.finish_reason,
-            choices=token_choices(completion),
+            choices=token_choices(completion, self._bytes_of),
             cached_tokens=(output.num_cached_tokens or 0) if first else 0,
         )
         self._position = chunk.token_end
         return chunk
 
 
-def token_choices(made: CompletionOutput) -> tuple[TokenChoice, ...]:
+def token_choices(made: CompletionOutput, bytes_of: Callable[[int], bytes]) -> tuple[TokenChoice, ...]:
     """What vLLM says of the tokens that it made since it last spoke, without the one that only ends the text."""
     if not made.logprobs:
         return ()
     ends = made.finish_reason == "stop" and not isinstance(made.stop_reason, str)
     spoken = made.token_ids[:-1] if ends else made.token_ids
-    return tuple(_choice(token_id, of) for token_id, of in zip(spoken, made.logprobs, strict=False))
+    return tuple(_choice(token_id, of, bytes_of) for token_id, of in zip(spoken, made.logprobs, strict=False))
 
 
-def _choice(token_id: int, candidates: Mapping[int, Logprob]) -> TokenChoice:
+def _choice(token_id: int, candidates: Mapping[int, Logprob], bytes_of: Callable[[int], bytes]) -> TokenChoice:
     """vLLM gives the likeliest tokens and the sampled one, which may be one of them."""
-    ranked = sorted(candidates.values(), key=lambda one: one.rank or 0)
-    return TokenChoice(_logprob(candidates[token_id]), tuple(_logprob(one) for one in ranked))
-
-
-def _logprob(one: Logprob) -> TokenLogprob:
-    return TokenLogprob(one.decoded_token or "", one.logprob)
+    told = {i: TokenLogprob(one.decoded_token or "", one.logprob, bytes_of(i)) for i, one in candidates.items()}
+    ranked = sorted(candidates, key=lambda i: candidates[i].rank or 0)
+    return TokenChoice(told[token_id], tuple(told[i] for i in ranked))

@@ -38,6 +38,7 @@ from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsS
 from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.vllm_engine.scheduler import NOT_FINITE
+from omni_cluster.vllm_engine.token_bytes import TokenBytes
 from omni_cluster.vllm_engine.version_check import check_names
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class StageLLM:
         check_names(self._traits.relied_on)
         self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, self._traits)
         self._llm: OmniAsyncLLM | None = None
+        self._token_bytes: TokenBytes | None = None
         self._checkpoint_sampling: Mapping[str, Any] = {}
         self._pusher = RowsPusher(self._send_rows)
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
@@ -104,6 +106,11 @@ class StageLLM:
         if self._llm is None:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
         return self._llm
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if self._token_bytes is None:
+            self._token_bytes = TokenBytes(self.llm.renderer.get_tokenizer())
+        return self._token_bytes.of(token_id)
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`."""
@@ -137,7 +144,7 @@ class StageLLM:
             feeder = None
             if engine_input.is_part:
                 feeder = self._fed(request.request_id, session, sink, cleanup)
-            chunks = ChunkMaker(sink, known, engine_input.given_reply)
+            chunks = ChunkMaker(sink, known, engine_input.given_reply, self._bytes_of)
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)

@@ -105,9 +105,13 @@ def test_a_completion_of_text_alone_has_no_audio() -> None:
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
 
 
+def told(token: str, value: float) -> TokenLogprob:
+    return TokenLogprob(token, value, token.encode())
+
+
 CHOICES = (
-    TokenChoice(TokenLogprob("H", -0.5), (TokenLogprob("H", -0.5), TokenLogprob("é", -1.0), TokenLogprob("J", -2.0))),
-    TokenChoice(TokenLogprob("i", -math.inf), (TokenLogprob("o", -0.1), TokenLogprob("i", -math.inf))),
+    TokenChoice(told("H", -0.5), (told("H", -0.5), told("é", -1.0), told("J", -2.0))),
+    TokenChoice(told("i", -math.inf), (told("o", -0.1), told("i", -math.inf))),
 )
 
 
@@ -127,6 +131,12 @@ def test_logprobs_of_each_token_and_of_the_likeliest_in_its_place(most: int) -> 
     whole = completion(request, text="Hi", audio=None, finish_reason="stop", usage=USAGE, choices=CHOICES)
     assert streamed == whole["choices"][0]["logprobs"] == {"content": content, "refusal": None}
     json.dumps(whole, allow_nan=False)
+
+
+def test_a_part_of_a_character_has_its_own_bytes_and_no_text() -> None:
+    choices = (TokenChoice(TokenLogprob("", -0.5, b"\xc3")), TokenChoice(TokenLogprob("é", -0.5, b"\xa9")))
+    said = ChatStream(asked(logprobs=True)).text("é", choices)["choices"][0]["logprobs"]["content"]
+    assert [(one["token"], one["bytes"]) for one in said] == [("", [0xC3]), ("é", [0xA9])]
 
 
 def test_without_asking_there_are_no_logprobs() -> None:

@@ -102,6 +102,20 @@ def test_logprobs_of_a_stream_are_those_of_the_whole_answer_and_spell_its_text(l
     assert [each["logprob"] for each in streamed] == pytest.approx([each["logprob"] for each in whole], abs=1e-4)
 
 
+def test_bytes_of_tokens_joined_are_the_text_also_where_a_character_has_several_tokens(local: LocalApp) -> None:
+    parts = 0
+    for seed in range(20):
+        asking = {"max_tokens": 40, "logprobs": True, "top_logprobs": 2, "temperature": 1.5, "seed": seed}
+        (choice,) = chat(local, "Tell me.", **asking).json()["choices"]
+        tokens = choice["logprobs"]["content"]
+        special = [token["token"].startswith("<|") for token in tokens]  # which a text leaves out
+        said = b"".join(bytes(token["bytes"]) for token, left_out in zip(tokens, special, strict=True) if not left_out)
+        # These weights make parts of characters that never get whole.
+        assert said.decode(errors="ignore") == choice["message"]["content"].replace("\ufffd", "")
+        parts += sum(token["token"] == "" for token in tokens)
+    assert parts > 0
+
+
 def test_tools_without_a_place_in_the_template_are_refused_and_may_be_switched_off(local: LocalApp) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     refused = chat(local, "Rain?", tools=tools, max_tokens=2)
