@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 
 from omni_cluster.vllm_engine.install import replaced, search_no_garbage_at_exit
 from omni_cluster.vllm_engine.worker.ar_model_runner import GPUARModelRunner
+from omni_cluster.vllm_engine.worker.eager_sampling import sample_eagerly
 
 __all__ = ["RUNNER", "GPUARWorker", "PlatformWorker"]
 
@@ -35,6 +36,7 @@ class GPUARWorker(PlatformWorker):
 
     def init_device(self) -> None:
         search_no_garbage_at_exit()
+        sample_eagerly()
         if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
             keep_float32_products()
         with replaced(*RUNNER, GPUARModelRunner):
