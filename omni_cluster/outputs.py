@@ -156,12 +156,14 @@ def join_audio(pieces: Sequence[AudioChunk]) -> AudioChunk:
 class StageTimes:
     """When a stage worked on a request, seconds since the request entered: first and last chunk.
 
-    `handover_p50_s`, `handover_max_s`: see `HandoverTimes`; None for a stage that the request itself feeds.
+    `finish_reason`: how the stage ended, "stop" or "length". `handover_p50_s`, `handover_max_s`: see `HandoverTimes`;
+    None for a stage that the request itself feeds.
     """
 
     first_s: float
     last_s: float
     tokens: int = 0
+    finish_reason: str | None = None
     handover_p50_s: float | None = None
     handover_max_s: float | None = None
 
@@ -171,7 +173,8 @@ class OmniRequestOutput:
     """The whole answer to one request.
 
     `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
-    them, stop codes included. `audio`: None without sound. `choices`: see `StageChunk`.
+    them, stop codes included. `finish_reason`: "length" where any stage reached its limit. `audio`: None without sound.
+    `choices`: see `StageChunk`.
     """
 
     request_id: str

@@ -47,7 +47,7 @@ class StageRecord:
     @property
     def times(self) -> StageTimes:
         p50_s, max_s = (self.handover.p50_s, self.handover.max_s) if self.handover else (None, None)
-        return StageTimes(self.first_s or 0.0, self.last_s, len(self.token_ids), p50_s, max_s)
+        return StageTimes(self.first_s or 0.0, self.last_s, len(self.token_ids), self.finish_reason, p50_s, max_s)
 
 
 class Answer:
@@ -77,12 +77,17 @@ class Answer:
             text="".join(text.text),
             token_ids=tuple(text.token_ids),
             prompt_token_ids=text.prompt_token_ids,
-            finish_reason=text.finish_reason,
+            finish_reason="length" if self._reached_a_limit else text.finish_reason,
             stage_token_ids={name: tuple(r.token_ids) for name, r in self._records.items() if r.token_ids},
             audio=join_audio(sound.audio) if sound.audio else None,
             times={name: r.times for name, r in self._records.items() if r.first_s is not None},
             choices=tuple(text.choices),
         )
+
+    @property
+    def _reached_a_limit(self) -> bool:
+        """In any stage: sound may break off although the text has ended by itself."""
+        return any(record.finish_reason == "length" for record in self._records.values())
 
     def _of_type(self, final_type: str) -> StageRecord:
         for name, kind in self._final_types.items():

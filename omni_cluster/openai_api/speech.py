@@ -73,7 +73,7 @@ def delta_event(sound: bytes) -> dict[str, Any]:
     return {"type": "speech.audio.delta", "audio": base64.b64encode(sound).decode("ascii")}
 
 
-def done_event(input_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """The end; `output_tokens` are codec tokens."""
+def done_event(input_tokens: int, output_tokens: int, finish_reason: str) -> dict[str, Any]:
+    """The end; `output_tokens` are codec tokens. `finish_reason`: "length" where the sound breaks off at its limit."""
     usage = {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": input_tokens + output_tokens}
-    return {"type": "speech.audio.done", "usage": usage}
+    return {"type": "speech.audio.done", "usage": usage, "finish_reason": finish_reason}

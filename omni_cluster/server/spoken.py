@@ -12,7 +12,7 @@ from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.server.answers import error_answer
+from omni_cluster.server.answers import error_answer, finish_reason
 from omni_cluster.server.off_loop import OffLoop
 
 
@@ -30,7 +30,7 @@ async def spoken_sound(
                 yield sse.event(delta_event(piece)) if as_events else piece
         if as_events:
             output = answer.finish()
-            yield sse.event(done_event(len(output.token_ids), output.codec_tokens))
+            yield sse.event(done_event(len(output.token_ids), output.codec_tokens, finish_reason(output)))
     except Exception as error:  # the boundary to the client, after the first byte
         status, body = error_answer(error, "input")
         if not as_events:

@@ -30,6 +30,17 @@ def test_answer_says_what_its_stages_said() -> None:
     assert (made.audio.start, made.audio.sample_rate_hz) == (0, 24_000)
 
 
+def test_sound_that_reaches_its_limit_ends_the_answer_so_although_the_text_has_ended() -> None:
+    answer = Answer("r", FINAL_TYPES)
+    answer.add("thinker", StageChunk(0, (1,), "a", finish_reason="stop"))
+    answer.add("talker", StageChunk(0, (100,), finish_reason="length"))
+    answer.add("code2wav", StageChunk(finish_reason="stop"))
+    made = answer.finish()
+    assert made.finish_reason == "length"
+    ends = {stage: times.finish_reason for stage, times in made.times.items()}
+    assert ends == {"thinker": "stop", "talker": "length", "code2wav": "stop"}
+
+
 def test_times_are_those_of_the_first_and_last_chunk() -> None:
     answer = Answer("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,)))

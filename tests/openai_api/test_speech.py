@@ -61,7 +61,8 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
 def test_events_are_openais() -> None:
     event = delta_event(b"abc")
     assert (event["type"], base64.b64decode(event["audio"])) == ("speech.audio.delta", b"abc")
-    assert done_event(3, 40) == {
+    assert done_event(3, 40, "length") == {
         "type": "speech.audio.done",
         "usage": {"input_tokens": 3, "output_tokens": 40, "total_tokens": 43},
+        "finish_reason": "length",
     }

@@ -18,12 +18,15 @@ from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
-from omni_cluster.server.answers import error_answer, whole_sound
+from omni_cluster.server.answers import error_answer, finish_reason, whole_sound
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import begun
+
+FINISH_HEADER = "x-omni-finish-reason"
+"""Of a whole file, which has no place to say how it ended."""
 
 
 class SpeechEndpoint:
@@ -65,7 +68,8 @@ class SpeechEndpoint:
         output = await filled(answer_to(request.request_id, self._bound), events)
         visit.allowance.hear(output.audio)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
-        return Response(sound, media_type=MEDIA_TYPES[spoken.format])
+        headers = {FINISH_HEADER: finish_reason(output)}
+        return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
     async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
         answer, chunks = await begun(self._pipeline, request, visit.deadline, meter, visit.allowance)
