@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
+from omni_cluster.models.qwen2_5_omni.flow import on_device
 
 GRAPH_FRAMES = (72, 96, 144, 240, 432)
 """Window lengths to capture: the context of both sides and 1, 2, 4, 8 or 16 blocks."""
@@ -63,7 +64,7 @@ class Vocoding:
 
     def _vocode(self, windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         counts = [len(window) for window in windows]
-        lengths = torch.tensor(counts, dtype=torch.int32).to(self._device)
+        lengths = on_device(torch.tensor(counts, dtype=torch.int32), self._device)
         work = self._graph_for(len(windows), max(counts))
         if work is None:
             mels = self._filled(pad_sequence(list(windows), batch_first=True))
