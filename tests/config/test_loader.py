@@ -509,6 +509,7 @@ def test_the_shipped_files_are_those_that_are_promised() -> None:
         "qwen2_5_omni_one_gpu",
         "qwen2_5_omni_one_gpu_low_precision",
         "qwen2_5_omni_two_gpus",
+        "qwen2_5_omni_four_gpus",
         "qwen2_5_omni_tiny",
         "qwen2_5_omni_2x2_tiny",
     }
