@@ -15,5 +15,5 @@ def finite_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def finite_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Of logits `[n, vocab_size]`: bool `[n]`. Tokens that are ruled out have minus infinity, but never all of them."""
-    return logits.amax(dim=-1).isfinite()
+    """Of logits `[n, vocab_size]`: bool `[n]`. Minus infinity, which ruled-out tokens have, counts as finite."""
+    return logits.amax(dim=-1) < torch.inf
