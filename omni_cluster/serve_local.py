@@ -17,6 +17,7 @@ from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.errors import OmniError
 from omni_cluster.server.app import HttpServer
+from omni_cluster.server.http_protocol import HttpProtocol
 
 LAST_ANSWERS_S = 5
 """How long requests that run may take when the server is to end."""
@@ -71,7 +72,12 @@ async def serving(pipeline: Pipeline, listener: socket.socket) -> AsyncIterator[
     # A request's line in the log is the HTTP face's own.
     server = _Server(
         uvicorn.Config(
-            http.app(), lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=LAST_ANSWERS_S
+            http.app(),
+            http=HttpProtocol,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
         )
     )
     served = Serving(asyncio.create_task(server.serve(sockets=[listener])), listener)

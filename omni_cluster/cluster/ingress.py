@@ -24,6 +24,7 @@ from omni_cluster.engine.metric_definitions import INGRESS
 from omni_cluster.engine.pipeline import whole_answer
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.server import http_protocol
 from omni_cluster.server.app import HttpServer
 from omni_cluster.server.log import logger
 
@@ -34,6 +35,7 @@ class Ingress:
 
     def __init__(self, config: PipelineConfig, handles: Mapping[str, DeploymentHandle]) -> None:
         log_as_serve()
+        http_protocol.use_in_this_process()  # HAProxy has no router, and comes here by HTTP
         self._closing = contextlib.AsyncExitStack()  # Serve ends a replica that did not come up too
         self._pipeline = ServePipeline(bind(config), handles)
         self._closing.callback(self._pipeline.close)

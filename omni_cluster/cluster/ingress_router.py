@@ -8,6 +8,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from omni_cluster.cluster.unread import CountedReplica, Unread
+from omni_cluster.server import http_protocol
 
 
 class IngressRouter(RequestRouter):
@@ -19,6 +20,7 @@ class IngressRouter(RequestRouter):
     """
 
     def initialize_state(self, **limits: Any) -> None:
+        http_protocol.use_in_this_process()  # Serve asks no other code of ours before the proxy's first request
         self._unread = Unread(limits["max_unread_bytes"], limits["max_unread_total_bytes"])
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
