@@ -122,6 +122,9 @@ class MessagePublisher:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Sends the request's chunks from the first on; OutputLogUnknown to the reader of one that does not come."""
+        if subscription.ends:
+            self._logs.abandon(subscription.request_id)
+            return
         if subscription.rows is not None and self._rows_publisher is None:
             self._rows_publisher_name = subscription.rows
             self._rows_publisher = self._rows_publishers.open(subscription.rows, self._is_read)

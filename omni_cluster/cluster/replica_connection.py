@@ -196,6 +196,12 @@ class ReplicaConnections:
                 async for chunk in chunks:
                     yield answering(chunk, functools.partial(self._earlier_rows, inboxes, ticket))
 
+    async def end(self, ticket: Ticket) -> bool:
+        """Tells the replica that the request has its whole answer. False where there is no connection to say it on."""
+        connection = self._by_replica.get(ticket.replica_id)
+        ends = Subscription(next(self._readers), ticket.request_id, None, ends=True)
+        return connection is not None and not connection.is_over and await connection.subscribe(ends)
+
     async def _earlier_rows(
         self, inboxes: contextlib.ExitStack, ticket: Ticket, first: int
     ) -> AsyncGenerator[torch.Tensor, None]:

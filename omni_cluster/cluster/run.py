@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.tasks import Loose
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, Ticket, no_answer
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -22,6 +23,8 @@ from omni_cluster.engine.recovery import UNKNOWN, Loss
 from omni_cluster.errors import RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest
 
+END_S = 10.0
+"""How long a replica may take to end its call of a request that has its whole answer, until the call is cancelled."""
 CAUSE_S = 2.0
 """How long to wait for the reason why a replica has ended a request: that another one was lost, or the client left."""
 
@@ -32,6 +35,18 @@ class StageAccess:
 
     calls: RemoteStage
     connections: ReplicaConnections
+    _ending: Loose = field(default_factory=Loose)
+
+    def end(self, call: AsyncGenerator[Ticket, None], ticket: Ticket) -> None:
+        """Ends the call behind the answer. The replica does it, or Serve would count a request that failed."""
+        self._ending.run(self._ended(call, ticket))
+
+    async def _ended(self, call: AsyncGenerator[Ticket, None], ticket: Ticket) -> None:
+        async with contextlib.aclosing(call):
+            with contextlib.suppress(StageDied, TimeoutError):
+                async with asyncio.timeout(END_S):
+                    if await self.connections.end(ticket):
+                        await anext(call, None)
 
 
 def stage_access(handle: DeploymentHandle, stage: StageConfig, config: PipelineConfig) -> StageAccess:
@@ -118,7 +133,8 @@ class Run:
         remote, upstream = self._access[stage.model_stage], await self._upstream(stage)
         replica_id, has_media = await self._chosen(stage), self._brings_media_to(stage)
         started = remote.calls.stream("generate", self._request_for(stage), upstream, has_media, replica_id=replica_id)
-        async with contextlib.aclosing(started) as call:
+        async with contextlib.AsyncExitStack() as closing:
+            call = await closing.enter_async_context(contextlib.aclosing(started))
             own = await _first(call, replica_id)
             self._at_work.add(own.replica_id)
             if not replica_id:
@@ -131,6 +147,8 @@ class Run:
                     if chunk.finish_reason is not None:
                         break
             await self._all_read.wait()
+            closing.pop_all()
+            remote.end(call, own)
 
     async def _upstream(self, stage: StageConfig) -> Ticket | None:
         """The ticket of the source, once that has its own too: it begins no sooner, and is not waited for that long.

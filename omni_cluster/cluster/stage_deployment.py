@@ -56,8 +56,9 @@ MAX_SAMPLES = MAX_ITEM_BYTES // 4
 class StageReplica:
     """Runs a stage's engine in this Serve replica.
 
-    For each request `generate` gives the ingress a ticket, and then stays open until the ingress ends it: as long as it
-    is open, other replicas can read what the stage makes of the request, from the start if need be.
+    For each request `generate` gives the ingress a ticket, and then stays open until the ingress says that the answer
+    is whole, or cancels it: as long as it is open, other replicas can read what the stage makes of the request, from
+    the start if need be.
     """
 
     async def __init__(  # type: ignore[misc]
@@ -163,7 +164,7 @@ class StageReplica:
         self._parcels.bring(request_id, parcel)
 
     async def _until_let_go(self, log: OutputLog, filling: Coroutine[Any, Any, None]) -> None:
-        """Fills the log until the request's end cancels this, or nobody can want it any more."""
+        """Fills the log until the request is cancelled, or nobody wants it any more."""
         filler = asyncio.create_task(filling)
         try:
             async with asyncio.timeout(self._bound.config.limits.request_timeout_s):

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections.abc import Coroutine
 from typing import Any
 
 logger = logging.getLogger("ray.serve")
+
+
+class Loose:
+    """Tasks that nothing waits for, kept until they end; each in a context of its own, as it outlives its request."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def run_until_closed(work: Coroutine[Any, Any, None], closing: contextlib.AsyncExitStack) -> None:

@@ -99,13 +99,14 @@ class Subscription:
 
     `reader`: a number that the consumer gives each of its own. `rows`: the name of the publisher that the request's
     rows are to go to; None for a reader that wants none. `earlier_from`: in place of the chunks, the rows from this
-    position on that the first of them left out.
+    position on that the first of them left out. `ends`: nothing more is read, the request has its whole answer.
     """
 
     reader: int
     request_id: str
     rows: str | None
     earlier_from: int | None = None
+    ends: bool = False
 
 
 class MessageItem(msgspec.Struct, frozen=True, array_like=True):

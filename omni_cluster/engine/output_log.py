@@ -93,11 +93,11 @@ class OutputLog:
         self._is_let_go = True
 
     def abandon(self) -> None:
-        """A reader disappeared without closing: nobody can finish the request."""
+        """Nobody reads any more: the request has its whole answer, or a reader disappeared without closing."""
         self._is_abandoned.set()
 
     async def until_given_up(self, first_reader_s: float) -> None:
-        """Returns once a reader has disappeared, or none has come within `first_reader_s`: nobody wants the request."""
+        """Returns once the log is abandoned, or no reader has come within `first_reader_s`: nobody wants it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(first_reader_s):
                 await self._has_reader.wait()
@@ -226,6 +226,11 @@ class OutputLogs:
     def aside(self, request_id: str) -> OutputLog:
         """A log that is counted, and that nobody else finds: of what one reader alone asked for."""
         return OutputLog(request_id, self._max_bytes, self.room)
+
+    def abandon(self, request_id: str) -> None:
+        """See `OutputLog.abandon`; a request that has ended stays as it is."""
+        if (log := self._open.get(request_id)) is not None:
+            log.abandon()
 
     def remove(self, request_id: str) -> None:
         """Ends the request here. Readers that are left get OutputLogUnknown, unless the log was closed before."""

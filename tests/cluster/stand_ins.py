@@ -50,6 +50,9 @@ class Stage:
         """Replicas that are gone, and still listed."""
         self.breaks_after = 1
         self.looks = 0
+        self.done: list[str] = []
+        """Requests whose calls ended by themselves."""
+        self._ends: dict[str, asyncio.Event] = {}
         self.stuck_request_id = ""
         self.is_stuck = asyncio.Event()
         self.together: set[tuple[str, str]] = set()
@@ -110,9 +113,18 @@ class Stage:
         try:
             with reservation.used_by(request.request_id):
                 yield Ticket(request.request_id, replica_id)
-                await asyncio.Event().wait()
+                await self._end_of(request.request_id).wait()
+                self.done.append(request.request_id)
         finally:
+            self._ends.pop(request.request_id, None)
             logs.remove(request.request_id)
+
+    def _end_of(self, request_id: str) -> asyncio.Event:
+        return self._ends.setdefault(request_id, asyncio.Event())
+
+    async def end(self, ticket: Ticket) -> bool:
+        self._end_of(ticket.request_id).set()
+        return True
 
     def works_on(self, replica_id: str) -> int:
         return len(self._logs.get(replica_id, ()))

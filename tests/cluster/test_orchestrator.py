@@ -143,6 +143,40 @@ async def test_a_stage_that_does_not_wake_is_waited_for_no_longer_than_the_reque
         await with_asleep("thinker").ask(deadline_s=0.3)
 
 
+# ------------------------------------------------------------ the end
+
+
+async def test_a_whole_answer_s_calls_end_by_themselves_and_that_of_a_client_that_leaves_does_not(tiny: Path) -> None:
+    cluster = Cluster()
+    stages = cluster.stages.values()
+    await cluster.ask()
+    while any(each.works_on(replica_id) for each in stages for replica_id in each.replicas):
+        await asyncio.sleep(0)
+    assert [each.done for each in stages] == [["r"], ["r"], ["r"]]
+    async with contextlib.aclosing(cluster.events()) as events:
+        await anext(events)
+    assert not any(each.works_on(replica_id) for each in stages for replica_id in each.replicas)
+    assert [each.done for each in stages] == [["r"], ["r"], ["r"]]
+
+
+async def test_a_replica_that_does_not_end_its_call_has_it_cancelled(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "END_S", 0.01)
+    cluster = Cluster()
+    talker = cluster.stages["talker"]
+
+    async def unheard(ticket: Ticket) -> bool:
+        return True
+
+    monkeypatch.setattr(talker, "end", unheard)
+    await cluster.ask()
+    async with asyncio.timeout(60):
+        while any(talker.works_on(replica_id) for replica_id in talker.replicas):
+            await asyncio.sleep(0.001)
+    assert not talker.done
+
+
 # ------------------------------------------------------------ a lost replica
 
 

@@ -163,6 +163,18 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+async def test_a_replica_is_told_that_an_answer_is_whole(replica: Replica, connections: ReplicaConnections) -> None:
+    assert not await connections.end(ticket("r"))  # nothing was read from it yet
+    log, other = replica.logs.open("r"), replica.logs.open("other")
+    log.put(rows(0))
+    log.close()
+    await read(connections, "r")
+    assert await connections.end(ticket("r")) and await connections.end(ticket("never came"))
+    async with asyncio.timeout(60):
+        await log.until_given_up(0.0)
+    assert replica.logs.get("other") is other and not other._is_abandoned.is_set()
+
+
 async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
