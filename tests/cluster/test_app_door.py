@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.connections import Connections, head, read_all
 from tests.cluster.served import BASE_URL, ServedApp, scrape, until
 from tests.cluster.test_app import nothing_is_left
+from tests.server.offering import WAYS, Offering
 
 CHAT = "/v1/chat/completions"
 MODEL = "preset:tiny"
@@ -99,7 +100,26 @@ def test_headers_of_serve_s_routers_choose_nothing(served: ServedApp, header: st
         assert served.client.post(CHAT, json=body(max_tokens=2), headers={header: value}).status_code == 200
 
 
+# --------------------------------------- an offer of another protocol
+
+
+def test_a_client_that_offers_h2c_is_answered(served: ServedApp) -> None:
+    sent = json.dumps(body(max_tokens=2)).encode()
+    with Offering(BASE_URL) as client:
+        answers = [client.ask(CHAT, sent, chunked=chunked, in_two=in_two) for chunked, in_two in WAYS]
+    assert [answer.status for answer in answers] == [200] * len(WAYS), answers
+    assert all(json.loads(answer.body)["choices"] for answer in answers)
+
+
 # ---------------------------------------------------------------- probes
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+def test_head_is_answered_as_get_without_the_body(served: ServedApp, path: str) -> None:
+    got, headed = served.client.get(path), served.client.head(path)
+    assert (headed.status_code, headed.content) == (200, b"")
+    assert headed.headers["content-type"] == got.headers["content-type"]
+    assert int(headed.headers["content-length"]) > 0
 
 
 @contextlib.contextmanager

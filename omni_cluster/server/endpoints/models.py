@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.wire import check_model
+from omni_cluster.server.routes import add_get
 
 
 class ModelsEndpoint:
@@ -22,14 +23,17 @@ class ModelsEndpoint:
         self._created = int(time.time())
 
     def add_to(self, api: FastAPI) -> None:
-        api.add_api_route("/v1/models", self.models, methods=["GET"])
-        api.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"], response_model=None)
-        api.add_api_route("/v1/audio/voices", self.voices, methods=["GET"])
+        add_get(api, "/v1/models", self.models)
+        add_get(api, "/v1/models/{name:path}", self.model, response_model=None)
+        add_get(api, "/v1/audio/voices", self.voices)
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._model()]}
 
     async def model(self, name: str) -> Response:
+        """Without a name all of them: some clients end the path by a slash."""
+        if not name:
+            return JSONResponse(await self.models())
         try:
             check_model(name, [self._name])
         except BadRequest as error:

@@ -14,6 +14,7 @@ from omni_cluster.engine.exposition import CONTENT_TYPE, text_of
 from omni_cluster.engine.metric_definitions import SCRAPED_AT
 from omni_cluster.engine.pipeline import Pipeline, StatusUnknown
 from omni_cluster.server.closing import Closing
+from omni_cluster.server.routes import add_get
 from omni_cluster.server.shared import Shared
 
 SCRAPE_WAIT_S = 10.0
@@ -35,13 +36,13 @@ class OperationsEndpoint:
         )
 
     def add_to(self, api: FastAPI) -> None:
-        api.add_api_route("/health", self.health, methods=["GET"])
-        api.add_api_route("/ready", self.ready, methods=["GET"])
-        api.add_api_route("/metrics", self.metrics_text, methods=["GET"], response_class=PlainTextResponse)
+        add_get(api, "/health", self.health)
+        add_get(api, "/ready", self.ready)
+        add_get(api, "/metrics", self.metrics_text, response_class=PlainTextResponse)
 
     async def health(self) -> Response:
-        """This process lives."""
-        return Response(status_code=200)
+        """This process lives. Clients of other servers look for the word."""
+        return JSONResponse({"status": "healthy"})
 
     async def ready(self) -> Response:
         """200 when every stage has a replica that answers, or may sleep; else 503 and how many each has, or why."""
