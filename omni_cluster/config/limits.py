@@ -114,6 +114,18 @@ class Limits(Strict):
         description="The same of all its requests, with what waits to be read there, above which new ones wait: 8 GiB.",
         examples=[2**33],
     )
+    kept_media_bytes: int = Field(
+        default=4_294_967_296,
+        ge=1_048_576,
+        description="What a replica keeps of processed media for later turns that have them too: 4 GiB.",
+        examples=[2**32],
+    )
+    kept_grammars_bytes: int = Field(
+        default=134_217_728,
+        ge=1_048_576,
+        description="What a replica keeps of compiled grammars, of structured output: 128 MiB.",
+        examples=[2**27],
+    )
 
     def most_tokens(self, final_output_type: str | None, sampling: Mapping[str, Any]) -> int:
         """Tokens that a stage of that output may make of one request, which samples by `sampling`."""

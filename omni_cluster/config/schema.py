@@ -29,6 +29,7 @@ RESERVED_ENGINE_ARGS = {
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
     "pipeline_parallel_size": "set pipeline_parallel_size next to engine_args instead",
     "mm_processor_cache_type": "remove it, only vLLM's default tells of media that the engine lacks",
+    "mm_processor_cache_gb": "set limits.kept_media_bytes instead",
     "data_parallel_size": "remove it, num_replicas gives a stage more engines",
     **dict.fromkeys(
         ("speculative_config", "spec_method", "spec_model", "spec_tokens"),

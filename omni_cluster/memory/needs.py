@@ -230,7 +230,8 @@ def ar_activation_bytes(stage: StageConfig, sizes: ARSizes) -> int:
     towers = _used_towers(stage, sizes)
     encoder_tokens = max([tokens, *(_item_tokens(tower, stage, sizes) for tower in towers)]) if towers else 0
     encoding = max((_tower_bytes(t, encoder_tokens, dtype, stage.tensor_parallel_size) for t in towers), default=0)
-    kept = encoder_tokens * max((tower.output_size for tower in towers), default=0) * dtype
+    kept = sum(tower.kept_bytes for tower in towers)
+    kept += encoder_tokens * max((tower.output_size for tower in towers), default=0) * dtype
     # Input embeddings, a step's hidden states, and the rows made of them; and the rows that come in.
     kept += tokens * (3 * sizes.hidden_size + sizes.rows_size) * dtype
     sampling = max_num_seqs(given_args(stage)) * sizes.vocab_size * LOGIT_BYTES

@@ -34,7 +34,8 @@ class TowerSizes:
     """An encoder of media.
 
     `max_tokens` of one item come out, `output_size` wide; each has `positions_per_token` positions inside, which enter
-    with `input_size` values. `modalities`: what of `limit_mm_per_prompt` it reads.
+    with `input_size` values. `modalities`: what of `limit_mm_per_prompt` it reads. `kept_bytes`: what it keeps of one
+    item for the next at most.
     """
 
     modalities: tuple[str, ...]
@@ -45,6 +46,7 @@ class TowerSizes:
     intermediate_size: int
     output_size: int
     split: bool = True
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

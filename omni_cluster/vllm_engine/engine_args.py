@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
+from omni_cluster.memory.sizes import GIB
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class OmniEngineArgs(AsyncEngineArgs):
         )
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.
         settings = {"served_model_name": stage.model_stage} | _ar_defaults(traits) | _checked(stage)
+        settings["mm_processor_cache_gb"] = pipeline.limits.kept_media_bytes / GIB
+        os.environ["VLLM_XGRAMMAR_CACHE_MB"] = str(pipeline.limits.kept_grammars_bytes >> 20)  # no other switch
         if model_config.max_decode_steps > 1:
             settings["async_scheduling"] = _waits_for_tokens(stage)
         settings["scheduler_cls"] = ASYNC_SCHEDULER if _schedules_async(settings) else SCHEDULER

@@ -311,6 +311,7 @@ RESERVED = (
     "enable_prompt_embeds",
     "trust_remote_code",
     "mm_processor_cache_type",
+    "mm_processor_cache_gb",
     "data_parallel_size",
     "speculative_config",
     "spec_method",

@@ -19,6 +19,9 @@ VOCODER_BUFFERS = 12
 AUDIO_ITEM_TOKENS = 750
 """vLLM's largest audio of this family: 30 s."""
 
+KEPT_ANGLES_BYTES = 64 << 20
+"""Of the angles of pictures' patches, kept for the next one of the same size; 1,024 x 1,024 have 1 to 2 MB."""
+
 MAX_IMAGE_PIXELS = 16_384 * 28 * 28
 """The hub's processor, for a checkpoint that does not say."""
 
@@ -57,6 +60,7 @@ def _eye(folder: Path, vision: Any) -> TowerSizes:
         hidden_size=vision.hidden_size,
         intermediate_size=vision.intermediate_size,
         output_size=vision.out_hidden_size,
+        kept_bytes=KEPT_ANGLES_BYTES,
     )
 
 

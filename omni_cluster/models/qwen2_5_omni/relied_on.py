@@ -29,4 +29,5 @@ THINKER: Mapping[str, tuple[str, ...]] = {
         "_maybe_apply_prompt_updates",
     ),
     f"{_MODEL}:Qwen2_5OmniThinkerProcessingInfo": ("_get_expected_hidden_size",),
+    "vllm.model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer": ("_rope_by_thw_cache",),
 }

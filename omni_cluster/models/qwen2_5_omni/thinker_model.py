@@ -11,12 +11,15 @@ from vllm import ModelRegistry
 from vllm.config import VllmConfig
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
+from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VisionTransformer
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omni_cluster.models.kept_tables import KeptTables
 from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
 from omni_cluster.models.qwen2_5_omni.decoder_kernels import MAX_REQUESTS
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
+from omni_cluster.models.qwen2_5_omni.memory import KEPT_ANGLES_BYTES
 from omni_cluster.models.qwen2_5_omni.thinker_processor import (
     IS_SOUND,
     SOUND,
@@ -40,7 +43,9 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        # vLLM leaves out the tower of an engine that is configured for no sounds.
+        # vLLM leaves out the towers of an engine that is configured for none of their media.
+        if isinstance(self.visual, Qwen2_5_VisionTransformer):
+            self.visual._rope_by_thw_cache = KeptTables(KEPT_ANGLES_BYTES)
         hears = isinstance(self.audio_tower, Qwen2_5OmniAudioEncoder)
         self._hearing = Hearing(self.audio_tower) if hears else None
         decoder = self.language_model.model

@@ -1,0 +1,72 @@
+"""What vLLM keeps of earlier requests stays within the configuration's bounds, when twice as much is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xgrammar
+from transformers import AutoTokenizer
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+
+from omni_cluster.config.limits import Limits
+from omni_cluster.engine.build import bind
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from tests.engine.stages import pipeline_config
+
+MIB = 1 << 20
+ITEM_BYTES = MIB // 8
+
+
+@pytest.fixture
+def bounded(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
+    """The thinker's, with a MiB for each cache."""
+    monkeypatch.setenv("VLLM_XGRAMMAR_CACHE_MB", "512")  # put back at the end
+    bound = bind(pipeline_config(limits=Limits(kept_media_bytes=MIB, kept_grammars_bytes=MIB)))
+    thinker = bound.config.stages[0]
+    traits = bound.family.traits(thinker.model_stage)
+    return OmniEngineArgs.for_ar_stage(thinker, bound.config, str(tiny), traits).create_engine_config()
+
+
+def item() -> MultiModalKwargsItem:
+    data = torch.zeros(ITEM_BYTES, dtype=torch.uint8)
+    return MultiModalKwargsItem({"pixel_values": MultiModalFieldElem(data, MultiModalBatchedField())})
+
+
+def test_both_ends_of_an_engine_keep_the_same_media_of_a_bounded_size(bounded: VllmConfig) -> None:
+    sender = MULTIMODAL_REGISTRY.processor_cache_from_config(bounded)
+    receiver = MULTIMODAL_REGISTRY.engine_receiver_cache_from_config(bounded)
+    assert sender is not None and receiver is not None
+    for number in range(2 * MIB // ITEM_BYTES):
+        sent, _ = sender.get_and_update_item((item(), []), str(number))
+        receiver.get_and_update_item(sent, str(number))
+        assert receiver._cache.currsize <= MIB  # type: ignore[attr-defined]
+    kept = [str(number) for number in range(2 * MIB // ITEM_BYTES) if sender.is_cached_item(str(number))]
+    assert kept == sorted(receiver._cache, key=int)  # type: ignore[attr-defined]
+    assert 0 < len(kept) <= MIB // ITEM_BYTES
+
+
+def test_compiled_grammars_are_kept_up_to_a_size(bounded: VllmConfig, tiny: Path) -> None:
+    assert int(os.environ["VLLM_XGRAMMAR_CACHE_MB"]) == envs.VLLM_XGRAMMAR_CACHE_MB == 1
+    vocabulary = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(tiny))
+    # As vLLM makes it.
+    compiler = xgrammar.GrammarCompiler(
+        vocabulary, max_threads=1, cache_enabled=True, cache_limit_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * MIB
+    )
+    made = number = 0
+    while made < 2 * MIB:
+        made += compiler.compile_json_schema(json.dumps(schema(number))).memory_size_bytes
+        number += 1
+        assert compiler.get_cache_size_bytes() <= MIB
+
+
+def schema(number: int) -> dict[str, Any]:
+    names = [f"field_{number}_{i}" for i in range(40)]
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
