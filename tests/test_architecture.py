@@ -52,6 +52,7 @@ ALLOWED: Mapping[str, str] = {
     "vllm_engine/engine_processes.py sets name": "a fork gets the variables of the process that asked for it",
     "vllm_engine/engine_args.py sets VLLM_USE_V2_MODEL_RUNNER": "vLLM has no other switch for the runner",
     "vllm_engine/engine_args.py sets VLLM_WORKER_MULTIPROC_METHOD": "a forked engine could not use CUDA",
+    "vllm_engine/engine_args.py sets VLLM_XGRAMMAR_CACHE_MB": "vLLM has no other bound for grammars",
 }
 
 
