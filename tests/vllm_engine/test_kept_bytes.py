@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import string
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import xgrammar
@@ -18,11 +21,13 @@ from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, 
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.build import bind
+from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 
 MIB = 1 << 20
 ITEM_BYTES = MIB // 8
+WORDS = 5000
 
 
 @pytest.fixture
@@ -65,6 +70,21 @@ def test_compiled_grammars_are_kept_up_to_a_size(bounded: VllmConfig, tiny: Path
         made += compiler.compile_json_schema(json.dumps(schema(number))).memory_size_bytes
         number += 1
         assert compiler.get_cache_size_bytes() <= MIB
+
+
+def test_words_that_were_tokenized_are_kept_up_to_a_number(tiny: Path) -> None:
+    """Of 10,000 in `tokenizers`: 30,000 more, 180 MiB as they would be kept, take no further memory."""
+    tokenizer, chance = FileTokenizer(tiny).backend_tokenizer, random.Random(0)
+    for _ in range(3):
+        tokenizer.encode(words(chance, WORDS))
+    before = psutil.Process().memory_info().rss
+    for _ in range(6):
+        tokenizer.encode(words(chance, WORDS))
+    assert psutil.Process().memory_info().rss - before < 64 * MIB
+
+
+def words(chance: random.Random, count: int) -> str:
+    return " ".join("".join(chance.choices(string.ascii_lowercase, k=250)) for _ in range(count))
 
 
 def schema(number: int) -> dict[str, Any]:
