@@ -17,6 +17,7 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.serve_local import listening, serving
 from omni_cluster.server.app import HttpServer
 
 RATE_HZ = 24_000
@@ -87,6 +88,14 @@ class Face:
 
 def _headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+@asynccontextmanager
+async def speaking(config: PipelineConfig) -> AsyncIterator[str]:
+    """The address of the same, without a clock of its own, as `omni-cluster serve --local` serves it."""
+    with listening("127.0.0.1", 0) as listener:
+        async with serving(Speaker(config), listener) as server:
+            yield server.url
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from websockets.asyncio.client import connect
 
+from omni_cluster.config.loader import load_config
+from omni_cluster.models.registry import known_families
 from omni_cluster.serve_local import listening
 from omni_cluster.server.http_protocol import HttpProtocol, use_in_this_process
-from tests.server.local import LocalApp
 from tests.server.offering import OFFER, WAYS, Offering, head
+from tests.server.speaker import CHAT, speaking
 
 BODY = b'{"said": "hello"}'
 LENGTH = {"Content-Length": str(len(BODY))}
@@ -138,8 +141,12 @@ async def test_a_websocket_is_one(url: str) -> None:
 # ------------------------------------------------------------ the API
 
 
-def test_a_client_that_offers_h2c_is_answered(local: LocalApp) -> None:
-    body = {"model": "preset:tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    with Offering(local.url) as client:
-        answers = [client.ask("/v1/chat/completions", json.dumps(body).encode(), chunked=c, in_two=t) for c, t in WAYS]
-    assert [answer.status for answer in answers] == [200] * len(WAYS)
+async def test_a_client_that_offers_h2c_is_answered(tiny: Path) -> None:
+    body = json.dumps({"model": "preset:tiny", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+    def asked(url: str) -> list[int]:
+        with Offering(url) as client:
+            return [client.ask(CHAT, body, chunked=chunked, in_two=in_two).status for chunked, in_two in WAYS]
+
+    async with speaking(load_config(None, known_families=known_families())) as url:
+        assert await asyncio.to_thread(asked, url) == [200] * len(WAYS)

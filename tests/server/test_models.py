@@ -15,7 +15,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.endpoints.models import ModelsEndpoint
-from tests.server.local import LocalApp
+from tests.server.speaker import speaking
 
 NAME = "an-org/a-model:with.a_tag"
 
@@ -40,18 +40,30 @@ async def test_a_slash_at_the_end_asks_for_all(client: httpx.AsyncClient) -> Non
     assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
 
 
+# ------------------------------------------------------------ HEAD
+
+
+@pytest.fixture
+async def served(tiny: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        speaking(load_config(None, known_families=known_families())) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        yield client
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/audio/voices"])
-def test_head_is_answered_as_get_without_the_body(local: LocalApp, path: str) -> None:
-    got, headed = local.client.get(path), local.client.head(path)
+async def test_head_is_answered_as_get_without_the_body(served: httpx.AsyncClient, path: str) -> None:
+    got, headed = await served.get(path), await served.head(path)
     assert (headed.status_code, headed.content) == (200, b"")
     assert headed.headers["content-type"] == got.headers["content-type"]
     assert int(headed.headers["content-length"]) > 0
 
 
-def test_head_of_what_is_not_there_is_404_and_of_what_is_posted_405(local: LocalApp) -> None:
-    statuses = [local.client.head(path).status_code for path in ("/v1/models/other", "/v2", "/v1/chat/completions")]
-    assert statuses == [404, 404, 405]
+async def test_head_of_what_is_not_there_is_404_and_of_what_is_posted_405(served: httpx.AsyncClient) -> None:
+    paths = ("/v1/models/other", "/v2", "/v1/chat/completions")
+    assert [(await served.head(path)).status_code for path in paths] == [404, 404, 405]
 
 
-def test_health_has_the_word_that_clients_look_for(local: LocalApp) -> None:
-    assert local.client.get("/health").json() == {"status": "healthy"}
+async def test_health_has_the_word_that_clients_look_for(served: httpx.AsyncClient) -> None:
+    assert (await served.get("/health")).json() == {"status": "healthy"}
