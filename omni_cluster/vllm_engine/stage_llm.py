@@ -45,7 +45,6 @@ T = TypeVar("T")
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
-MAX_FAULT_CHARS = 200
 EARLIER_PART_BYTES = 4 << 20
 """Rows that were left out are asked of the engine in parts of this size: it does nothing else while it copies one."""
 MOST_SENDINGS = 3
@@ -287,9 +286,9 @@ class StageLLM:
         except VLLMValidationError as error:
             if error.parameter in _LENGTHS:
                 raise self._too_long(await asyncio.to_thread(self._least_tokens, prompt)) from error
-            raise RequestError(f"prompt of stage {self._stage.model_stage}: {error}") from error
+            raise RequestError(_unfit(prompt)) from error
         except (ValueError, VLLMClientError) as error:
-            raise RequestError(f"prompt of stage {self._stage.model_stage}: {fault_of(error)}") from error
+            raise RequestError(_unfit(prompt)) from error
         length = len(rendered["prompt_token_ids"])
         if length > self._max_prompt_tokens:
             raise self._too_long(f"{length} tokens, media included")
@@ -429,10 +428,16 @@ def _check_rows(extra: StageExtra, max_elements: int) -> None:
             raise PayloadError(f"A prompt's rows have shape {list(extra.prompt_embeds.shape)}, but must be [n, H].")
 
 
-def fault_of(error: Exception) -> str:
-    """The error as one short line. vLLM's own message has the media too, and where they lie in memory."""
-    said = str(error.__cause__ or error).partition("\n")[0]
-    return said if len(said) <= MAX_FAULT_CHARS else said[:MAX_FAULT_CHARS] + "..."
+def _unfit(prompt: Mapping[str, Any]) -> str:
+    """What is told of a prompt that was refused. vLLM's own message has the media in it, and where they lie in memory.
+
+    The API refuses by name what is known to be refused here.
+    """
+    media: Mapping[str, Any] = prompt.get("multi_modal_data") or {}
+    if not media:
+        return "the model cannot take the prompt's text or tokens; send others."
+    counted = ", ".join(f"{kind}: {len(items)}" for kind, items in media.items())
+    return f"the model cannot take the prompt's media ({counted}) with its text; send fewer or others."
 
 
 def _forget_media_in_turn(renderer: BaseRenderer) -> None:

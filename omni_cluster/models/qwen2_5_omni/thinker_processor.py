@@ -196,10 +196,10 @@ def largest_video(tokens: int) -> np.ndarray:
 
 
 def _tokens_of(mel_frames: torch.Tensor) -> int:
-    """Of a video's sound. ValueError for one too short to have any."""
+    """Of a video's sound. RequestError for one too short to have any."""
     tokens = sound_tokens(int(mel_frames))
     if tokens < 1:
-        raise ValueError("the audio of a video is too short; leave it out, or send at least 0.1 s of it.")
+        raise RequestError("the audio of a video is too short; leave it out, or send at least 0.1 s of it.")
     return tokens
 
 
