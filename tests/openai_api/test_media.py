@@ -3,9 +3,11 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import tracemalloc
 import wave
 import zlib
 from typing import Any
+from urllib.parse import quote
 
 import av
 import numpy as np
@@ -93,12 +95,46 @@ class TestBase64:
             decode_base64("*" * 1000, max_bytes=10, param=PARAM)
 
     @pytest.mark.parametrize(
-        "value", ["AAA", "AAAAA", "AA==AA==", "AA\nAA", "AA AA", "A-_A", "ÄAAA", "====", "data:audio/wav;base64,AAA"]
+        "changed",
+        [
+            lambda text: text.rstrip("="),
+            lambda text: "\r\n".join(text[i : i + 76] for i in range(0, len(text), 76)),
+            lambda text: f" {text[:9]} \t{text[9:]}\n",
+            lambda text: text.replace("+", "-").replace("/", "_"),
+            lambda text: quote(text, safe=""),
+            lambda text: text.replace("+", "%2b").replace("/", "%2F").replace("=", "%3d") + "%0A",
+            lambda text: text.rstrip("=").replace("+", "-").replace("/", "_") + "\n",
+        ],
     )
-    def test_only_strict_base64_is_read(self, value: str) -> None:
+    @pytest.mark.parametrize("prefix", ["", "data:;base64,", "DATA:audio/wav;BASE64,"])
+    @pytest.mark.parametrize("size", [100, 101, 102])
+    def test_what_others_make_of_base64_is_read(self, changed: Any, prefix: str, size: int) -> None:
+        data = bytes(np.random.default_rng(size).integers(0, 256, size, np.uint8))
+        value = prefix + changed(base64.b64encode(data).decode())
+        assert decode_base64(value, max_bytes=size, param=PARAM) == data
+        with pytest.raises(BadRequest, match=f"has {size} bytes, but at most {size - 1}"):
+            decode_base64(value, max_bytes=size - 1, param=PARAM)
+
+    @pytest.mark.parametrize(
+        "value",
+        ["A", "AAAAA", "AA==AA==", "A*AA", "ÄAAA", "A\0AA", "====", " \n", "%", "%3D", "AA%2", "%41AAA", "A.AA",
+         "data:audio/wav;base64,A", "data:audio/wav;base64,%2B"],
+    )  # fmt: skip
+    def test_what_is_no_base64_is_refused(self, value: str) -> None:
         with pytest.raises(BadRequest, match="not valid base64") as caught:
             decode_base64(value, max_bytes=100, param=PARAM)
         assert refusal(caught).status == 400
+
+    @pytest.mark.parametrize("junk", ["%", "%2B", "\n", "=", "-", "A%"])
+    def test_work_on_large_texts_is_bounded(self, junk: str) -> None:
+        value = junk * ((8 << 20) // len(junk))
+        tracemalloc.start()
+        try:
+            with pytest.raises(BadRequest):
+                decode_base64(value, max_bytes=1 << 20, param=PARAM)
+            assert tracemalloc.get_traced_memory()[1] < 4 * len(value)
+        finally:
+            tracemalloc.stop()
 
     @pytest.mark.parametrize(
         ("value", "words"),
