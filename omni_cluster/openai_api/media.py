@@ -21,7 +21,7 @@ from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
 
@@ -300,6 +300,7 @@ class Picture:
         Raises BadRequest (400) that names `param` when it cannot be decoded.
         """
         image = Image.open(io.BytesIO(self.data), formats=_IMAGE_FORMATS)
+        _shorten_clear_colour(image)
         try:
             ImageOps.exif_transpose(image, in_place=True)
             return _on_white(image)
@@ -346,8 +347,27 @@ def _on_white(image: Image.Image) -> npt.NDArray[np.uint8]:
     rgb = np.empty((height, width, _RGB_BYTES), np.uint8)
     for top in range(0, height, _STRIP_ROWS):
         bottom = min(top + _STRIP_ROWS, height)
-        rgb[top:bottom] = np.asarray(strip_on_white(image.crop((0, top, width, bottom))))
+        rgb[top:bottom] = np.asarray(strip_on_white(_of_bytes(image.crop((0, top, width, bottom)))))
     return rgb
+
+
+def _of_bytes(image: Image.Image) -> Image.Image:
+    """The upper byte of values of 16 bits, as Pillow reads those of colours; its own conversion clips greys."""
+    if image.mode != "I;16":
+        return image
+    values = np.asarray(image)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    if not image.has_transparency_data:
+        return grey
+    is_clear = values == image.info["transparency"]
+    return Image.merge("LA", (grey, Image.fromarray(np.where(is_clear, 0, 255).astype(np.uint8))))
+
+
+def _shorten_clear_colour(image: ImageFile.ImageFile) -> None:
+    """To the upper bytes that Pillow reads of colours of 16 bits; it would compare these with the lower ones."""
+    clear = image.info.get("transparency")
+    if isinstance(clear, tuple) and image.tile and image.tile[0].args == "RGB;16B":
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

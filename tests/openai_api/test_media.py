@@ -16,7 +16,7 @@ import pytest
 import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.media import decode_audio, decode_base64, read_picture
@@ -59,14 +59,28 @@ def image_file(image: Image.Image, container: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def png_with_header(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 9)) + chunk(b"IEND", b"")
-    )
+
+def png_of(header: bytes, rows: bytes, clear: bytes = b"") -> bytes:
+    chunks = [(b"IHDR", header), (b"tRNS", clear), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*each) for each in chunks if each != (b"tRNS", b""))
+
+
+def png_with_header(width: int, height: int) -> bytes:
+    return png_of(struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"\0" * 9)
+
+
+def png_of_16_bits(mode: str, values: npt.NDArray[np.uint16], clear: tuple[int, ...] = ()) -> bytes:
+    """`values` in every channel, and nothing clear but the colour `clear`; Pillow writes no such file of colours."""
+    kind, colours = {"I;16": (0, 1), "RGB": (2, 3), "LA": (4, 1), "RGBA": (6, 3)}[mode]
+    opaque = np.full(values.shape, 65_535, np.uint16)
+    channels = np.stack([values] * colours + [opaque] * (kind >= 4), axis=2)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in channels)
+    height, width = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    return png_of(header, rows, struct.pack(f">{len(clear)}H", *clear))
 
 
 def decoded(data: bytes, format: Any, max_s: float = 10.0) -> npt.NDArray[np.float32]:
@@ -342,6 +356,42 @@ class TestImage:
     @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "I;16"])
     def test_every_mode_becomes_rgb(self, mode: str) -> None:
         assert picture(image_file(Image.new(mode, (3, 3)), "PNG")).mode == "RGB"
+
+    @pytest.mark.parametrize("mode", ["I;16", "RGB", "RGBA", "LA"])
+    def test_channels_of_16_bits_are_scaled(self, mode: str) -> None:
+        """A ramp of all 256 values: the same picture as in 8 bits; in between, as the upper byte says."""
+        ramp = np.arange(256, dtype=np.uint16).reshape(16, 16)
+        depth_8 = np.repeat(ramp.astype(np.uint8)[..., None], 3, axis=2)
+        for values in (ramp * 257, ramp * 256, ramp * 256 + 255):
+            assert np.array_equal(np.asarray(picture(png_of_16_bits(mode, values))), depth_8)
+
+    @pytest.mark.parametrize(("mode", "clear"), [("I;16", (0x8123,)), ("RGB", (0x8123, 0x8123, 0x8123))])
+    def test_a_clear_colour_of_16_bits_is_white(self, mode: str, clear: tuple[int, ...]) -> None:
+        values = np.array([[0x8123, 0x2300, 0x0023]], np.uint16)
+        shown = np.asarray(picture(png_of_16_bits(mode, values, clear)))
+        assert shown[0, :, 0].tolist() == [255, 0x23, 0]
+
+    def test_a_turned_picture_of_16_bits_is_scaled(self) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        tall = Image.fromarray((np.arange(6, dtype=np.uint16) * 257 * 40).reshape(3, 2))
+        wide = np.asarray(picture(image_file(tall, "PNG", exif=exif)))
+        assert wide[..., 0].tolist() == [[160, 80, 0], [200, 120, 40]]
+
+    def test_pngs_have_no_other_mode_of_more_than_8_bits(self) -> None:
+        """Pillow's I and F, which would be clipped too, are of TIFF."""
+        assert {mode for mode, _ in PngImagePlugin._MODES.values()} == {"1", "L", "I;16", "RGB", "P", "LA", "RGBA"}
+
+    def test_a_cmyk_jpeg_is_read(self) -> None:
+        ink = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
+        assert np.abs(np.asarray(picture(image_file(ink, "JPEG", quality=95)), int) - [0, 255, 255]).max() < 6
+
+    @pytest.mark.parametrize("container", ["WEBP", "PNG"])
+    def test_of_moving_pictures_the_first_is_taken(self, container: str) -> None:
+        frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
+        options = {"lossless": True} if container == "WEBP" else {}
+        data = image_file(frames[0], container, save_all=True, append_images=frames[1:], **options)
+        assert picture(data).getpixel((0, 0)) == (255, 0, 0)
 
     def test_transparent_parts_are_white(self) -> None:
         image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
