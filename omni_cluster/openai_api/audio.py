@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import wave
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+S16_STEP: Final = np.float32(1 / 32768)
+"""Of samples of 16 bits, whose full scale is 1."""
 
 
 def pcm16(samples: npt.NDArray[np.float32]) -> bytes:

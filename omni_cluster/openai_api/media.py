@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import math
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import av
 import numpy as np
 import numpy.typing as npt
 from av.audio.frame import AudioFrame
@@ -23,32 +23,27 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from PIL import Image, ImageFile, ImageOps
 
+from omni_cluster.openai_api.audio import S16_STEP
+from omni_cluster.openai_api.containers import FAULTS, is_decoded_by, read_only
 from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
-
-AudioFormat = Literal["wav", "mp3", "flac"]
+from omni_cluster.openai_api.sound_formats import READINGS, AudioFormat, open_sound
 
 SAMPLE_RATE_HZ: Final = 16_000
 MAX_CHANNELS: Final = 8
 MIN_RATE_HZ: Final = 4_000
 MAX_RATE_HZ: Final = 192_000
 
-# The demuxer is forced and the decoders are listed: detection would reach playlists and every codec that is built in.
-_CODECS: Final[dict[AudioFormat, tuple[str, ...]]] = {
-    "wav": (
-        "pcm_s16le",
-        "pcm_s24le",
-        "pcm_s32le",
-        "pcm_u8",
-        "pcm_f32le",
-        "pcm_f64le",
-        "pcm_mulaw",
-        "pcm_alaw",
-    ),
-    "mp3": ("mp3float", "mp3"),
-    "flac": ("flac",),
-}
-# Its header says all, which FFmpeg would read 5 MB of samples to learn; and each packet costs, however short it is.
-_WAV_OPTIONS: Final = {"probesize": "4096", "max_size": "16384"}
+MIN_SAMPLES: Final = 321
+"""Of a sound at 16 kHz, 20 ms: three frames of its spectrum, of which the model's tower makes one position."""
+MAX_SAMPLE: Final = 32_768.0
+"""The largest that a sample of floating point may be, on either side.
+
+Full scale is 1; files that keep the scale of 16 bits are in use, and nothing that was recorded is louder. The spectrum
+is 200 times that, squared, in float32: finite up to 1e16 or so, and beyond that the model's input is no number.
+"""
+MAX_ASPECT_RATIO: Final = 200
+"""Of a picture's longer side to its shorter one: the processors take no narrower ones."""
+
 # Base64 as others leave it: in URLs percent-encoded, in the URL-safe alphabet, and in lines.
 _ESCAPES: Final = {
     escape: bytes.fromhex(escape[1:].decode())
@@ -57,7 +52,6 @@ _ESCAPES: Final = {
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 _SPACES: Final = b" \t\r\n"
 _JOINED_SAMPLES: Final = 16_384
-_S16_STEP: Final = np.float32(1 / 32768)
 _RGB_BYTES: Final = 3
 _STRIP_ROWS: Final = 256
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -132,36 +126,34 @@ def _not_empty(text: str, param: str) -> str:
     return text
 
 
-def audio_format_of(data: bytes, param: str) -> AudioFormat:
-    """The format by the file's first bytes. Raises BadRequest (415) when it is none that is accepted."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return "wav"
-    if data[:4] == b"fLaC":
-        return "flac"
-    if data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2):  # MPEG, layer III
-        return "mp3"
-    raise BadRequest(
-        f"{param} is no wav, mp3 or flac file; send one of these.", param=param, code="unsupported_audio", status=415
-    )
-
-
 def decode_audio(data: bytes, *, format: AudioFormat, max_s: float, param: str) -> npt.NDArray[np.float32]:
-    """Samples `[n]` of a wav, mp3 or flac file: float32, mono, 16 kHz.
+    """Samples `[n]` of a sound file: float32, mono, 16 kHz.
 
     Channels are averaged with equal weight, so that none of them can hide from whoever hears the mix. 16-bit samples
     are s / 32768; a 16 kHz mono 16-bit WAV comes out exactly so. A WAV that ends before its header says yields what it
-    holds, because recorders that stream write no length.
+    holds, because recorders that stream write no length. Of a file with a video beside its sound, the sound.
 
-    Raises BadRequest that names `param`: the file cannot be read, has more than `MAX_CHANNELS` channels, a rate outside
-    `MIN_RATE_HZ`..`MAX_RATE_HZ`, no samples, or (413, found while decoding) more than `max_s` seconds.
+    Raises BadRequest that names `param`: the file cannot be read, has no sound or several, more than `MAX_CHANNELS`
+    channels, a rate outside `MIN_RATE_HZ`..`MAX_RATE_HZ`, samples above `MAX_SAMPLE`, fewer than `MIN_SAMPLES`, or
+    (413, found while decoding) more than `max_s` seconds.
     """
     try:
         samples = resampled(_mono_blocks(data, format, max_s, param))
-    except (av.FFmpegError, ValueError):
+    except MemoryError:
+        raise
+    except FAULTS:
         raise _unreadable_audio(format, param) from None
-    if not samples.size or not np.isfinite(samples).all():
+    if not samples.size:
         raise _unreadable_audio(format, param)
+    check_length(samples, param)
     return samples
+
+
+def check_length(samples: npt.NDArray[np.float32], param: str) -> None:
+    """Raises BadRequest for samples `[n]` at 16 kHz that are too few to be heard."""
+    if samples.size < MIN_SAMPLES:
+        lasts_ms, least_ms = (1000 * count / SAMPLE_RATE_HZ for count in (samples.size, MIN_SAMPLES))
+        raise _bad_audio(f"{param} has {lasts_ms:g} ms of sound, but at least {least_ms:g} ms are needed.", param)
 
 
 Block = tuple[int, npt.NDArray[np.float32]]
@@ -169,11 +161,10 @@ Block = tuple[int, npt.NDArray[np.float32]]
 
 
 def _mono_blocks(data: bytes, format: AudioFormat, max_s: float, param: str) -> Iterator[Block]:
-    options = {"codec_whitelist": ",".join(_CODECS[format])}
-    if format == "wav":
-        options |= _WAV_OPTIONS
-    with av.open(io.BytesIO(data), mode="r", format=format, options=options, metadata_errors="ignore") as container:
-        yield from mono_blocks(container, _only_audio(container.streams.audio, format, param), max_s, param)
+    with open_sound(data, format) as container:
+        stream = _only_audio(container.streams.audio, format, param)
+        read_only(stream, container)
+        yield from mono_blocks(container, stream, max_s, param)
 
 
 def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, param: str) -> Iterator[Block]:
@@ -190,10 +181,12 @@ def mono_blocks(container: InputContainer, stream: AudioStream, max_s: float, pa
         if frame.layout.nb_channels != channels:
             raise ValueError("the number of channels changes")
         if frame.format.name == "s16":  # as most WAVs have them; the way through a resampler takes ten times as long
-            yield frame.sample_rate, _average(_channels(frame) * _S16_STEP)
+            yield frame.sample_rate, _average(_channels(frame) * S16_STEP)
             continue
         for converted in interleaved.resample(frame):
-            yield frame.sample_rate, _average(_channels(converted))
+            samples = _channels(converted)
+            _check_samples(samples, param)
+            yield frame.sample_rate, _average(samples)
 
 
 def _channels(frame: AudioFrame) -> npt.NDArray[Any]:
@@ -203,32 +196,34 @@ def _channels(frame: AudioFrame) -> npt.NDArray[Any]:
 
 def _average(channels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Of samples `[n, channels]`, float32."""
-    if channels.shape[1] == 1:
-        return channels[:, 0]
-    # Infinities of opposite sign average to NaN; they are refused with the other non-numbers at the end.
-    with np.errstate(invalid="ignore", over="ignore"):
-        return channels.mean(axis=1, dtype=np.float32)
+    return channels[:, 0] if channels.shape[1] == 1 else channels.mean(axis=1, dtype=np.float32)
+
+
+def _check_samples(samples: npt.NDArray[np.float32], param: str) -> None:
+    """Of float files, and of codecs whose files may be made to say anything."""
+    largest = float(np.abs(samples).max(initial=0))
+    if largest <= MAX_SAMPLE:
+        return
+    said = f"as large as {largest:g}" if math.isfinite(largest) else "that are infinite or no numbers"
+    raise _bad_audio(f"{param} has samples {said}, but at most {MAX_SAMPLE:g} is accepted, and full scale is 1.", param)
 
 
 def _only_audio(streams: tuple[AudioStream, ...], format: AudioFormat, param: str) -> AudioStream:
-    # A stream whose codec is unknown or not whitelisted has no context, though PyAV's types say that it has.
-    names = [stream.codec_context.name if stream.codec_context else None for stream in streams]
-    if len(names) != 1 or names[0] not in _CODECS[format]:
-        raise _unreadable_audio(format, param)
+    if len(streams) != 1:
+        raise _bad_audio(f"{param} has {len(streams)} sound tracks, but should have one.", param)
+    decoders, codecs = READINGS[format].decoders, READINGS[format].codecs
+    if not is_decoded_by(streams[0], decoders):
+        raise _bad_audio(f"{param} has sound of a codec that is not accepted in {format} files; send {codecs}.", param)
     return streams[0]
 
 
 def _check_frame(frame: AudioFrame, param: str) -> None:
     channels = frame.layout.nb_channels
     if channels > MAX_CHANNELS:
-        raise BadRequest(
-            f"{param} has {channels} channels, but at most {MAX_CHANNELS} are accepted.", param=param, code="bad_audio"
-        )
+        raise _bad_audio(f"{param} has {channels} channels, but at most {MAX_CHANNELS} are accepted.", param)
     if not MIN_RATE_HZ <= frame.sample_rate <= MAX_RATE_HZ:
-        raise BadRequest(
-            f"{param} has {frame.sample_rate} samples a second, but {MIN_RATE_HZ} to {MAX_RATE_HZ} are accepted.",
-            param=param,
-            code="bad_audio",
+        raise _bad_audio(
+            f"{param} has {frame.sample_rate} samples a second, but {MIN_RATE_HZ} to {MAX_RATE_HZ} are accepted.", param
         )
 
 
@@ -275,11 +270,12 @@ def _mono_frame(rate: int, block: npt.NDArray[np.float32]) -> AudioFrame:
 
 
 def _unreadable_audio(format: AudioFormat, param: str) -> BadRequest:
-    return BadRequest(
-        f"{param} cannot be read as a {format} file; send a whole file of the format that is named.",
-        param=param,
-        code="bad_audio",
-    )
+    article = "an" if format[0] in "ao" else "a"
+    return _bad_audio(f"{param} cannot be read as {article} {format} file; send a whole file.", param)
+
+
+def _bad_audio(sentence: str, param: str) -> BadRequest:
+    return BadRequest(sentence, param=param, code="bad_audio")
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,13 +312,25 @@ def read_picture(data: bytes, *, max_pixels: int, param: str) -> Picture:
     """Reads the header, decodes nothing.
 
     Raises BadRequest that names `param`: 415 when it is none of PNG, JPEG, WEBP, GIF and BMP, 413 when its header says
-    more than `max_pixels`.
+    more than `max_pixels`, 400 when it is narrower than `MAX_ASPECT_RATIO`.
     """
     with _opened(data, max_pixels, param) as image:
         width, height = image.size
     if width * height > max_pixels:
         raise _too_many_pixels(max_pixels, param)
+    check_aspect_ratio(width, height, param)
     return Picture(data, (width, height), param)
+
+
+def check_aspect_ratio(width: int, height: int, param: str, *, what: str = "", code: str = "bad_image") -> None:
+    """Raises BadRequest above `MAX_ASPECT_RATIO`. `what`: of these sides, as in "frames of "."""
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise BadRequest(
+            f"{param} has {what}{width} x {height} pixels, but a side may be at most {MAX_ASPECT_RATIO} times as long "
+            "as the other.",
+            param=param,
+            code=code,
+        )
 
 
 def _opened(data: bytes, max_pixels: int, param: str) -> Image.Image:

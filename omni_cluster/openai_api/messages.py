@@ -14,14 +14,8 @@ from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.media import (
-    AudioFormat,
-    Picture,
-    audio_format_of,
-    decode_audio,
-    decode_base64,
-    read_picture,
-)
+from omni_cluster.openai_api.media import Picture, decode_audio, decode_base64, read_picture
+from omni_cluster.openai_api.sound_formats import AudioFormat, audio_format_of
 from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
 from omni_cluster.openai_api.video import decode_video, take_frames, video_of_frames
 from omni_cluster.openai_api.wire import SOME, Text, Unsupported, Wire, at_most, not_blank, shown, string_or_list
@@ -356,7 +350,8 @@ class MessageReader:
     def _audio(self, param: str, part: _AudioPart | _AudioUrlPart) -> npt.NDArray[np.float32]:
         ((name, value),) = _sources(param, part)
         data = self._data(name, value, must_be_url=isinstance(part, _AudioUrlPart))
-        kind = part.input_audio.format if isinstance(part, _AudioPart) else audio_format_of(data, name)
+        label = part.input_audio.format if isinstance(part, _AudioPart) else None
+        kind = audio_format_of(data, name, label)
         samples = decode_audio(data, format=kind, max_s=self._limits.max_audio_s, param=name)
         self._budget.take(samples.nbytes, name)
         return samples

@@ -5,25 +5,24 @@ A file's claims are checked against its contents: frames are counted, their time
 
 from __future__ import annotations
 
-import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, Literal, NoReturn
+from typing import Final, Literal
 
-import av
 import numpy as np
 import numpy.typing as npt
 from av.audio.stream import AudioStream
 from av.container import InputContainer
-from av.stream import Discard, Disposition
+from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
+from omni_cluster.openai_api.containers import FAULTS, is_decoded_by, is_matroska, is_mov, opened, read_only
 from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
 from omni_cluster.openai_api.kept_frames import (
     FRAME_FACTOR,
@@ -33,30 +32,24 @@ from omni_cluster.openai_api.kept_frames import (
     scaled,
     spread_indices,
 )
-from omni_cluster.openai_api.media import Block, Picture, mono_blocks, resampled
-from omni_cluster.openai_api.mov_boxes import check_claims
+from omni_cluster.openai_api.media import Block, Picture, check_aspect_ratio, check_length, mono_blocks, resampled
 
 Demuxer = Literal["mov", "matroska"]
 
 MAX_FILE_FPS: Final = 120
 
-# The first box of an mp4 or mov file; those without ftyp are of QuickTime's own time.
-_MOV_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
-# Pictures in boxes: of a grid of tiles the first would pass for the video.
-_PICTURE_BRANDS: Final = (b"heic", b"heix", b"mif1", b"avif")
-_EBML: Final = b"\x1a\x45\xdf\xa3"
 _VIDEO_CODECS: Final = ("h264", "hevc", "vp8", "vp9", "libdav1d")
 _AUDIO_CODECS: Final = (
     "aac", "mp3float", "mp3", "opus", "vorbis", "flac", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le",
     "pcm_s32be", "pcm_u8", "pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_mulaw", "pcm_alaw",
 )  # fmt: skip
-_FAULTS: Final = (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError)
+MIN_FRAME_HEIGHT: Final = 4
+"""Of pictures in time with 1 or 3 rows, the processors take the rows for the channels."""
 
 # A rate that a file states is taken where its stamps agree so far: a frame that was dropped does not change it.
 _RATE_TOLERANCE: Final = Fraction(1, 20)
 # Coded frames are larger than shown ones, by up to a block on each side.
 _CODED_MARGIN_PIXELS: Final = 65_536
-_MAX_STREAMS: Final = 32
 # The shortest packets of sound are Opus's, 400 a second. Work goes by packets: in some files one can be one sample.
 _SOUND_BLOCKS_PER_S: Final = 500
 
@@ -117,20 +110,19 @@ def decode_video(
 
     Raises BadRequest that names `param`: 415 for another container or codec; 413 for more than `limits.max_s` seconds,
     more than 120 frames for each of them, frames above `limits.max_frame_pixels`, or more than `max_audio_s` of sound;
-    400 for a file that is damaged, has no video, changes its size, or has no sound track when `with_audio`. What the
-    video decodes to is taken from `budget`, its frames before there is memory for them.
+    400 for a file that is damaged, has no video, changes its size, has frames that are too narrow or too low, or has no
+    sound track when `with_audio`, or one that is too short. What the video decodes to is taken from `budget`, its
+    frames before there is memory for them.
     """
     file = _File(data, _demuxer_of(data, param), limits, budget, param)
     _check_fps(fps, param)
     try:
-        if file.demuxer == "mov":
-            check_claims(data)
         timing = _timing(file)
         audio = _sound(file, max_audio_s) if with_audio else None
         frames, sampled_fps = _sampled(file, timing, fps)
     except MemoryError:
         raise
-    except _FAULTS:
+    except FAULTS:
         raise _unreadable(param) from None
     budget.take(frames.nbytes, param)
     return Video(frames, sampled_fps, audio)
@@ -158,6 +150,7 @@ def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLim
         raise lasts_too_long("video", limits.max_s, param)
     count = len(pictures) + len(pictures) % FRAME_FACTOR
     first = pictures[0].decode()
+    _check_shape(count, first.shape, param)
     frames = np.empty((count, *kept_size(count, *first.shape[:2]), 3), np.uint8)
     for place, picture in enumerate(_of_one_size(first, pictures, param)):
         frames[place] = scaled(picture, frames.shape[1:3])
@@ -202,10 +195,9 @@ def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.u
 
 
 def _demuxer_of(data: bytes, param: str) -> Demuxer:
-    # Named by us: detection would reach playlists and every other format that is built in.
-    if data[4:8] in _MOV_BOXES and data[4:12] not in [b"ftyp" + brand for brand in _PICTURE_BRANDS]:
+    if is_mov(data):
         return "mov"
-    if data[:4] == _EBML:
+    if is_matroska(data):
         return "matroska"
     raise BadRequest(
         f"{param} is no mp4, mov, webm or matroska file; send one of these.",
@@ -216,25 +208,7 @@ def _demuxer_of(data: bytes, param: str) -> Demuxer:
 
 
 def _opened(file: _File) -> InputContainer:
-    options = {
-        "codec_whitelist": ",".join(_VIDEO_CODECS + _AUDIO_CODECS),
-        "protocol_whitelist": "none",
-        "enable_drefs": "0",
-        "max_streams": str(_MAX_STREAMS),
-        "max_pixels": _decoder_max_pixels(file),
-    }
-    return av.open(
-        io.BytesIO(file.data),
-        mode="r",
-        format=file.demuxer,
-        options=options,
-        metadata_errors="ignore",
-        io_open=_refuse_other_files,
-    )
-
-
-def _refuse_other_files(url: str, flags: int, options: dict[str, Any]) -> NoReturn:
-    raise PermissionError("a video refers to another file")
+    return opened(file.data, file.demuxer, _VIDEO_CODECS + _AUDIO_CODECS, {"max_pixels": _decoder_max_pixels(file)})
 
 
 def _decoder_max_pixels(file: _File) -> str:
@@ -247,14 +221,13 @@ def _video_stream(container: InputContainer, file: _File) -> VideoStream:
     if not streams:
         raise BadRequest(f"{file.param} has no video in it; send a file with one.", param=file.param, code="no_video")
     stream = streams[0]
-    # A stream whose codec is unknown or not whitelisted has no context, though PyAV's types say that it has.
-    if stream.codec_context is None or stream.codec_context.name not in _VIDEO_CODECS:
+    if not is_decoded_by(stream, _VIDEO_CODECS):
         raise _unsupported_codec("video", "h264, hevc, vp8, vp9 or av1", file.param)
     _check_pixels(stream.codec_context.width, stream.codec_context.height, file.limits, file.param)
     stream.codec_context.options = {"max_pixels": _decoder_max_pixels(file)}
     # One each, because requests share the machine.
     stream.codec_context.thread_count = 1
-    _read_only(stream, container)
+    read_only(stream, container)
     return stream
 
 
@@ -262,16 +235,10 @@ def _audio_stream(container: InputContainer, param: str) -> AudioStream:
     streams = container.streams.audio
     if not streams:
         raise _no_sound(param)
-    if streams[0].codec_context is None or streams[0].codec_context.name not in _AUDIO_CODECS:
+    if not is_decoded_by(streams[0], _AUDIO_CODECS):
         raise _unsupported_codec("sound", "aac, mp3, opus, vorbis, flac or pcm", param)
-    _read_only(streams[0], container)
+    read_only(streams[0], container)
     return streams[0]
-
-
-def _read_only(stream: VideoStream | AudioStream, container: InputContainer) -> None:
-    for other in container.streams:
-        if other.index != stream.index:
-            other.discard = Discard.all
 
 
 # ---------------------------------------------------------------------- timing
@@ -343,6 +310,7 @@ def _frames_at(chosen: Sequence[int], file: _File) -> tuple[npt.NDArray[np.uint8
 
 
 def _room_for(count: int, picture: npt.NDArray[np.uint8], file: _File) -> npt.NDArray[np.uint8]:
+    _check_shape(count, picture.shape, file.param)
     shape = count, *kept_size(count, *picture.shape[:2]), 3
     file.budget.check(math.prod(shape), file.param)
     return np.empty(shape, np.uint8)
@@ -382,8 +350,7 @@ def _sound(file: _File, max_audio_s: float) -> npt.NDArray[np.float32]:
         samples = resampled(_at_most(math.ceil(max_audio_s * _SOUND_BLOCKS_PER_S), blocks))
     if not samples.size:
         raise _no_sound(file.param)
-    if not np.isfinite(samples).all():
-        raise ValueError("samples that are no numbers")
+    check_length(samples, file.param)
     file.budget.take(samples.nbytes, file.param)
     return samples
 
@@ -433,6 +400,21 @@ def _check_pixels(width: int, height: int, limits: VideoLimits, param: str) -> N
             code="video_frame_too_large",
             status=413,
         )
+
+
+def _check_shape(count: int, shape: tuple[int, ...], param: str) -> None:
+    """Of frames as they are shown, and as they are kept: scaling floors the shorter side."""
+    height, width = shape[:2]
+    if height < MIN_FRAME_HEIGHT:
+        raise BadRequest(
+            f"{param} has frames of {width} x {height} pixels, but at least {MIN_FRAME_HEIGHT} pixels of height are "
+            "needed.",
+            param=param,
+            code="bad_video",
+        )
+    check_aspect_ratio(width, height, param, what="frames of ", code="bad_video")
+    kept_height, kept_width = kept_size(count, height, width)
+    check_aspect_ratio(kept_width, kept_height, param, what="frames that are scaled to ", code="bad_video")
 
 
 def _check_file_frames(frames: int, file: _File) -> None:

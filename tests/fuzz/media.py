@@ -11,12 +11,14 @@ from random import Random
 
 import av
 import numpy as np
+import soundfile
 from PIL import Image
 
 from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
 from omni_cluster.openai_api.encoding import encode
 from tests.fuzz.hostile import MODEL
 from tests.fuzz.mutate import changed_bytes
+from tests.openai_api.sounds import RECORDED, recorded, wide_band_amr
 from tests.openai_api.test_chat import LIMITS
 
 MEDIA_LIMITS = replace(LIMITS, max_media_bytes=1_000_000, max_body_bytes=4_000_000)
@@ -26,6 +28,18 @@ _TONE = 0.3 * np.sin(np.arange(1600, dtype=np.float32) / 9)
 def _picture(kind: str) -> bytes:
     file = io.BytesIO()
     Image.linear_gradient("L").resize((16, 12)).convert("P" if kind == "GIF" else "RGB").save(file, kind)
+    return file.getvalue()
+
+
+def _deep_png() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.arange(192, dtype=np.uint16).reshape(12, 16) * 257).save(file, "PNG", transparency=257)
+    return file.getvalue()
+
+
+def _float_wav() -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, _TONE, 16_000, format="WAV", subtype="FLOAT")
     return file.getvalue()
 
 
@@ -43,15 +57,19 @@ def _video(kind: str, codec: str) -> bytes:
 
 MEDIA: Mapping[str, Callable[[], bytes]] = {
     **{kind: functools.cache(lambda kind=kind: encode(_TONE, 16_000, kind)) for kind in ("wav", "mp3", "flac")},
+    **{name: functools.cache(lambda name=name: recorded(name, _TONE, 16_000)) for name in RECORDED},
+    "amr of a wide band": functools.cache(lambda: wide_band_amr(6)),
+    "wav of floats": functools.cache(_float_wav),
     **{
         kind.lower(): functools.cache(lambda kind=kind: _picture(kind))
         for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP")
     },
-    "mp4": functools.cache(lambda: _video("mp4", "libx264")),
-    "webm": functools.cache(lambda: _video("webm", "libvpx")),
+    "png of 16 bits": functools.cache(_deep_png),
+    "mp4 of pictures": functools.cache(lambda: _video("mp4", "libx264")),
+    "webm of pictures": functools.cache(lambda: _video("webm", "libvpx")),
 }
-_SOUNDS = ("wav", "mp3", "flac")
-_VIDEOS = ("mp4", "webm")
+_VIDEOS = ("mp4 of pictures", "webm of pictures")
+_SOUNDS = ("wav", "mp3", "flac", "wav of floats", "amr of a wide band", *RECORDED)
 
 
 def file_of(kind: str) -> Callable[[Random], bytes]:

@@ -23,6 +23,7 @@ from omni_cluster.openai_api.chat import (
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
+from tests.openai_api.sounds import recorded
 from tests.openai_api.test_video import video_file
 
 LIMITS = ApiLimits(
@@ -47,7 +48,7 @@ def wav_of(values: Any) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def png_of(color: str, size: tuple[int, int] = (4, 3)) -> str:
+def png_of(color: str, size: tuple[int, int] = (5, 4)) -> str:
     file = io.BytesIO()
     Image.new("RGB", size, color).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -100,6 +101,7 @@ def audio_url_part(url: Any) -> dict[str, Any]:
 
 PART = "messages[1].content[0]"
 LONG = wav_of(np.zeros(16_001))
+SHORT = wav_of(np.zeros(320))
 
 BAD = [
     (b"", None, "not valid JSON"),
@@ -172,7 +174,7 @@ BAD = [
     (with_part(frames_part("AAAA")), f"{PART}.video[0]", "should be an http(s) URL or 'data:"),
     (with_part(frames_part(*["https://example.com/1.png"] * 5)), f"{PART}.video", "has 5 frames, but at most 4"),
     (
-        with_part(frames_part(png_of("red"), png_of("blue", (3, 4)))),
+        with_part(frames_part(png_of("red"), png_of("blue", (4, 5)))),
         f"{PART}.video",
         "size",
     ),
@@ -198,7 +200,11 @@ BAD = [
     (with_part(image_part("/etc/passwd")), f"{PART}.image_url.url", "should be an http(s) URL or 'data:"),
     (with_part(image_part("file:///etc/passwd")), f"{PART}.image_url.url", "should be an http(s) URL or 'data:"),
     (with_part(audio_url_part("file:///etc/passwd")), f"{PART}.audio_url.url", "should be an http(s) URL or 'data:"),
-    (with_part(audio_url_part("data:audio/wav;base64,AAAA")), f"{PART}.audio_url.url", "is no wav, mp3 or flac file"),
+    (
+        with_part(audio_url_part("data:audio/wav;base64,AAAA")),
+        f"{PART}.audio_url.url",
+        "is no wav, mp3, flac, ogg, webm, m4a, aac or amr file",
+    ),
     (with_part({"type": "audio_url", "audio_url": "x"}), f"{PART}.audio_url", "should be an object"),
     (with_part(audio_url_part("https://example.com/a.wav"), role="system"), PART, "only user messages may hold media"),
     (with_part(image_part("data:image/png,abc")), f"{PART}.image_url.url", "data URL without base64"),
@@ -207,13 +213,21 @@ BAD = [
     (with_part(image_part(png_of("red")), role="assistant"), PART, "only user messages may hold media"),
     (with_part(audio_part("")), f"{PART}.input_audio.data", "should not be empty"),
     (with_part(audio_part(5)), f"{PART}.input_audio.data", "should be a valid string"),
-    (with_part(audio_part("AAAA", "ogg")), f"{PART}.input_audio.format", "should be 'wav', 'mp3' or 'flac'"),
+    (
+        with_part(audio_part("AAAA", "wma")),
+        f"{PART}.input_audio.format",
+        "should be 'wav', 'mp3', 'flac', 'ogg', 'opus', 'webm', 'm4a', 'mp4', 'aac' or 'amr'",
+    ),
+    (with_part(image_part(png_of("red", (201, 1)))), f"{PART}.image_url.url", "has 201 x 1 pixels, but a side may be"),
+    (with_part(frames_part(png_of("red", (201, 1)))), f"{PART}.video[0]", "has 201 x 1 pixels, but a side may be"),
+    (with_part(frames_part(png_of("red", (9, 1)))), f"{PART}.video", "has frames of 9 x 1 pixels, but at least 4"),
+    (with_part(audio_part(SHORT)), f"{PART}.input_audio.data", "has 20 ms of sound, but at least 20.0625 ms"),
     (
         with_part({"type": "input_audio", "input_audio": {"data": "AAAA"}}),
         f"{PART}.input_audio.format",
         "is required",
     ),
-    (with_part(audio_part("AAA")), f"{PART}.input_audio.data", "not valid base64"),
+    (with_part(audio_part("AAAAA")), f"{PART}.input_audio.data", "not valid base64"),
     (with_part(audio_part("AAAA")), f"{PART}.input_audio.data", "cannot be read as a wav file"),
     (with_part(audio_part("A" * 80_000)), f"{PART}.input_audio.data", "has 60000 bytes, but at most 50000"),
     (with_part(audio_part(LONG)), f"{PART}.input_audio.data", "lasts longer than 1 s"),
@@ -230,7 +244,7 @@ BAD = [
         "stage_sampling_params.talker.heat is no sampling parameter; use temperature",
     ),
     (with_fields(stage_sampling_params=[]), "stage_sampling_params", "should be an object"),
-    (with_fields(audio={"format": "aac"}), "audio.format", "should be 'wav', 'pcm16', 'flac', 'mp3' or 'opus'"),
+    (with_fields(audio={"format": "ogg"}), "audio.format", "should be 'wav', 'pcm16', 'flac', 'mp3', 'opus' or 'aac'"),
     (with_fields(audio="Chelsie"), "audio", "should be an object"),
     (with_fields(stream="yes"), "stream", 'stream is "yes", but it should be a valid boolean'),
     (with_fields(stream_options={"include_usage": True}), "stream_options", "only for streams"),
@@ -309,7 +323,7 @@ BAD = [
     ),
 ]
 STATUS = {
-    "is no wav, mp3 or flac file": 415,
+    "is no wav, mp3, flac": 415,
     "does not exist": 404,
     "but at most 50000": 413,
     "lasts longer": 413,
@@ -345,7 +359,7 @@ def test_a_long_value_is_cut_in_the_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "name"), [(audio_part(wav_of([1])), "audio inputs"), (image_part(png_of("red")), "images")]
+    ("part", "name"), [(audio_part(wav_of([1] * 400)), "audio inputs"), (image_part(png_of("red")), "images")]
 )
 def test_media_are_counted_over_the_whole_request(part: dict[str, Any], name: str) -> None:
     messages = [{"role": "user", "content": [part]}] * 2
@@ -415,7 +429,7 @@ def test_a_full_request() -> None:
 
 def test_media_come_decoded_and_in_order() -> None:
     red, blue = image_part(png_of("red")), image_part(png_of("blue"))
-    loud, soft = audio_part(wav_of([16384] * 5)), audio_part("data:;base64," + wav_of([-8192] * 3))
+    loud, soft = audio_part(wav_of([16384] * 500)), audio_part("data:;base64," + wav_of([-8192] * 400))
     request = parse(
         with_fields(
             messages=[
@@ -432,8 +446,18 @@ def test_media_come_decoded_and_in_order() -> None:
         {"role": "assistant", "content": [{"type": "text", "text": "that"}]},
         {"role": "user", "content": [{"type": "image"}, {"type": "audio"}]},
     )
-    assert [audio.tolist() for audio in request.audios] == [[0.5] * 5, [-0.25] * 3]
+    assert [audio.tolist() for audio in request.audios] == [[0.5] * 500, [-0.25] * 400]
     assert [image[0, 0].tolist() for image in request.images] == [[255, 0, 0], [0, 0, 255]]
+
+
+@pytest.mark.parametrize("label", ["wav", "mp3", "webm", "m4a", "aac", "opus"])
+@pytest.mark.parametrize("name", ["ogg", "m4a", "amr", "aac"])
+def test_sound_is_read_as_what_it_is_whatever_its_label_says(name: str, label: str) -> None:
+    tone = np.sin(np.arange(24_000, dtype=np.float32) / 9) / 2
+    data = base64.b64encode(recorded(name, tone, 48_000)).decode()
+    (labelled,) = parse(with_part(audio_part(data, label))).audios
+    (by_url,) = parse(with_part(audio_url_part(f"data:audio/{label};base64,{data}"))).audios
+    assert np.array_equal(labelled, by_url) and abs(labelled.size - 8_000) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -556,11 +580,11 @@ def test_media_by_url_are_named_to_be_fetched_and_then_decoded_in_their_places()
         ("messages[0].content[3].input_audio.data", "https://example.com/b.wav"),
     ]
     png = base64.b64decode(picture.partition(",")[2])
-    wav, silence = (base64.b64decode(wav_of(samples)) for samples in (sound, np.zeros(160)))
+    wav, silence = (base64.b64decode(wav_of(samples)) for samples in (sound, np.zeros(400)))
     fetched = dict(zip((each.param for each in found.urls), (png, wav, silence), strict=True))
     request = open_chat_request(found, fetched, LIMITS)
     assert [image[0, 0].tolist() for image in request.images] == [[255, 0, 0], [0, 0, 255]]
-    assert [len(audio) for audio in request.audios] == [800, 160]
+    assert [len(audio) for audio in request.audios] == [800, 400]
     assert [part["type"] for part in request.messages[0]["content"]] == ["image", "image", "audio", "audio"]
 
 

@@ -228,7 +228,7 @@ async def test_more_memory_than_its_bound_is_refused_and_the_next_request_is_fin
         error = await refused(pool, body_of(image(png_bomb(13_000, 13_000))))
         assert (error.status, error.code) == (413, "media_too_large")
         assert f"more than {128 << 20} bytes of memory" in error.message
-        assert (await pool.open(body_of(image(png_of("red"))), none_fetched)).images[0].shape == (3, 4, 3)
+        assert (await pool.open(body_of(image(png_of("red"))), none_fetched)).images[0].shape == (4, 5, 3)
 
 
 async def test_a_process_that_ends_in_the_middle_is_its_requests_fault() -> None:
@@ -388,7 +388,7 @@ async def test_requests_wait_while_decoded_media_are_held() -> None:
         assert not done and process.cpu_times() == before_s
         del held
         gc.collect()
-        assert (await waiting).images[0].shape == (3, 4, 3)
+        assert (await waiting).images[0].shape == (4, 5, 3)
 
 
 def test_a_decoder_ends_with_its_ingress_even_in_the_middle_of_a_request() -> None:

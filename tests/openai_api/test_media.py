@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import struct
 import tracemalloc
@@ -17,9 +18,12 @@ import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
+from transformers import WhisperFeatureExtractor
 
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.media import decode_audio, decode_base64, read_picture
+from omni_cluster.openai_api.media import MAX_SAMPLE, decode_audio, decode_base64, read_picture
+from omni_cluster.openai_api.sound_formats import audio_format_of
+from tests.openai_api.sounds import RECORDED, recorded, wide_band_amr
 
 PARAM = "messages[0].content[0].input_audio.data"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<_io", "<PIL")
@@ -277,18 +281,19 @@ class TestAudio:
 
     def test_a_codec_that_is_not_listed_is_refused(self) -> None:
         adpcm = sound_file(tone(1.0, 16_000), 16_000, "WAV", "IMA_ADPCM")
-        with pytest.raises(BadRequest, match="cannot be read as a wav"):
+        with pytest.raises(BadRequest, match="a codec that is not accepted in wav files; send PCM"):
             decoded(adpcm, "wav")
 
     @pytest.mark.parametrize("codec_tag", [0x1234, 0x2000, 0x0055])
     def test_a_wav_that_announces_another_codec_is_refused(self, codec_tag: int) -> None:
-        with pytest.raises(BadRequest, match="cannot be read as a wav"):
+        with pytest.raises(BadRequest, match="a codec that is not accepted in wav files"):
             decoded(wav_header(16_000, 1, codec_tag, b"\0\0" * 4_000), "wav")
 
-    def test_infinities_that_cancel_are_refused(self) -> None:
+    @pytest.mark.parametrize("pair", [(np.inf, -np.inf), (1e30, -1e30)])
+    def test_channels_that_cancel_are_refused(self, pair: tuple[float, float]) -> None:
         samples = np.stack([tone(0.2, 16_000)] * 2, axis=1)
-        samples[100] = (np.inf, -np.inf)
-        with pytest.raises(BadRequest, match="cannot be read"):
+        samples[100] = pair
+        with pytest.raises(BadRequest, match=r"has samples .* at most 32768 is accepted"):
             decoded(sound_file(samples, 16_000, "WAV", "FLOAT"), "wav")
 
     def test_too_many_channels_are_named(self) -> None:
@@ -302,19 +307,57 @@ class TestAudio:
             decoded(wav_header(rate, 1, 1, b"\0\0" * 100), "wav", max_s=1e9)
         refusal(caught)
 
-    @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_samples_that_are_no_numbers_are_refused(self, bad: float) -> None:
-        samples = tone(0.2, 16_000)
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39, -1e300])
+    @pytest.mark.parametrize("rate", [16_000, 44_100])
+    def test_samples_that_are_no_numbers_are_refused(self, bad: float, rate: int) -> None:
+        samples = tone(0.2, rate)
         samples[100] = bad
-        with pytest.raises(BadRequest, match="cannot be read"):
-            decoded(sound_file(samples, 16_000, "WAV", "FLOAT"), "wav")
+        with pytest.raises(
+            BadRequest, match="has samples that are infinite or no numbers, but at most 32768"
+        ) as caught:
+            decoded(sound_file(samples, rate, "WAV", "DOUBLE"), "wav")
+        assert refusal(caught).code == "bad_audio"
+
+    @pytest.mark.parametrize("largest", [32_769, -1e6, 1e18, -1e30, 3e38])
+    @pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
+    @pytest.mark.parametrize("rate", [16_000, 44_100])
+    def test_samples_that_no_recording_has_are_refused(self, largest: float, subtype: str, rate: int) -> None:
+        samples = tone(0.2, rate)
+        samples[-1] = largest
+        words = f"has samples as large as {abs(largest):g}, but at most 32768 is accepted".replace("+", r"\+")
+        with pytest.raises(BadRequest, match=words) as caught:
+            decoded(sound_file(samples, rate, "WAV", subtype), "wav")
+        assert (refusal(caught).code, caught.value.status) == ("bad_audio", 400)
+
+    @pytest.mark.parametrize("rate", [4_000, 16_000, 44_100, 192_000])
+    def test_the_spectrum_of_the_largest_samples_is_finite(self, rate: int) -> None:
+        """Of a square wave and of noise, whose edges the resampler overshoots."""
+        square = np.where(np.arange(rate) % 16 < 8, 1.0, -1.0)
+        noise = np.random.default_rng(0).choice([-1.0, 1.0], rate)
+        for shape in (square, noise):
+            samples = decoded(sound_file(shape * MAX_SAMPLE, rate, "WAV", "FLOAT"), "wav")
+            assert MAX_SAMPLE / 2 < np.abs(samples).max() < 4 * MAX_SAMPLE
+            log_mel = WhisperFeatureExtractor(feature_size=128)(samples, sampling_rate=16_000, return_tensors="np")
+            assert np.isfinite(log_mel["input_features"]).all()
+            assert np.abs(log_mel["input_features"]).max() < 8
+
+    def test_samples_next_to_nothing_are_silence(self) -> None:
+        samples = decoded(sound_file(np.full(16_000, 1e-45), 16_000, "WAV", "FLOAT"), "wav")
+        assert np.isfinite(samples).all() and np.abs(samples).max() < 1e-44
+
+    @pytest.mark.parametrize("samples", [1, 320])
+    def test_a_sound_too_short_to_be_heard_is_refused(self, samples: int) -> None:
+        with pytest.raises(BadRequest, match=rf"has {samples / 16:g} ms of sound, but at least 20\.0625 ms") as caught:
+            decoded(sound_file(np.zeros(samples, np.int16), 16_000, "WAV"), "wav")
+        refusal(caught)
+        assert decoded(sound_file(np.zeros(321, np.int16), 16_000, "WAV"), "wav").size == 321
 
     def test_a_wav_by_the_standard_library_is_read(self) -> None:
         file = io.BytesIO()
         with wave.open(file, "wb") as writer:
             writer.setparams((1, 2, 16_000, 0, "NONE", ""))
-            writer.writeframes(b"\x00\x40" * 50)
-        assert decoded(file.getvalue(), "wav").tolist() == [0.5] * 50
+            writer.writeframes(b"\x00\x40" * 400)
+        assert decoded(file.getvalue(), "wav").tolist() == [0.5] * 400
 
     @FUZZ
     @given(st.sampled_from(["wav", "mp3", "flac"]), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255))))
@@ -335,6 +378,154 @@ WHOLE_FILES = {
     "flac": sound_file(tone(0.2, 22_050), 22_050, "FLAC"),
     "mp3": mp3_file(tone(0.2, 16_000), 16_000),
 }
+
+
+@functools.cache
+def recording(name: str, seconds: float = 1.0, **more: Any) -> bytes:
+    return recorded(name, tone(seconds, 48_000).astype(np.float32), 48_000, **more)
+
+
+def format_of(name: str) -> Any:
+    return name.partition(" ")[0]
+
+
+class TestRecordings:
+    """Ogg, webm, m4a, aac and amr: what browsers, phones and messengers record in."""
+
+    @pytest.mark.parametrize("name", RECORDED)
+    def test_they_are_told_and_heard(self, name: str) -> None:
+        data = recording(name)
+        assert audio_format_of(data, PARAM) == format_of(name)
+        samples = decoded(data, format_of(name))
+        assert samples.dtype == np.float32 and 16_000 <= samples.size < 17_600
+        spectrum = np.abs(np.fft.rfft(samples[:16_000]))
+        assert abs(int(np.argmax(spectrum)) - 440) <= 1
+        middle = samples[4_000:12_000]
+        assert abs(np.sqrt((middle.astype(np.float64) ** 2).mean()) - 0.5 / np.sqrt(2)) < 0.06
+
+    @pytest.mark.parametrize("name", RECORDED)
+    def test_they_are_what_ffmpeg_decodes(self, name: str) -> None:
+        """The mean of its channels at 16 kHz, by one resampler, with nothing before or after."""
+        data = recording(name)
+        with av.open(io.BytesIO(data)) as container:
+            frames = list(container.decode(audio=0))
+        channels = np.concatenate([frame.to_ndarray() for frame in frames], axis=1)
+        whole = av.AudioFrame.from_ndarray(channels.mean(axis=0, keepdims=True), format="fltp", layout="mono")
+        whole.sample_rate = frames[0].sample_rate
+        resampler = av.AudioResampler(format="fltp", layout="mono", rate=16_000)
+        pieces = [*resampler.resample(whole), *resampler.resample(None)]
+        wanted = np.concatenate([piece.to_ndarray()[0] for piece in pieces])
+        samples = decoded(data, format_of(name))
+        assert samples.shape == wanted.shape
+        assert np.abs(samples - wanted).max() < 1e-5
+
+    def test_opus_has_as_many_samples_as_were_recorded(self) -> None:
+        assert decoded(recording("ogg"), "ogg").size == decoded(recording("webm"), "webm").size == 16_000
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_wide_band_amr_is_heard(self, seed: int) -> None:
+        data = wide_band_amr(50, seed)
+        assert audio_format_of(data, PARAM) == "amr"
+        samples = decoded(data, "amr")
+        assert samples.size == 16_000 and 0.001 < np.abs(samples).max() < 100  # these decoders do not clip
+
+    @pytest.mark.parametrize(("name", "video"), [("m4a", "libx264"), ("webm", "libvpx"), ("webm", "libvpx-vp9")])
+    def test_of_a_video_the_sound_is_taken(self, name: str, video: str) -> None:
+        assert np.array_equal(decoded(recording(name, video=video), name), decoded(recording(name), name))
+
+    @pytest.mark.parametrize("name", ["m4a", "webm", "ogg"])
+    def test_several_tracks_are_refused(self, name: str) -> None:
+        with pytest.raises(BadRequest, match="has 2 sound tracks, but should have one") as caught:
+            decoded(recording(name, tracks=2), name)
+        refusal(caught)
+
+    def test_a_video_without_sound_is_refused(self) -> None:
+        with pytest.raises(BadRequest, match="has 0 sound tracks, but should have one"):
+            decoded(recording("m4a", video="libx264", tracks=0), "m4a")
+
+    @pytest.mark.parametrize("name", RECORDED)
+    def test_the_limit_is_found_while_decoding(self, name: str) -> None:
+        with pytest.raises(BadRequest, match=r"lasts longer than 2\.5 s") as caught:
+            decoded(recording(name, 3.0), format_of(name), max_s=2.5)
+        assert refusal(caught).status == 413
+
+    def test_a_codec_of_another_container_is_refused(self) -> None:
+        file = io.BytesIO()
+        with av.open(file, "w", format="mp4") as container:
+            stream = container.add_stream("libmp3lame", rate=16_000, layout="mono")
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 8_000), np.int16), format="s16p", layout="mono")
+            frame.sample_rate = 16_000
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+        with pytest.raises(BadRequest, match="a codec that is not accepted in m4a files; send aac or opus") as caught:
+            decoded(file.getvalue(), "m4a")
+        refusal(caught)
+
+    @pytest.mark.parametrize("name", RECORDED)
+    @pytest.mark.parametrize("kept", [0.02, 0.5, 0.9])
+    def test_half_a_recording_is_heard_so_far_or_refused(self, name: str, kept: float) -> None:
+        data = recording(name)
+        try:
+            samples = decoded(data[: int(len(data) * kept)], format_of(name))
+        except BadRequest as error:
+            assert "cannot be read as a" in error.message or "ms of sound" in error.message
+            return
+        assert samples.size <= 17_600
+
+    @pytest.mark.parametrize("name", ["ogg", "webm", "m4a", "aac", "amr"])
+    def test_a_playlist_or_another_file_is_never_followed(self, name: Any, tmp_path: Any) -> None:
+        secret = tmp_path / "secret.wav"
+        secret.write_bytes(sound_file(tone(1.0, 16_000), 16_000, "WAV"))
+        for text in (f"#EXTM3U\n#EXTINF:9,\n{secret}\n", f"ffconcat version 1.0\nfile {secret}\n"):
+            with pytest.raises(BadRequest, match=r"cannot be read|sound tracks"):
+                decoded(text.encode(), name)
+
+    def test_boxes_that_claim_more_than_there_is_are_refused(self) -> None:
+        data = bytearray(recording("m4a"))
+        place = data.index(b"stsz") + 12
+        data[place : place + 4] = b"\x7f\xff\xff\xff"
+        with pytest.raises(BadRequest, match="cannot be read as a m4a"):
+            decoded(bytes(data), "m4a")
+
+    def test_first_bytes_say_more_than_a_label(self) -> None:
+        flac = sound_file(tone(0.2, 16_000), 16_000, "FLAC")
+        tag = b"ID3\x04\0\0\0\0\0\x0a" + bytes(10)
+        assert audio_format_of(flac, PARAM, "wav") == "flac"
+        assert audio_format_of(recording("webm"), PARAM, "mp3") == "webm"
+        assert audio_format_of(tag + mp3_file(tone(0.2, 16_000), 16_000), PARAM, "wav") == "mp3"
+        assert audio_format_of(tag + recording("aac"), PARAM, "mp3") == "aac"
+        assert audio_format_of(tag + flac, PARAM) == "flac"
+        assert audio_format_of(tag, PARAM) == "mp3"
+        assert np.array_equal(decoded(tag + recording("aac"), "aac"), decoded(recording("aac"), "aac"))
+
+    def test_a_label_is_taken_where_first_bytes_say_nothing(self) -> None:
+        data = bytes(700) + mp3_file(tone(1.0, 16_000), 16_000)
+        assert audio_format_of(data, PARAM, "mp3") == "mp3"
+        assert decoded(data, "mp3").size > 15_000
+        with pytest.raises(BadRequest, match="is no wav, mp3, flac, ogg, webm, m4a, aac or amr file") as caught:
+            audio_format_of(data, PARAM)
+        assert refusal(caught).status == 415
+
+    @pytest.mark.parametrize("size", range(12))
+    def test_too_few_bytes_are_of_no_format(self, size: int) -> None:
+        for start in (b"RIFF....WAV", b"\xff", b"OggX", b"....ftyx", b"\x1a\x45", b"#!AM"):
+            with pytest.raises(BadRequest, match="is no wav"):
+                audio_format_of(start[:size], PARAM)
+
+    @FUZZ
+    @given(st.sampled_from(sorted(RECORDED)), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255))))
+    def test_damage_brings_no_other_error(self, name: str, changes: list[tuple[float, int]]) -> None:
+        data = bytearray(recording(name, 0.2))
+        for place, value in changes:
+            data[int(place**3 * (len(data) - 1))] = value
+        try:
+            samples = decoded(bytes(data), format_of(name), max_s=1.0)
+        except av.error.MemoryError:  # FFmpeg makes no table of an absurd size; a decoder answers that with 413
+            return
+        except BadRequest as error:
+            assert not any(leak in error.message for leak in LEAKS)
+            return
+        assert np.isfinite(samples).all() and np.abs(samples).max() <= 4 * MAX_SAMPLE
 
 
 def picture(data: bytes, max_pixels: int = 10_000) -> Image.Image:
@@ -392,6 +583,17 @@ class TestImage:
         options = {"lossless": True} if container == "WEBP" else {}
         data = image_file(frames[0], container, save_all=True, append_images=frames[1:], **options)
         assert picture(data).getpixel((0, 0)) == (255, 0, 0)
+
+    @pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 1), (3, 600)])
+    def test_the_narrowest_pictures_are_taken(self, size: tuple[int, int]) -> None:
+        assert picture(image_file(Image.new("RGB", size), "PNG")).size == size
+
+    @pytest.mark.parametrize("size", [(1, 201), (300, 1), (3, 601)])
+    def test_narrower_ones_are_refused_by_their_header(self, size: tuple[int, int]) -> None:
+        words = f"has {size[0]} x {size[1]} pixels, but a side may be at most 200 times as long as the other"
+        with pytest.raises(BadRequest, match=words) as caught:
+            read_picture(image_file(Image.new("RGB", size), "PNG"), max_pixels=10_000, param=PARAM)
+        assert (refusal(caught).status, caught.value.code) == (400, "bad_image")
 
     def test_transparent_parts_are_white(self) -> None:
         image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))

@@ -91,6 +91,20 @@ def video_file(
         return Path(file.name).read_bytes()
 
 
+@functools.cache
+def ramp_film(container: str, codec: str, layout: str) -> bytes:
+    """Four frames, each black on the left and white on the right."""
+    file = io.BytesIO()
+    ramp = np.repeat(np.tile(np.linspace(0, 255, 256, dtype=np.uint8), (128, 1))[..., None], 3, axis=2)
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=4, options=QUIET.get(codec, {}))
+        stream.width, stream.height, stream.pix_fmt = 256, 128, layout
+        for _ in range(4):
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(ramp, format="rgb24")))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
 def sound_track(output: Any, codec: str) -> Any:
     return output.add_stream(codec, rate=48_000, layout="stereo", options={"strict": "experimental"})
 
@@ -109,17 +123,18 @@ def mux_tone(output: Any, track: Any, seconds: Fraction, hz: float = 440.0) -> N
     output.mux([packet for packet in track.encode(None) if packet.size])
 
 
-def pcm_mov(samples: npt.NDArray[np.int16], rate: int, layout: str) -> bytes:
-    """A mov file of 30 frames with these samples `[n, channels]` as its sound."""
+def pcm_mov(samples: npt.NDArray[Any], rate: int, layout: str) -> bytes:
+    """A mov file of 30 frames with these samples `[n, channels]`, int16 or float32, as its sound."""
     file = io.BytesIO()
     with av.open(file, "w", format="mov") as output:
         stream = output.add_stream("libx264", rate=30)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        track = output.add_stream("pcm_s16le", rate=rate, layout=layout)
+        codec, kind = ("pcm_s16le", "s16") if samples.dtype == np.int16 else ("pcm_f32le", "flt")
+        track = output.add_stream(codec, rate=rate, layout=layout)
         for number in range(30):
             output.mux(stream.encode(av.VideoFrame.from_ndarray(numbered(number), format="rgb24")))
         output.mux(stream.encode(None))
-        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="s16", layout=layout)
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format=kind, layout=layout)
         frame.sample_rate = rate
         output.mux(track.encode(frame))
     return file.getvalue()
@@ -422,6 +437,55 @@ class TestLimits:
         assert peak_bytes < video.frames.nbytes + 200_000
 
 
+def as_png(image: Image.Image) -> Picture:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return read_picture(file.getvalue(), max_pixels=1_000_000, param=PARAM)
+
+
+class TestDepth:
+    @pytest.mark.parametrize(
+        ("container", "codec", "layout"),
+        [
+            ("mp4", "libx265", "yuv420p10le"),
+            ("mp4", "libx265", "yuv420p12le"),
+            ("mp4", "libx264", "yuv444p10le"),
+            ("webm", "libsvtav1", "yuv420p10le"),
+        ],
+    )
+    def test_frames_of_more_than_8_bits_are_scaled(self, container: str, codec: str, layout: str) -> None:
+        deep = decoded(ramp_film(container, codec, layout)).frames
+        plain = decoded(ramp_film("mp4", "libx264", "yuv420p")).frames
+        assert deep.shape == plain.shape
+        assert np.abs(deep.astype(int) - plain).mean() < 3
+        assert deep[0, :, 8].mean() < 40 and deep[0, :, -8].mean() > 215
+
+    def test_pictures_of_16_bits_are_scaled(self) -> None:
+        ramp = np.tile(np.arange(0, 256, 4, np.uint16), (48, 1))
+        deep, plain = (as_png(Image.fromarray(values)) for values in (ramp * 257, ramp.astype(np.uint8)))
+        made = [video_of_frames([each] * 2, fps=2.0, limits=LIMITS, param=PARAM) for each in (deep, plain)]
+        assert np.array_equal(made[0].frames, made[1].frames)
+
+
+class TestShapes:
+    @pytest.mark.parametrize("size", [(100, 1), (2, 3)])
+    def test_pictures_too_low_are_refused(self, size: tuple[int, int]) -> None:
+        words = f"has frames of {size[0]} x {size[1]} pixels, but at least 4 pixels of height are needed"
+        low = np.zeros((size[1], size[0], 3), np.uint8)
+        refused(words, 400, lambda: framed([Image.fromarray(low)] * 2))
+
+    def test_the_lowest_pictures_are_taken(self) -> None:
+        assert framed([Image.new("RGB", (8, 4))] * 2).frames.shape == (2, 4, 8, 3)
+
+    @pytest.mark.parametrize("size", [(2_048, 8), (16, 4_096)])
+    def test_files_too_narrow_are_refused(self, size: tuple[int, int]) -> None:
+        words = f"has frames of {size[0]} x {size[1]} pixels, but a side may be at most 200 times as long as the other"
+        refused(words, 400, lambda: decoded(video_file(frames=2, size=size)))
+
+    def test_files_too_low_are_refused(self) -> None:
+        refused("has frames of 64 x 2 pixels, but at least 4", 400, lambda: decoded(video_file(frames=2, size=(64, 2))))
+
+
 class TestHeadersThatLie:
     @pytest.mark.parametrize("kind", [b"mvhd", b"tkhd", b"mdhd"])
     @pytest.mark.parametrize("duration", [1, 0x7FFFFFFF])
@@ -541,6 +605,24 @@ class TestSound:
         assert audio is not None and audio.size == 16_000
         refused("cannot be read as a video", 400, lambda: decoded(data, with_audio=True, max_audio_s=31.9))
 
+    @pytest.mark.parametrize("largest", [1e18, 1e30, 3e38])
+    @pytest.mark.parametrize("rate", [16_000, 44_100])
+    def test_samples_that_no_recording_has_are_refused(self, largest: float, rate: int) -> None:
+        data = pcm_mov(np.full(rate, largest, np.float32), rate, "mono")
+        words = rf"has samples as large as {largest:g}, but at most 32768 is accepted".replace("+", r"\+")
+        refused(words, 400, lambda: decoded(data, with_audio=True))
+        assert decoded(data).audio is None
+
+    def test_samples_that_are_no_numbers_are_refused(self) -> None:
+        data = pcm_mov(np.full(16_000, np.nan, np.float32), 16_000, "mono")
+        refused("has samples that are infinite or no numbers", 400, lambda: decoded(data, with_audio=True))
+
+    def test_a_track_too_short_to_be_heard_is_refused(self) -> None:
+        words = r"has 20 ms of sound, but at least 20\.0625 ms are needed"
+        refused(words, 400, lambda: decoded(pcm_mov(np.zeros(320, np.int16), 16_000, "mono"), with_audio=True))
+        audio = decoded(pcm_mov(np.zeros(321, np.int16), 16_000, "mono"), with_audio=True).audio
+        assert audio is not None and audio.size == 321
+
     def test_an_absurd_rate_is_named(self) -> None:
         data = pcm_mov(np.zeros(2_000, np.int16), 2_000, "mono")
         refused("2000 samples a second", 400, lambda: decoded(data, with_audio=True))
@@ -599,10 +681,16 @@ class TestScaling:
         assert video.frames.shape == (44, 560, 1_008, 3)
         assert numbers_of(video) == list(range(44))
 
-    @pytest.mark.parametrize("size", [(20_000, 48), (48, 20_000)])
+    @pytest.mark.parametrize("size", [(8_000, 120), (120, 8_000)])
     def test_long_frames_keep_a_side(self, size: tuple[int, int]) -> None:
         video = framed([Image.new("RGB", size)] * 42)
         assert min(video.frames.shape[1:3]) >= 28
+
+    @pytest.mark.parametrize(("size", "kept"), [((14_000, 71), "10892 x 28"), ((71, 14_000), "28 x 10892")])
+    def test_frames_that_scaling_makes_too_narrow_are_refused(self, size: tuple[int, int], kept: str) -> None:
+        assert framed([Image.new("RGB", size)] * 2).frames.shape[1:3] == size[::-1]
+        words = f"has frames that are scaled to {kept} pixels, but a side may be at most 200 times as long"
+        refused(words, 400, lambda: framed([Image.new("RGB", size)] * 42))
 
 
 def test_frames_are_chosen_as_torch_would() -> None:

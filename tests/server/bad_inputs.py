@@ -6,6 +6,7 @@ import base64
 import functools
 import io
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,14 @@ def png(width: int = 8, height: int = 8) -> bytes:
 @functools.cache
 def sound(kind: SoundFormat = "wav", seconds: float = 0.1) -> bytes:
     return encode(np.zeros(int(seconds * 8000), np.float32), 8000, kind)
+
+
+def float_wav(largest: float, samples: int = 16_000) -> bytes:
+    """A sine that is so large, in a file of float32."""
+    values = (np.sin(np.arange(1, samples + 1) * np.pi / 2) * largest).astype("<f4").tobytes()
+    layout = struct.pack("<HHIIHH", 3, 1, 16_000, 64_000, 4, 32)
+    body = b"WAVEfmt " + struct.pack("<I", 16) + layout + b"data" + struct.pack("<I", len(values)) + values
+    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def speech(**fields: Any) -> dict[str, Any]:
@@ -183,24 +192,35 @@ SOUND_URL_PARAM = "messages[0].content[0].audio_url.url"
 
 MEDIA = (
     refused("a sound no base64", user(audio("!!!!")), SOUND_PARAM, "is not valid base64", code="invalid_base64"),
-    refused("base64 cut off", user(audio("AAA")), SOUND_PARAM, "is not valid base64", code="invalid_base64"),
+    refused("base64 cut off", user(audio("AAAAA")), SOUND_PARAM, "is not valid base64", code="invalid_base64"),
     refused("an empty sound", user(audio("")), SOUND_PARAM, "should not be empty"),
     refused("an image no base64", user(image("data:image/png;base64,***")), IMAGE_PARAM, "is not valid base64",
             code="invalid_base64"),
     refused("a data URL without base64", user(image("data:image/png,AAAA")), IMAGE_PARAM,
             "is a data URL without base64", code="invalid_base64"),
     refused("an empty data URL", user(image("data:image/png;base64,")), IMAGE_PARAM, "is empty", code="invalid_base64"),
-    refused("another sound format", user(audio("AAAA", "ogg")), "messages[0].content[0].input_audio.format",
-            "is \"ogg\", but it should be 'wav', 'mp3' or 'flac'"),
+    refused("another sound format", user(audio("AAAA", "wma")), "messages[0].content[0].input_audio.format",
+            "is \"wma\", but it should be 'wav', 'mp3', 'flac', 'ogg'"),
     *(
         refused(f"no {kind} file", user(audio(as_base64(b"nothing of a file" * 20), kind)), SOUND_PARAM,
-                f"cannot be read as a {kind} file", code="bad_audio")
-        for kind in ("wav", "mp3", "flac")
+                f"{kind} file; send a whole file", code="bad_audio")
+        for kind in ("wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "aac", "amr")
     ),
-    refused("a flac file called wav", user(audio(as_base64(sound("flac")))), SOUND_PARAM,
-            "cannot be read as a wav file", code="bad_audio"),
-    refused("a sound by URL of no format", user(audio_url(data_url(b"OggS" * 9, "audio/ogg"))), SOUND_URL_PARAM,
-            "is no wav, mp3 or flac file", code="unsupported_audio", status=415),
+    refused("half of another file than its label says", user(audio(as_base64(sound("flac")[:60]))), SOUND_PARAM,
+            "cannot be read as a flac file", code="bad_audio"),
+    refused("a sound by URL that has but a mark", user(audio_url(data_url(b"OggS" * 9, "audio/ogg"))), SOUND_URL_PARAM,
+            "cannot be read as an ogg file", code="bad_audio"),
+    refused("a sound by URL of no format", user(audio_url(data_url(b"MThd" * 9, "audio/midi"))), SOUND_URL_PARAM,
+            "is no wav, mp3, flac, ogg, webm, m4a, aac or amr file", code="unsupported_audio", status=415),
+    *(
+        refused(f"samples as large as {largest}", user(audio(as_base64(float_wav(largest)))), SOUND_PARAM,
+                f"has samples as large as {largest:g}, but at most 32768 is accepted", code="bad_audio")
+        for largest in (1e6, 1e18, 1e30, 3e38)
+    ),
+    refused("a sound of one sample", user(audio(as_base64(float_wav(0.5, 1)))), SOUND_PARAM,
+            "has 0.0625 ms of sound, but at least 20.0625 ms are needed", code="bad_audio"),
+    refused("a picture too narrow", user(image(data_url(png(300, 1)))), IMAGE_PARAM,
+            "has 300 x 1 pixels, but a side may be at most 200 times as long as the other", code="bad_image"),
     refused("no image", user(image(data_url(b"nothing of a file"))), IMAGE_PARAM,
             "is not a readable image; send a PNG", code="unsupported_image", status=415),
     refused("half an image", user(image(data_url(png(64, 64)[:50]))), IMAGE_PARAM, "is a damaged PNG image",
@@ -247,6 +267,10 @@ VIDEOS = (
     refused("a video at no rate", user(video_url("data:,", fps=0)), "messages[0].content[0].fps",
             "is 0, but it should be greater than 0"),
     refused("no frames", user(frames()), FRAMES_PARAM, "should not be empty"),
+    refused("frames too narrow", user(frames(data_url(png(300, 1)))), "messages[0].content[0].video[0]",
+            "has 300 x 1 pixels, but a side may be at most 200", code="bad_image"),
+    refused("frames too low", user(frames(data_url(png(9, 3)))), FRAMES_PARAM,
+            "has frames of 9 x 3 pixels, but at least 4 pixels of height", code="bad_video"),
     refused("frames of two sizes", user(frames(data_url(png(8, 8)), data_url(png(8, 9)))), FRAMES_PARAM, "8",
             code="bad_video"),
     too_much("frames above their limit", user(frames(*[data_url(png())] * 129)), FRAMES_PARAM,
