@@ -45,7 +45,7 @@ from omni_cluster.openai_api.wire import (
 )
 from omni_cluster.sampling import BOUNDS
 
-AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
+AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 FinishReason = Literal["stop", "length"]
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128

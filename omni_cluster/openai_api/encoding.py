@@ -1,4 +1,4 @@
-"""Sound as files and as streams: WAV, raw PCM, FLAC, MP3 and Opus.
+"""Sound as files and as streams: WAV, raw PCM, FLAC, MP3, Opus and AAC.
 
 Every format encodes the values of `audio.pcm16`: clipped, NaN as silence, 16 bit.
 """
@@ -19,9 +19,9 @@ from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.packet import Packet
 
-from omni_cluster.openai_api.audio import pcm16, wav_bytes
+from omni_cluster.openai_api.audio import S16_STEP, pcm16, wav_bytes
 
-SoundFormat = Literal["wav", "pcm16", "pcm", "flac", "mp3", "opus"]
+SoundFormat = Literal["wav", "pcm16", "pcm", "flac", "mp3", "opus", "aac"]
 
 MEDIA_TYPES: Final[Mapping[SoundFormat, str]] = {
     "wav": "audio/wav",
@@ -30,6 +30,7 @@ MEDIA_TYPES: Final[Mapping[SoundFormat, str]] = {
     "flac": "audio/flac",
     "mp3": "audio/mpeg",
     "opus": "audio/ogg",
+    "aac": "audio/aac",
 }
 
 _QUICK_SAMPLES: Final = 131_072
@@ -49,6 +50,7 @@ _CODECS: Final[Mapping[SoundFormat, _Codec]] = {
     "flac": _Codec("flac", "flac", "s16", 0, {"metadata_header_padding": "0"}),
     "mp3": _Codec("libmp3lame", "mp3", "s16p", 128_000, {"id3v2_version": "0"}),
     "opus": _Codec("libopus", "ogg", "s16", 64_000, {}),
+    "aac": _Codec("aac", "adts", "fltp", 128_000, {}),
 }
 # Ogg writes whole pages, of 1 s if nothing is said. A page of 20 ms is one packet, for 28 bytes more each. Muxers
 # without pages pass over the option.
@@ -68,12 +70,14 @@ def encode(samples: npt.NDArray[np.float32], sample_rate_hz: int, format: SoundF
     mp3: 128 kbit/s. Decodes to exactly n samples, aligned, where the decoder reads the LAME tag; one that does not
     plays the silence that `SoundEncoder` describes. FFmpeg leaves up to 529 samples of silence after sound of fewer
     than 47 samples. LAME turns the sound down by 5 %.
+    aac: 128 kbit/s, ADTS, which has no place for a length: decoders give the sound after 1024 samples of silence, and
+    up to 1023 of it at the end. A stream is the same bytes.
 
-    No samples: wav and flac are files of length 0, pcm is no bytes; opus has its two headers and mp3 its tag, which
-    some decoders, FFmpeg's among them, refuse because no packet follows.
+    No samples: wav and flac are files of length 0, pcm and aac are no bytes; opus has its two headers and mp3 its tag,
+    which some decoders, FFmpeg's among them, refuse because no packet follows.
 
     Raises ValueError for a rate that the format does not have: opus has 8, 12, 16, 24 and 48 kHz, mp3 these and
-    11.025, 22.05, 32 and 44.1 kHz.
+    11.025, 22.05, 32 and 44.1 kHz, aac these and 7.35, 64, 88.2 and 96 kHz.
     """
     if format in _CODECS:
         return _codec_file(pcm16(samples), sample_rate_hz, _CODECS[format])
@@ -99,7 +103,7 @@ class SoundEncoder:
     silence and up to 575 samples of it at the end (both at 24 kHz).
 
     What can be decoded from the bytes so far lags behind the samples pushed: wav and pcm by nothing, opus by up to
-    47 ms, mp3 by up to 72 ms, flac by up to 96 ms (at 24 kHz).
+    47 ms, mp3 by up to 72 ms, flac by up to 96 ms, aac by up to 128 ms (at 24 kHz).
 
     A context manager: leaving it closes the encoder, finished or not. Use it from one thread at a time.
 
@@ -231,7 +235,8 @@ class _CodecWriter:
         self._container.close()
 
     def _frame(self, values: npt.NDArray[np.int16]) -> AudioFrame:
-        frame = AudioFrame.from_ndarray(values[None], format=self._sample_format, layout="mono")
+        samples = values * S16_STEP if self._sample_format == "fltp" else values
+        frame = AudioFrame.from_ndarray(samples[None], format=self._sample_format, layout="mono")
         frame.sample_rate = self._sample_rate_hz
         frame.time_base = Fraction(1, self._sample_rate_hz)
         frame.pts = self._pushed_samples

@@ -37,7 +37,7 @@ def test_a_voice_is_named_or_has_its_id() -> None:
         ({"input": None}, "input", "is null, but it should be a valid string"),
         ({"voice": "Bob"}, "voice", "but the voices are Chelsie, Ethan"),
         ({"voice": {"id": "Bob"}}, "voice", "but the voices are Chelsie, Ethan"),
-        ({"response_format": "aac"}, "response_format", "'wav', 'pcm16', 'pcm', 'flac', 'mp3' or 'opus'"),
+        ({"response_format": "ogg"}, "response_format", "'wav', 'pcm16', 'pcm', 'flac', 'mp3', 'opus' or 'aac'"),
         ({"speed": 2}, "speed", "is 2, but it should be less than or equal to 1"),
         ({"speed": 0.5}, "speed", "is 0.5, but it should be greater than or equal to 1"),
         ({"stream_format": "chunks"}, "stream_format", "should be 'sse' or 'audio'"),

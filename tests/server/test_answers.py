@@ -163,7 +163,9 @@ def test_pieces_of_raw_sound_can_be_joined_in_base64(audio_format: str) -> None:
     np.testing.assert_allclose(np.frombuffer(joined, "<i2") / 32768, expected, atol=1 / 32768)
 
 
-@pytest.mark.parametrize(("audio_format", "correlation"), [("flac", 0.9999), ("mp3", 0.95), ("opus", 0.95)])
+@pytest.mark.parametrize(
+    ("audio_format", "correlation"), [("flac", 0.9999), ("mp3", 0.95), ("opus", 0.95), ("aac", 0.95)]
+)
 def test_pieces_of_a_coded_sound_are_one_file(audio_format: AnswerFormat, correlation: float) -> None:
     spoken = np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000, dtype=np.float32) / 2
     sound = StreamedSound(audio_format)
@@ -180,7 +182,7 @@ def test_pieces_of_a_coded_sound_are_one_file(audio_format: AnswerFormat, correl
     assert np.correlate(heard, spoken[:12_000]).max() / np.dot(spoken[:12_000], spoken[:12_000]) > correlation
 
 
-@pytest.mark.parametrize("audio_format", [None, "pcm16", "wav", "flac", "mp3", "opus"])
+@pytest.mark.parametrize("audio_format", [None, "pcm16", "wav", "flac", "mp3", "opus", "aac"])
 def test_a_stream_without_sound_says_nothing(audio_format: AnswerFormat | None) -> None:
     sound = StreamedSound(audio_format)
     assert sound.flush() == b""
@@ -189,7 +191,15 @@ def test_a_stream_without_sound_says_nothing(audio_format: AnswerFormat | None) 
 
 @pytest.mark.parametrize(
     ("audio_format", "mark"),
-    [(None, b"RIFF"), ("wav", b"RIFF"), ("flac", b"fLaC"), ("mp3", b"\xff"), ("opus", b"OggS"), ("pcm16", b"\x00\xc0")],
+    [
+        (None, b"RIFF"),
+        ("wav", b"RIFF"),
+        ("flac", b"fLaC"),
+        ("mp3", b"\xff"),
+        ("opus", b"OggS"),
+        ("aac", b"\xff\xf1"),
+        ("pcm16", b"\x00\xc0"),
+    ],
 )
 def test_a_whole_answer_is_a_file_of_the_format_asked_for(audio_format: AnswerFormat | None, mark: bytes) -> None:
     audio = {} if audio_format is None else {"format": audio_format}

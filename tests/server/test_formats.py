@@ -11,7 +11,7 @@ from tests.engine.stages import MAX_CODES
 from tests.server.local import LocalApp
 
 
-@pytest.mark.parametrize("audio_format", ["flac", "opus", "mp3"])
+@pytest.mark.parametrize("audio_format", ["flac", "opus", "mp3", "aac"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_sound_comes_in_the_format_asked_for(local: LocalApp, audio_format: str, stream: bool) -> None:
     assert_comes_in(audio_format, local, stream=stream)

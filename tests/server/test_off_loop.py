@@ -88,7 +88,7 @@ def occupied(threads: ThreadPoolExecutor) -> Iterator[None]:
     assert all(work.result() for work in works)
 
 
-@pytest.mark.parametrize("sound_format", ["mp3", "opus", "flac"])
+@pytest.mark.parametrize("sound_format", ["mp3", "opus", "flac", "aac"])
 async def test_sound_is_coded_by_the_threads_and_not_on_the_loop(
     threads: ThreadPoolExecutor, sound_format: SoundFormat
 ) -> None:
