@@ -1,5 +1,7 @@
 """What goes wrong, by kind: every error that a user can cause is an `OmniError` of its own type with one sentence."""
 
+from __future__ import annotations
+
 
 class OmniError(Exception):
     """Base of all errors that `omni_cluster` raises on purpose."""
@@ -18,7 +20,12 @@ class RequestError(OmniError):
 
 
 class PromptTooLong(RequestError):
-    """A prompt of more tokens than fit: names both figures."""
+    """A prompt of more tokens than fit: names both figures, in words that clients' libraries look for."""
+
+    @classmethod
+    def of(cls, length: str, most: int) -> PromptTooLong:
+        """`length`: how many tokens the prompt has, in words."""
+        return cls(f"This model's maximum context length is {most} tokens, but the prompt has {length}.")
 
 
 class StageDied(OmniError):

@@ -169,12 +169,25 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a request: of its prompt, of the text made, and codes made. Of the prompt's, `cached` were read from
+    the prefix cache, and `prompt_audio` are sound.
+    """
+
+    prompt: int
+    text: int
+    codec: int
+    cached: int = 0
+    prompt_audio: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OmniRequestOutput:
     """The whole answer to one request.
 
     `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
     them, stop codes included. `finish_reason`: "length" where any stage reached its limit. `audio`: None without sound.
-    `choices`: see `StageChunk`.
+    `choices`: see `StageChunk`. `cached_tokens`, `prompt_audio_tokens`: see `TokenCounts`.
     """
 
     request_id: str
@@ -186,8 +199,15 @@ class OmniRequestOutput:
     audio: AudioChunk | None = None
     times: dict[str, StageTimes] = field(default_factory=dict)
     choices: tuple[TokenChoice, ...] = ()
+    cached_tokens: int = 0
+    prompt_audio_tokens: int = 0
 
     @property
     def codec_tokens(self) -> int:
         """How many codes were made: the tokens of all stages but the one that says the text."""
         return sum(map(len, self.stage_token_ids.values())) - len(self.token_ids)
+
+    @property
+    def counts(self) -> TokenCounts:
+        prompt, text = len(self.prompt_token_ids), len(self.token_ids)
+        return TokenCounts(prompt, text, self.codec_tokens, self.cached_tokens, self.prompt_audio_tokens)

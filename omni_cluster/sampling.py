@@ -16,34 +16,35 @@ INT32_MAX = 2**31 - 1
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
+MAX_BAD_WORDS = 64
+MAX_ALLOWED_TOKENS = 1024
+MAX_BIASES = 1024
 LEAST_TOP_P = 1e-6
-"""Below this share only the likeliest token stays, whatever the vocabulary; smaller ones are raised to it."""
+"""Below this share only the likeliest token stays, whatever the vocabulary; smaller ones, 0 too, are raised to it."""
 _SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers from `least` to `most`; `whole`: integers only; `above`: `least` itself is not among them."""
+    """Numbers from `least` to `most`; `whole`: integers only."""
 
     least: float
     most: float
     whole: bool = False
-    above: bool = False
 
     def hold(self, value: object) -> bool:
         """False for anything that is not a number, NaN included."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
-        return self.least <= value <= self.most and not (self.above and value == self.least)
+        return self.least <= value <= self.most
 
     def __str__(self) -> str:
-        kind = "a whole number" if self.whole else "a number"
-        return f"{kind} {'above' if self.above else 'from'} {self.least} to {self.most}"
+        return f"{'a whole number' if self.whole else 'a number'} from {self.least} to {self.most}"
 
 
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(0, 2),
-    "top_p": Bounds(0, 1, above=True),
+    "top_p": Bounds(0, 1),
     "top_k": Bounds(-1, INT32_MAX, whole=True),
     "min_p": Bounds(0, 1),
     # Logits are divided and multiplied by it: a hundred times what they are is still far from float32's ends.
@@ -57,6 +58,8 @@ BOUNDS: Mapping[str, Bounds] = {
 }
 TOKEN_ID = Bounds(0, INT32_MAX, whole=True)
 BIAS = Bounds(-1e6, 1e6)
+CLIENT_BIAS = Bounds(-100, 100)
+"""OpenAI's bounds of `logit_bias`."""
 SWITCHES = frozenset(
     {
         *("ignore_eos", "detokenize", "skip_special_tokens", "spaces_between_special_tokens"),

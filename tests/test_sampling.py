@@ -15,7 +15,7 @@ from vllm._custom_ops import apply_repetition_penalties
 
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.errors import RequestError
-from omni_cluster.openai_api.wire import StageSampling
+from omni_cluster.openai_api.wire import Sampling, StageSampling
 from omni_cluster.sampling import BOUNDS, NAMES, SWITCHES, check_sampling
 
 ODD = [0, -1, 1e-300, 5e-324, 1e-45, 1.1e-38, 1e-10, 0.009, 0.01, 0.5, 1, 2, 2.1, 100, 101, 1e38, 1e308, 2**31, 2**63]
@@ -32,11 +32,11 @@ def a_stage_takes(name: str, value: object) -> bool:
 
 
 def the_door_takes(name: str, value: object) -> bool:
+    """Whether a stage gets it: what asks for nothing is passed over."""
     try:
-        StageSampling.model_validate({name: value})
+        return name in StageSampling.model_validate({name: value}).given()
     except ValidationError:
         return False
-    return True
 
 
 def a_configuration_takes(name: str, value: object) -> bool:
@@ -93,7 +93,7 @@ def test_door_configuration_and_stage_take_the_same_lists(name: str, value: obje
 def test_a_value_of_another_type_never_reaches_an_engine(name: str, value: object, taken: bool) -> None:
     """Engines read no request any more after one that they cannot read."""
     assert [takes(name, value) for takes in (a_stage_takes, a_configuration_takes)] == [taken] * 2
-    assert name not in StageSampling.model_fields or the_door_takes(name, value) is taken
+    assert name not in Sampling.model_fields or the_door_takes(name, value) is taken
 
 
 def test_each_name_for_clients_is_one_of_a_stage() -> None:
@@ -104,6 +104,12 @@ def test_each_name_for_clients_is_one_of_a_stage() -> None:
 def test_what_is_no_parameter_of_a_stage_is_refused_by_name(name: str) -> None:
     with pytest.raises(RequestError, match=f"sampling parameter '{name}' of stage talker is unknown"):
         check_sampling({name: 1}, "talker")
+
+
+def test_text_is_always_made_of_tokens() -> None:
+    assert StageSampling.model_validate({"detokenize": True}).given() == {}
+    with pytest.raises(ValidationError, match="should be true, or left out"):
+        StageSampling.model_validate({"detokenize": False})
 
 
 def test_biases_are_finite() -> None:

@@ -1,6 +1,8 @@
-"""Who may use the HTTP API, and how much of it."""
+"""Who may use the HTTP API, how much of it, and what it gives unless told."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -8,7 +10,7 @@ from omni_cluster.config.problems import Problem, Strict, refuse
 
 
 class ApiConfig(Strict):
-    """Who may use the HTTP API."""
+    """Who may use the HTTP API, and what it gives unless told."""
 
     keys_file: str | None = Field(
         default=None, description="A file of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
@@ -30,6 +32,18 @@ class ApiConfig(Strict):
     )
     sound_seconds_per_minute: float | None = Field(
         default=None, gt=0, description="Seconds of sound made for one API key in a minute.", examples=[600.0]
+    )
+
+    voice_aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description="Voices by further names that requests may use, beside the family's own aliases.",
+        examples=[{"alloy": "Ethan"}],
+    )
+    default_modalities: list[Literal["text", "audio"]] = Field(
+        default=["text"],
+        min_length=1,
+        description="What a chat that names no modalities gets; audio always comes with its text.",
+        examples=[["text", "audio"]],
     )
 
     @model_validator(mode="after")

@@ -56,6 +56,7 @@ class Limits(Strict):
         default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]
     )
     max_codec_tokens: int = Field(default=4_096, ge=1, description="Codec tokens of a request.", examples=[4_096])
+    max_choices: int = Field(default=4, ge=1, le=64, description="Answers to one chat request, its n.", examples=[4])
     max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
     max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
     # None: every stream begins at once.

@@ -408,7 +408,7 @@ class PipelineConfig(Strict):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> PipelineConfig:
-        refuse([*_voice_problems(self), *graph_problems(self.stages)])
+        refuse([*_voice_problems(self), *_modality_problems(self), *graph_problems(self.stages)])
         return self
 
 
@@ -470,3 +470,10 @@ def _voice_problems(config: PipelineConfig) -> list[Problem]:
         return []
     fix = f"it is not among voices, use one of {config.voices}"
     return [Problem("default_voice", config.default_voice, fix)]
+
+
+def _modality_problems(config: PipelineConfig) -> list[Problem]:
+    asked = config.api.default_modalities
+    if "audio" not in asked or any(stage.final_output_type == "audio" for stage in config.stages):
+        return []
+    return [Problem("api.default_modalities", asked, "no stage makes sound, use ['text']")]

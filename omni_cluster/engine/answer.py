@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.outputs import (
@@ -14,6 +14,7 @@ from omni_cluster.outputs import (
     StageChunk,
     StageTimes,
     TokenChoice,
+    TokenCounts,
     join_audio,
 )
 
@@ -31,6 +32,7 @@ class StageRecord:
         self.last_s = 0.0
         self.handover: HandoverTimes | None = None
         self.choices: list[TokenChoice] = []
+        self.cached_tokens = 0
 
     def add(self, chunk: StageChunk, now_s: float) -> None:
         self.first_s = now_s if self.first_s is None else self.first_s
@@ -38,6 +40,7 @@ class StageRecord:
         self.token_ids.extend(chunk.token_ids)
         self.text.append(chunk.text)
         self.choices.extend(chunk.choices)
+        self.cached_tokens += chunk.cached_tokens
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.handover = chunk.handover or self.handover
@@ -51,16 +54,41 @@ class StageRecord:
 
 
 class Answer:
-    """Collects a request's chunks by stage name; `stages` names them in the order of the pipeline."""
+    """Collects a request's chunks by stage name; `stages` names them in the order of the pipeline.
 
-    def __init__(self, request_id: str, final_types: Mapping[str, str | None]) -> None:
+    `audio_tokens`: tells how many of a prompt's token ids are sound.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        final_types: Mapping[str, str | None],
+        audio_tokens: Callable[[Sequence[int]], int] = lambda _: 0,
+    ) -> None:
         self._request_id = request_id
         self._final_types = final_types
         self._started_s = time.perf_counter()
         self._records = {name: StageRecord() for name in final_types}
+        self._audio_tokens = audio_tokens
+        self._prompt_audio_tokens = 0
 
     def add(self, stage: str, chunk: StageChunk) -> None:
         self._records[stage].add(chunk, time.perf_counter() - self._started_s)
+        if chunk.prompt_token_ids and self._final_types[stage] == "text":
+            self._prompt_audio_tokens = self._audio_tokens(chunk.prompt_token_ids)
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens so far."""
+        text = self._of_type("text")
+        made = sum(len(record.token_ids) for record in self._records.values())
+        return TokenCounts(
+            prompt=len(text.prompt_token_ids),
+            text=len(text.token_ids),
+            codec=made - len(text.token_ids),
+            cached=text.cached_tokens,
+            prompt_audio=self._prompt_audio_tokens,
+        )
 
     async def following(self, events: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageChunk, None]:
         """The chunks as they come, each added to the answer; closing this closes `events`."""
@@ -82,6 +110,8 @@ class Answer:
             audio=join_audio(sound.audio) if sound.audio else None,
             times={name: r.times for name, r in self._records.items() if r.first_s is not None},
             choices=tuple(text.choices),
+            cached_tokens=text.cached_tokens,
+            prompt_audio_tokens=self._prompt_audio_tokens,
         )
 
     @property

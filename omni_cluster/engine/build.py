@@ -38,7 +38,7 @@ class BoundPipeline:
             raise RequestError(f"sampling names stage {unknown[0]!r}; use {', '.join(self.family.stages)}.")
         token_ids = request.prompt.token_ids if isinstance(request.prompt, Prompt) else None
         if token_ids is not None and len(token_ids) > (most := self.config.limits.max_prompt_tokens):
-            raise PromptTooLong(f"the prompt has at least {len(token_ids)} tokens; at most {most} fit.")
+            raise PromptTooLong.of(f"at least {len(token_ids)} tokens", most)
 
     def stages_for(self, request: OmniRequest) -> list[StageConfig]:
         """The stages that a request needs, sources before consumers: all, or those that lead to text."""
@@ -83,11 +83,19 @@ def samples_tokens(stage: StageConfig, config: PipelineConfig) -> bool:
 
 
 def bind(config: PipelineConfig) -> BoundPipeline:
-    """Finds or makes the checkpoint; ConfigError for a stage that the family does not have."""
+    """Finds or makes the checkpoint; ConfigError for a stage or a voice that it does not have."""
     check_stages(config)
     cls = family_class(config.family)
     folder = checkpoint_folder(config.model, cls.embedded_checkpoint)
-    return BoundPipeline(config, folder, cls(folder, config.default_voice, config.voices))
+    family = cls(folder, config.default_voice, config.voices)
+    _check_aliases(config, family)
+    return BoundPipeline(config, folder, family)
+
+
+def _check_aliases(config: PipelineConfig, family: Family) -> None:
+    for alias, voice in config.api.voice_aliases.items():
+        if voice not in family.voices:
+            raise ConfigError(f"api.voice_aliases.{alias} is {voice!r}; use one of {', '.join(family.voices)}.")
 
 
 def check_stages(config: PipelineConfig) -> None:

@@ -51,7 +51,8 @@ class Pipeline(Protocol):
 
 def answer_to(request_id: str, bound: BoundPipeline) -> Answer:
     """An empty answer to a request, to be filled."""
-    return Answer(request_id, {stage.model_stage: stage.final_output_type for stage in bound.config.stages})
+    final_types = {stage.model_stage: stage.final_output_type for stage in bound.config.stages}
+    return Answer(request_id, final_types, bound.family.audio_tokens)
 
 
 async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:

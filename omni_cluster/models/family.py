@@ -209,6 +209,15 @@ class Family(ABC):
     def voices(self) -> tuple[str, ...]:
         """Voices that a request may name, the default one first."""
 
+    @property
+    def voice_aliases(self) -> Mapping[str, str]:
+        """Voices of `voices` by the names that clients of other services and models send."""
+        return {}
+
+    def audio_tokens(self, prompt_token_ids: Sequence[int]) -> int:
+        """How many tokens of a prompt stand for sound."""
+        return 0
+
     @abstractmethod
     def traits(self, model_stage: str) -> EngineTraits: ...
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.media import Video
 from omni_cluster.openai_api.bodies import parsed
+from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import (
     MediaUrl,
@@ -27,20 +29,18 @@ from omni_cluster.openai_api.messages import (
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, template_tools
+from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import (
+    AS_MANY_AS_FIT,
     SOME,
     FewKeys,
-    KnownKeys,
     NamedVoice,
+    Sampling,
     StageSampling,
-    Stop,
-    Unsupported,
     Wire,
     at_most,
     check_model,
-    check_voice,
     not_blank,
-    voice_name,
     within,
 )
 from omni_cluster.sampling import BOUNDS
@@ -70,6 +70,21 @@ class TextSampling:
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def asked(self) -> dict[str, Any]:
+        """What the client wants, as vLLM's sampling parameters."""
+        fields = {name: value for name, value in vars(self).items() if value not in (None, (), {})}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +98,7 @@ class ChatRequest:
     `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
     `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
     `named_sampling`: the same by the stage's name; a request has one of both at most.
+    `choices`: how many answers. `usage_in_chunks`: every chunk of a stream says the tokens so far.
     """
 
     model: str
@@ -100,16 +116,12 @@ class ChatRequest:
     seed: int | None
     stage_sampling: tuple[StageSampling | None, ...] = ()
     named_sampling: Mapping[str, StageSampling] = field(default_factory=dict)
+    choices: int = 1
+    usage_in_chunks: bool = False
 
     def without_media(self) -> ChatRequest:
         """For what lasts as long as the answer: a video's frames are a hundred megabytes."""
         return replace(self, audios=(), images=(), videos=())
-
-
-def _only_one(value: int | None) -> int | None:
-    if value in (None, 1):
-        return value
-    raise PydanticCustomError("only_one", "should be 1: a request gets one answer")
 
 
 def _plain_text(value: object) -> object:
@@ -138,53 +150,81 @@ class _AnswerAudio(Wire):
 
 
 class _StreamOptions(Wire):
+    # OpenAI's events carry letters of padding unless it is false; ours never do.
+    others = Others(ignored=frozenset({"include_obfuscation"}))
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class _ProcessorOptions(KnownKeys):
+class _TemplateOptions(Wire):
+    """vLLM's name for what is told to the chat template, of which none reads any."""
+
+
+class _ProcessorOptions(Wire):
     """vLLM's name for what is told to the model's processor."""
 
     use_audio_in_video: bool | None = None
 
 
-class _Body(Wire):
+_HABITS = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("include_reasoning", "separate_reasoning", "stream_reasoning", "watermarking"),
+    }
+)
+_IDLE = {
+    **AS_MANY_AS_FIT,
+    **dict.fromkeys(("function_call", "reasoning_effort"), ("none", "auto")),
+    **dict.fromkeys(("add_generation_prompt", "parallel_tool_calls"), (True,)),
+    **dict.fromkeys(("best_of", "length_penalty"), (1,)),
+    **dict.fromkeys(("truncate_prompt_tokens", "thinking_token_budget"), (-1,)),
+    "verbosity": ("medium",),
+}
+_AS_A_PART = "send each in a content part of type {}, in its place among the text"
+_INSTEAD = {
+    "images": _AS_A_PART.format("image_url"),
+    "audios": _AS_A_PART.format("input_audio or audio_url"),
+    "videos": _AS_A_PART.format("video_url"),
+    "voice": "use audio.voice",
+    "response_modalities": "use modalities",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "documents": "write them into a message",
+    "chat_template": "the checkpoint's own one is used; leave it out",
+    "prompt": "use messages, or /v1/completions",
+    "extra_body": "its fields belong into the body itself",
+}
+
+
+class _Body(Sampling):
+    others = Others(_HABITS, _IDLE, _INSTEAD)
+    # `audio: {}` asks for sound in the default voice.
+    kept: ClassVar[Mapping[str, tuple[type, ...]]] = {"audio": (dict,)}
+
     model: str
     messages: Annotated[list[Message], AfterValidator(not_blank), SOME, at_most(MAX_MESSAGES)]
-    modalities: (
-        Annotated[list[Literal["text", "audio"]], AfterValidator(not_blank), SOME, at_most(MAX_MODALITIES)] | None
-    ) = None
+    modalities: Annotated[list[Literal["text", "audio"]], at_most(MAX_MODALITIES)] | None = None
     audio: _AnswerAudio | None = None
+    # vLLM-Omni's and Qwen's name of audio.voice.
+    speaker: NamedVoice | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    temperature: float | None = within(BOUNDS["temperature"])
-    top_p: float | None = within(BOUNDS["top_p"])
-    max_tokens: int | None = within(BOUNDS["max_tokens"])
     max_completion_tokens: int | None = within(BOUNDS["max_tokens"])
-    frequency_penalty: float | None = within(BOUNDS["frequency_penalty"])
-    presence_penalty: float | None = within(BOUNDS["presence_penalty"])
-    seed: int | None = within(BOUNDS["seed"])
-    stop: Stop | None = None
-    min_tokens: int | None = within(BOUNDS["min_tokens"])
-    ignore_eos: bool | None = None
-    sampling_params_list: (
-        Annotated[list[StageSampling | None], AfterValidator(not_blank), SOME, at_most(MAX_STAGES)] | None
-    ) = None
-    stage_sampling_params: Annotated[dict[str, StageSampling], FewKeys(MAX_STAGES)] | None = None
-    n: Annotated[int | None, AfterValidator(_only_one), WithJsonSchema({"enum": [1, None]})] = None
+    sampling_params_list: Annotated[list[StageSampling | None], at_most(MAX_STAGES)] | None = None
+    stage_sampling_params: Annotated[dict[str, StageSampling | None], FewKeys(MAX_STAGES)] | None = None
+    # SGLang-Omni's name of it.
+    stage_sampling: Annotated[dict[str, StageSampling | None], FewKeys(MAX_STAGES)] | None = None
+    n: int | None = Field(default=None, ge=1)
     response_format: Annotated[Any, AfterValidator(_plain_text), WithJsonSchema(_TEXT_FORMAT)] = None
     tools: Annotated[list[Tool], at_most(MAX_TOOLS)] | None = None
     tool_choice: Annotated[Any, AfterValidator(_left_to_model), WithJsonSchema({"enum": [None, "auto", "none"]})] = None
     use_audio_in_video: bool | None = None
     mm_processor_kwargs: _ProcessorOptions | None = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
+    chat_template_kwargs: _TemplateOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = within(BOUNDS["logprobs"])
-    logit_bias: Unsupported = None
-    prediction: Unsupported = None
-    web_search_options: Unsupported = None
-    chat_template: Unsupported = None
-    chat_template_kwargs: Unsupported = None
 
 
 def chat_body(models: Collection[str]) -> dict[str, Any]:
@@ -207,11 +247,16 @@ class CheckedChat:
 
 
 def check_chat_request(
-    body: bytes | bytearray, *, models: Collection[str], voices: Collection[str], limits: ApiLimits
+    body: bytes | bytearray,
+    *,
+    models: Collection[str],
+    voices: Collection[str],
+    limits: ApiLimits,
+    defaults: ApiDefaults = NO_DEFAULTS,
 ) -> CheckedChat:
     """Checks all of a request body but what its media hold. Raises BadRequest with one sentence and the field's path.
 
-    `audio` without `modalities` asks for text and audio.
+    `audio` or `speaker` without `modalities` asks for text and audio.
     """
     if len(body) > limits.max_body_bytes:
         raise BadRequest(
@@ -221,14 +266,17 @@ def check_chat_request(
         )
     wire = parsed(_Body, body, limits.max_marks)
     check_model(wire.model, models)
-    modalities = _modalities(wire)
+    modalities = _modalities(wire, defaults)
     check_messages(wire.messages, limits, use_audio_in_video=_use_audio_in_video(wire))
-    check_text(wire.messages, wire.tools or (), limits.max_text_chars)
+    check_text(wire.messages, wire.tools or (), limits)
     _include_usage(wire)
     _max_tokens(wire, limits)
     _logprobs(wire)
     _check_one_way_to_sample(wire)
-    return CheckedChat(wire, _voice(wire, voices), modalities, media_urls(wire.messages))
+    _check_choices(wire, limits)
+    named = {"audio.voice": wire.audio.voice if wire.audio else None, "speaker": wire.speaker}
+    voice = chosen_voice(named, voices, defaults.voice_aliases)
+    return CheckedChat(wire, voice, modalities, media_urls(wire.messages))
 
 
 def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits: ApiLimits) -> ChatRequest:
@@ -254,63 +302,63 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
         sampling=_sampling(wire, limits),
         seed=wire.seed,
         stage_sampling=tuple(wire.sampling_params_list or ()),
-        named_sampling=wire.stage_sampling_params or {},
+        named_sampling={name: entry for name, entry in _by_name(wire).items() if entry is not None},
+        choices=wire.n or 1,
+        usage_in_chunks=bool(wire.stream_options and wire.stream_options.continuous_usage_stats),
     )
 
 
-def _modalities(wire: _Body) -> Sequence[str]:
+def _modalities(wire: _Body, defaults: ApiDefaults) -> Sequence[str]:
+    """Sound always comes with its text, as OpenAI's has a transcript."""
     if wire.modalities is None:
-        return ("text", "audio") if wire.audio else ("text",)
-    if "text" not in wire.modalities:
-        raise BadRequest(
-            "modalities asks for audio without text, which is not supported; use ['text'] or ['text', 'audio'].",
-            param="modalities",
-            code="invalid_value",
-        )
+        return ("text", "audio") if wire.audio or wire.speaker else defaults.modalities
     return wire.modalities
 
 
-def _voice(wire: _Body, voices: Collection[str]) -> str | None:
-    voice = voice_name(wire.audio.voice) if wire.audio else None
-    check_voice(voice, voices, "audio.voice")
-    return voice
-
-
 def _include_usage(wire: _Body) -> bool:
-    if wire.stream_options and not wire.stream:
+    options = wire.stream_options
+    if options and (options.include_usage or options.continuous_usage_stats) and not wire.stream:
         raise BadRequest(
             "stream_options is only for streams; leave it out or set stream to true.",
             param="stream_options",
             code="invalid_value",
         )
-    return bool(wire.stream_options and wire.stream_options.include_usage)
+    return bool(options and options.include_usage)
+
+
+def _by_name(wire: _Body) -> Mapping[str, StageSampling | None]:
+    return wire.stage_sampling_params or wire.stage_sampling or {}
 
 
 def _check_one_way_to_sample(wire: _Body) -> None:
-    if wire.sampling_params_list and wire.stage_sampling_params:
+    ways = ("stage_sampling_params", "stage_sampling", "sampling_params_list")
+    first, *others = [name for name in ways if getattr(wire, name)] or [""]
+    if others:
         raise BadRequest(
-            "stage_sampling_params and sampling_params_list are both given; send one of them.",
-            param="stage_sampling_params",
-            code="invalid_value",
+            f"{first} and {others[0]} are both given; send one of them.", param=first, code="invalid_value"
+        )
+
+
+def _check_choices(wire: _Body, limits: ApiLimits) -> None:
+    if wire.n is not None and wire.n > limits.max_choices:
+        raise BadRequest(
+            f"n is {wire.n}, but at most {limits.max_choices} are accepted.", param="n", code="invalid_value"
         )
 
 
 def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:
-    return TextSampling(
-        temperature=wire.temperature,
-        top_p=wire.top_p,
-        max_tokens=_max_tokens(wire, limits),
-        frequency_penalty=wire.frequency_penalty,
-        presence_penalty=wire.presence_penalty,
-        stop=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
-        min_tokens=wire.min_tokens,
-        ignore_eos=wire.ignore_eos,
-        logprobs=_logprobs(wire),
-    )
+    asked: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in wire.given().items()
+    }
+    asked.pop("seed", None)
+    if isinstance(wire.stop, str):
+        asked["stop"] = (wire.stop,)
+    asked |= {"max_tokens": _max_tokens(wire, limits), "logprobs": _logprobs(wire)}
+    return TextSampling(**asked)
 
 
 def _logprobs(wire: _Body) -> int | None:
-    if wire.top_logprobs is not None and not wire.logprobs:
+    if wire.top_logprobs and not wire.logprobs:
         raise BadRequest(
             f"top_logprobs is {wire.top_logprobs}, but logprobs is not true; set it, or leave top_logprobs out.",
             param="top_logprobs",

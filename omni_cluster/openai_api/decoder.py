@@ -22,6 +22,7 @@ from PIL import Image
 
 from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
+from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.memory_bound import bound_memory, room_bytes
@@ -49,6 +50,7 @@ class Job(msgspec.Struct, frozen=True):
     models: list[str]
     voices: list[str]
     limits: ApiLimits
+    defaults: ApiDefaults = NO_DEFAULTS
 
     @property
     def max_bytes(self) -> int:
@@ -102,7 +104,9 @@ def answered(job: Job, memory_bytes: int) -> Answer:
 
 
 def _read(job: Job) -> Answer:
-    checked = check_chat_request(job.body.tobytes(), models=job.models, voices=job.voices, limits=job.limits)
+    checked = check_chat_request(
+        job.body.tobytes(), models=job.models, voices=job.voices, limits=job.limits, defaults=job.defaults
+    )
     if any(each.param not in job.fetched for each in checked.urls):
         return Wanted(checked.urls)
     fetched = {param: data.tobytes() for param, data in job.fetched.items()}

@@ -25,6 +25,7 @@ from omni_cluster.errors import OmniError
 from omni_cluster.openai_api import decoder
 from omni_cluster.openai_api.chat import ChatRequest
 from omni_cluster.openai_api.decoder import Answer, Job, Opened, Refused, Wanted, max_answer_bytes
+from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
@@ -65,12 +66,18 @@ class Decoders:
     """
 
     def __init__(
-        self, bounds: DecoderLimits, limits: ApiLimits, models: Sequence[str], voices: Collection[str]
+        self,
+        bounds: DecoderLimits,
+        limits: ApiLimits,
+        models: Sequence[str],
+        voices: Collection[str],
+        defaults: ApiDefaults = NO_DEFAULTS,
     ) -> None:
         self._bounds = bounds
         self._limits = limits
         self._models = list(models)
         self._voices = list(voices)
+        self._defaults = defaults
         self._idle: list[_Decoder] = []
         self._room = asyncio.Semaphore(bounds.processes)
         self._has_none_ready = asyncio.Event()
@@ -141,7 +148,7 @@ class Decoders:
 
     async def _answer(self, body: bytes | bytearray, fetched: Mapping[str, bytes]) -> Opened | Wanted:
         job = Job(_array(body), {param: _array(data) for param, data in fetched.items()}, self._models, self._voices,
-                  self._limits)  # fmt: skip
+                  self._limits, self._defaults)  # fmt: skip
         async with self._room:
             await self._held.room()
             answer = await self._asked(job)

@@ -23,6 +23,7 @@ class ApiLimits:
     max_output_tokens: int
     video: VideoLimits
     max_prompt_tokens: int
+    max_choices: int = 1
 
     @property
     def max_text_chars(self) -> int:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.fields import Others, nothings
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.media import Picture, decode_audio, decode_base64, read_picture
 from omni_cluster.openai_api.sound_formats import AudioFormat, audio_format_of
 from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
 from omni_cluster.openai_api.video import decode_video, take_frames, video_of_frames
-from omni_cluster.openai_api.wire import SOME, Text, Unsupported, Wire, at_most, not_blank, shown, string_or_list
+from omni_cluster.openai_api.wire import SOME, Text, Wire, at_most, not_blank, shown, string_or_list
 
 TemplateMessage = dict[str, Any]
 
@@ -36,20 +39,43 @@ MAX_URL_CHARS = 8192
 _Fps = Annotated[float, Field(gt=0, le=MAX_FPS)]
 
 
+Medium = Literal["image", "audio", "video"]
+_MEDIA: tuple[Medium, ...] = ("image", "audio", "video")
+_NAMES: Mapping[Medium, str] = {"image": "images", "audio": "audio inputs", "video": "videos"}
+
+_OF_A_PART = frozenset({"cache_control", "prompt_cache_breakpoint"})
+"""What is said of a part to other services' prompt caches."""
+_OF_A_FILE = _OF_A_PART | {"uuid"}
+
+
 class TextPart(Wire):
     """What of a message is text."""
 
-    type: Literal["text"]
+    # Of an earlier answer by the API of responses.
+    others = Others(ignored=_OF_A_PART | {"annotations"})
+
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
+class RefusalPart(Wire):
+    """What of an earlier answer is text too."""
+
+    others = Others(ignored=_OF_A_PART)
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class _ImageUrl(Wire):
+    # A picture has one resolution here: as many tokens as its pixels come to.
+    others = Others(ignored=frozenset({"detail"}))
+
     url: Text
-
-
-class _ImagePart(Wire):
-    type: Literal["image_url"]
-    image_url: _ImageUrl
 
 
 class _InputAudio(Wire):
@@ -57,57 +83,165 @@ class _InputAudio(Wire):
     format: AudioFormat
 
 
+class _Url(Wire):
+    url: Text
+
+
+def _has_media(data_url: str) -> str:
+    if _medium_of(data_url) is None:
+        raise PydanticCustomError("no_media", "should be 'data:<type>;base64,<data>' of a sound, an image or a video")
+    return data_url
+
+
+def _medium_of(data_url: str) -> Medium | None:
+    """By the type that a data URL says."""
+    said = data_url[:12].lower().removeprefix("data:")
+    return next((medium for medium in _MEDIA if said.startswith(f"{medium}/")), None)
+
+
+class _File(Wire):
+    others = Others(
+        ignored=frozenset({"filename"}),
+        instead={"file_id": "no file is kept here; send its data as file_data"},
+    )
+
+    file_data: Annotated[
+        Text, AfterValidator(_has_media), Field(json_schema_extra={"pattern": "^data:(audio|image|video)/"})
+    ]
+
+
+_StringOrList = Discriminator(
+    string_or_list, custom_error_type="string_or_list", custom_error_message="should be a string or a list of strings"
+)
+
+
+class _ImagePart(Wire):
+    others = Others(ignored=_OF_A_FILE)
+
+    type: Literal["image_url"]
+    image_url: _ImageUrl
+
+
+class _PlainImagePart(Wire):
+    """As Qwen's own package writes it."""
+
+    others = Others(ignored=_OF_A_FILE)
+
+    type: Literal["image"]
+    image: Text
+
+
+class _InputImagePart(Wire):
+    """As the API of responses has it."""
+
+    others = Others(ignored=_OF_A_FILE | {"detail"})
+
+    type: Literal["input_image"]
+    image_url: Text
+
+
 class _AudioPart(Wire):
+    others = Others(ignored=_OF_A_FILE)
+
     type: Literal["input_audio"]
     input_audio: _InputAudio
 
 
-class _AudioUrl(Wire):
-    url: Text
-
-
 class _AudioUrlPart(Wire):
+    others = Others(ignored=_OF_A_FILE)
+
     type: Literal["audio_url"]
-    audio_url: _AudioUrl
+    audio_url: _Url
 
 
-class _VideoUrl(Wire):
-    url: Text
+class _PlainAudioPart(Wire):
+    """As Qwen's own package writes it."""
+
+    others = Others(ignored=_OF_A_FILE)
+
+    type: Literal["audio"]
+    audio: Text
 
 
 class _VideoUrlPart(Wire):
+    others = Others(ignored=_OF_A_FILE)
+
     type: Literal["video_url"]
-    video_url: _VideoUrl
+    video_url: _Url
     fps: _Fps | None = None
 
 
-class _FramesPart(Wire):
-    """A video as a list of pictures, which is DashScope's way."""
+class _VideoPart(Wire):
+    """A video as Qwen's own package writes it, or as a list of pictures, which is DashScope's way."""
+
+    others = Others(ignored=_OF_A_FILE)
 
     type: Literal["video"]
-    video: Annotated[list[Text], AfterValidator(not_blank), SOME]
+    video: Annotated[
+        Annotated[Text, Tag("#string")] | Annotated[list[Text], AfterValidator(not_blank), SOME, Tag("#list")],
+        _StringOrList,
+    ]
     fps: _Fps | None = None
+
+
+class _FilePart(Wire):
+    """A sound, an image or a video by the type that its data URL says."""
+
+    others = Others(ignored=_OF_A_FILE)
+
+    type: Literal["file"]
+    file: _File
 
 
 def _part_type(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else None
-    return f"#{kind}" if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        return None
+    return "#text" if kind in ("input_text", "output_text") else f"#{kind}"
 
 
-_MediaPart = _ImagePart | _AudioPart | _AudioUrlPart | _VideoUrlPart | _FramesPart
+_MediaPart = (
+    _ImagePart
+    | _PlainImagePart
+    | _InputImagePart
+    | _AudioPart
+    | _AudioUrlPart
+    | _PlainAudioPart
+    | _VideoUrlPart
+    | _VideoPart
+    | _FilePart
+)
+_HELD: Mapping[str, tuple[Medium | None, str]] = {
+    "image_url": ("image", "image_url.url"),
+    "image": ("image", "image"),
+    "input_image": ("image", "image_url"),
+    "input_audio": ("audio", "input_audio.data"),
+    "audio_url": ("audio", "audio_url.url"),
+    "audio": ("audio", "audio"),
+    "video_url": ("video", "video_url.url"),
+    "video": ("video", "video"),
+    "file": (None, "file.file_data"),
+}
+"""What a part of a type has, None where its data says it, and the path of the field that has it, or its URL."""
 
 # A tag is part of pydantic's error path; the "#" tells it from the client's own keys, so that it can be taken out.
 _Part = Annotated[
     Annotated[TextPart, Tag("#text")]
+    | Annotated[RefusalPart, Tag("#refusal")]
     | Annotated[_ImagePart, Tag("#image_url")]
+    | Annotated[_PlainImagePart, Tag("#image")]
+    | Annotated[_InputImagePart, Tag("#input_image")]
     | Annotated[_AudioPart, Tag("#input_audio")]
     | Annotated[_AudioUrlPart, Tag("#audio_url")]
+    | Annotated[_PlainAudioPart, Tag("#audio")]
     | Annotated[_VideoUrlPart, Tag("#video_url")]
-    | Annotated[_FramesPart, Tag("#video")],
+    | Annotated[_VideoPart, Tag("#video")]
+    | Annotated[_FilePart, Tag("#file")],
     Discriminator(
         _part_type,
         custom_error_type="part_type",
-        custom_error_message="should be 'text', 'image_url', 'input_audio', 'audio_url', 'video_url' or 'video'",
+        custom_error_message="should be 'text', 'image_url', 'input_audio', 'audio_url', 'video_url', 'video' or "
+        "'file'",
     ),
 ]
 _Content = Annotated[
@@ -121,45 +255,69 @@ _Content = Annotated[
 ]
 
 
-_ONLY_TEXT = {"type": ["string", "array"], "items": {"properties": {"type": {"const": "text"}}}}
-_NO_CALLS = {"type": ["array", "null"], "maxItems": 0}
+_TEXT_TYPES = ["text", "input_text", "output_text", "refusal"]
+_ONLY_TEXT = {"type": ["string", "array"], "items": {"properties": {"type": {"enum": _TEXT_TYPES}}}}
+_NOT_OF_AN_ANSWER = {name: {"enum": nothings()} for name in ("tool_calls", "audio", "refusal")}
 # For OpenAPI alone: what `check_messages` says in sentences of ours.
 _BY_ROLE: list[Any] = [
     {
-        "properties": {"role": {"const": "user"}, "content": {"type": ["string", "array"]}, "tool_calls": _NO_CALLS},
+        "properties": {
+            "role": {"const": "user"},
+            "content": {"type": ["string", "array"]},
+            **_NOT_OF_AN_ANSWER,
+        },
         "required": ["content"],
     },
     {
         "properties": {
-            "role": {"enum": ["system", "assistant", "tool"]},
+            "role": {"enum": ["system", "developer", "tool"]},
             "content": _ONLY_TEXT,
-            "tool_calls": _NO_CALLS,
+            **_NOT_OF_AN_ANSWER,
         },
         "required": ["content"],
     },
-    {
-        "properties": {
-            "role": {"const": "assistant"},
-            "content": {**_ONLY_TEXT, "type": ["string", "array", "null"]},
-            "tool_calls": {"type": "array", "minItems": 1},
-        },
-        "required": ["tool_calls"],
-    },
+    {"properties": {"role": {"const": "assistant"}, "content": {**_ONLY_TEXT, "type": ["string", "array", "null"]}}},
 ]
 
 
+class _EarlierAudio(Wire):
+    """The sound of an earlier answer, of which the model is shown the text."""
+
+    others = Others(ignored=frozenset({"data", "expires_at", "format", "voice"}))
+
+    id: Annotated[str, at_most(MAX_ID_CHARS)] | None = None
+    transcript: str | None = None
+
+
 class Message(Wire):
-    """One of a chat's, as it came; `content` is None where the assistant only called tools."""
+    """One of a chat's, as it came; `content` is None where the assistant said no text."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _BY_ROLE})
+    # Templates have no place for names, and thoughts of earlier turns are left out by those that know of any.
+    others = Others(
+        ignored=frozenset({"name", "annotations", "reasoning", "reasoning_content"}) | _OF_A_PART,
+        instead={"function_call": "use tool_calls"},
+    )
+    kept: ClassVar[Mapping[str, tuple[type, ...]]] = {"content": (str, list)}
 
-    role: Literal["system", "user", "assistant", "tool"]
-    # OpenAI's clients may name an earlier spoken answer by its id instead of giving content; no answer is kept here.
-    audio: Unsupported = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
+    audio: _EarlierAudio | None = None
+    refusal: str | None = None
     tool_calls: Annotated[list[ToolCall], at_most(MAX_CALLS)] | None = None
     tool_call_id: Annotated[str, at_most(MAX_ID_CHARS)] | None = None
-    function_call: Unsupported = None
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All text of it that the model is shown."""
+        if isinstance(self.content, str):
+            yield self.content
+        elif self.content is not None:
+            yield from (part.text for part in self.content if isinstance(part, TextPart | RefusalPart))
+        elif self.audio and self.audio.transcript:
+            yield self.audio.transcript
+        if self.refusal:
+            yield self.refusal
 
 
 @dataclass(frozen=True)
@@ -191,24 +349,36 @@ def check_messages(messages: Sequence[Message], limits: ApiLimits, *, use_audio_
     """Raises BadRequest for what can be told before any media are fetched or decoded."""
     for index, message in enumerate(messages):
         _check_content(f"messages[{index}]", message)
-    rooms = {"images": limits.max_image_parts, "audio inputs": limits.max_audio_parts, "videos": limits.max_video_parts}
+    rooms = {"image": limits.max_image_parts, "audio": limits.max_audio_parts, "video": limits.max_video_parts}
     seen = dict.fromkeys(rooms, 0)
     for param, role, part in _media_parts(messages):
         _check_role(param, role, part)
-        kind = _kind(part)
-        seen[kind] += 1
-        _check_room(kind, seen[kind], rooms[kind], _sources(param, part)[0][0])
-        if isinstance(part, _FramesPart):
-            _check_frames(f"{param}.video", part, limits, use_audio_in_video)
+        medium = _medium(part)
+        seen[medium] += 1
+        _check_room(_NAMES[medium], seen[medium], rooms[medium], _sources(param, part)[0][0])
+        if isinstance(part, _VideoPart) and isinstance(part.video, list):
+            _check_frames(f"{param}.video", part.video, limits, use_audio_in_video)
 
 
 def _check_content(param: str, message: Message) -> None:
-    calls = message.role == "assistant" and message.tool_calls
-    if message.content is None and not calls:
-        raise BadRequest(f"{param}.content is required.", param=f"{param}.content", code="missing_required_parameter")
-    if message.tool_calls and not calls:
-        name = f"{param}.tool_calls"
-        raise _invalid(name, f"{name} is in a message of the {message.role}, but only the assistant calls tools.")
+    if message.role != "assistant":
+        if message.content is None:
+            name = f"{param}.content"
+            raise BadRequest(f"{name} is required.", param=name, code="missing_required_parameter")
+        _check_only_answers_have(param, message)
+    elif message.audio and message.content is None and not (message.audio.transcript or message.refusal):
+        name = f"{param}.audio"
+        raise _invalid(
+            name,
+            f"{name} names the answer {shown(message.audio.id)}, but no answer is kept here; send its text as content.",
+        )
+
+
+def _check_only_answers_have(param: str, message: Message) -> None:
+    for field in ("tool_calls", "audio", "refusal"):
+        if getattr(message, field) is not None:
+            name, verb = f"{param}.{field}", "calls tools" if field == "tool_calls" else "has it"
+            raise _invalid(name, f"{name} is in a message of the {message.role}, but only the assistant {verb}.")
 
 
 def _check_role(param: str, role: str, part: _MediaPart) -> None:
@@ -218,15 +388,15 @@ def _check_role(param: str, role: str, part: _MediaPart) -> None:
         )
 
 
-def _check_frames(param: str, part: _FramesPart, limits: ApiLimits, use_audio_in_video: bool) -> None:
+def _check_frames(param: str, frames: Sequence[str], limits: ApiLimits, use_audio_in_video: bool) -> None:
     if use_audio_in_video:
         raise _invalid(
             param,
             f"{param} is a list of pictures, which has no sound; leave use_audio_in_video out or send a video_url.",
         )
     most = limits.video.most_frames
-    if len(part.video) > most:
-        raise _too_many(f"{param} has {len(part.video)} frames, but at most {most} are accepted.", param)
+    if len(frames) > most:
+        raise _too_many(f"{param} has {len(frames)} frames, but at most {most} are accepted.", param)
 
 
 def _check_room(what: str, count: int, most: int, param: str) -> None:
@@ -248,27 +418,23 @@ def _media_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str, _Media
         if not isinstance(message.content, list):
             continue
         for i, part in enumerate(message.content):
-            if not isinstance(part, TextPart):
+            if not isinstance(part, TextPart | RefusalPart):
                 yield f"messages[{index}].content[{i}]", message.role, part
 
 
-def _kind(part: _MediaPart) -> str:
-    if isinstance(part, _ImagePart):
-        return "images"
-    return "videos" if isinstance(part, _VideoUrlPart | _FramesPart) else "audio inputs"
+def _medium(part: _MediaPart) -> Medium:
+    if isinstance(part, _FilePart):
+        return _medium_of(part.file.file_data) or "image"
+    return _HELD[part.type][0] or "image"
 
 
 def _sources(param: str, part: _MediaPart) -> list[tuple[str, str]]:
     """The paths of the fields that hold the media or their URLs, and what they hold."""
-    if isinstance(part, _ImagePart):
-        return [(f"{param}.image_url.url", part.image_url.url)]
-    if isinstance(part, _AudioUrlPart):
-        return [(f"{param}.audio_url.url", part.audio_url.url)]
-    if isinstance(part, _VideoUrlPart):
-        return [(f"{param}.video_url.url", part.video_url.url)]
-    if isinstance(part, _FramesPart):
-        return [(f"{param}.video[{i}]", frame) for i, frame in enumerate(part.video)]
-    return [(f"{param}.input_audio.data", part.input_audio.data)]
+    path = _HELD[part.type][1]
+    held = attrgetter(path)(part)
+    if isinstance(held, str):
+        return [(f"{param}.{path}", held)]
+    return [(f"{param}.{path}[{i}]", each) for i, each in enumerate(held)]
 
 
 def _is_url(value: str) -> bool:
@@ -307,11 +473,12 @@ class MessageReader:
             self._read_headers(param, part)
 
     def _read_headers(self, param: str, part: _MediaPart) -> None:
-        if not isinstance(part, _ImagePart | _FramesPart):
+        is_frames = isinstance(part, _VideoPart) and isinstance(part.video, list)
+        if not (is_frames or _medium(part) == "image"):
             return
         read = {name: self._picture(name, value) for name, value in _sources(param, part)}
         self._pictures |= read
-        if isinstance(part, _FramesPart):
+        if is_frames:
             take_frames(list(read.values()), self._limits.video, self._budget, f"{param}.video")
             return
         for name, picture in read.items():
@@ -323,55 +490,56 @@ class MessageReader:
 
     def read(self, index: int, message: Message) -> TemplateMessage:
         param = f"messages[{index}]"
-        read: TemplateMessage = {"role": message.role, "content": self._content(f"{param}.content", message.content)}
+        role = "system" if message.role == "developer" else message.role
+        read: TemplateMessage = {"role": role, "content": self._content(f"{param}.content", message)}
         if message.tool_calls:
             read["tool_calls"] = template_calls(message.tool_calls, f"{param}.tool_calls")
         if message.tool_call_id is not None:
             read["tool_call_id"] = message.tool_call_id
         return read
 
-    def _content(self, param: str, content: _Content | None) -> list[dict[str, str]]:
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}]
-        return [self._part(f"{param}[{i}]", part) for i, part in enumerate(content or ())]
+    def _content(self, param: str, message: Message) -> list[dict[str, str]]:
+        if not isinstance(message.content, list):
+            return [_text(text) for text in message.texts]
+        parts = [self._part(f"{param}[{i}]", part) for i, part in enumerate(message.content)]
+        return [*parts, _text(message.refusal)] if message.refusal else parts
 
-    def _part(self, param: str, part: TextPart | _MediaPart) -> dict[str, str]:
-        if isinstance(part, TextPart):
-            return {"type": "text", "text": part.text}
-        if isinstance(part, _ImagePart):
+    def _part(self, param: str, part: TextPart | RefusalPart | _MediaPart) -> dict[str, str]:
+        if isinstance(part, TextPart | RefusalPart):
+            return _text(part.text)
+        medium = _medium(part)
+        if medium == "image":
             self.images.append(self._pictures[_sources(param, part)[0][0]].decode())
-            return {"type": "image"}
-        if isinstance(part, _VideoUrlPart | _FramesPart):
-            self.videos.append(self._frames(param, part) if isinstance(part, _FramesPart) else self._video(param, part))
-            return {"type": "video"}
-        self.audios.append(self._audio(param, part))
-        return {"type": "audio"}
+        elif medium == "audio":
+            self.audios.append(self._audio(param, part))
+        else:
+            self.videos.append(self._video(param, part))
+        return {"type": medium}
 
-    def _audio(self, param: str, part: _AudioPart | _AudioUrlPart) -> npt.NDArray[np.float32]:
+    def _audio(self, param: str, part: _MediaPart) -> npt.NDArray[np.float32]:
         ((name, value),) = _sources(param, part)
-        data = self._data(name, value, must_be_url=isinstance(part, _AudioUrlPart))
+        data = self._data(name, value, must_be_url=not isinstance(part, _AudioPart))
         label = part.input_audio.format if isinstance(part, _AudioPart) else None
         kind = audio_format_of(data, name, label)
         samples = decode_audio(data, format=kind, max_s=self._limits.max_audio_s, param=name)
         self._budget.take(samples.nbytes, name)
         return samples
 
-    def _video(self, param: str, part: _VideoUrlPart) -> Video:
-        ((name, value),) = _sources(param, part)
+    def _video(self, param: str, part: _MediaPart) -> Video:
+        sources, fps = _sources(param, part), getattr(part, "fps", None) or DEFAULT_FPS
+        if isinstance(part, _VideoPart) and isinstance(part.video, list):
+            frames = [self._pictures[name] for name, _ in sources]
+            return video_of_frames(frames, fps=fps, limits=self._limits.video, param=f"{param}.video")
+        ((name, value),) = sources
         return decode_video(
             self._data(name, value, must_be_url=True),
             limits=self._limits.video,
-            fps=part.fps or DEFAULT_FPS,
+            fps=fps,
             with_audio=self._use_audio_in_video,
             max_audio_s=self._limits.max_audio_s,
             budget=self._budget,
             param=name,
         )
-
-    def _frames(self, param: str, part: _FramesPart) -> Video:
-        frames = [self._pictures[name] for name, _ in _sources(param, part)]
-        fps = part.fps or DEFAULT_FPS
-        return video_of_frames(frames, fps=fps, limits=self._limits.video, param=f"{param}.video")
 
     def _data(self, param: str, value: str, *, must_be_url: bool) -> bytes:
         if _is_url(value):
@@ -381,3 +549,7 @@ class MessageReader:
                 param, f"{param} is {shown(value)}, but it should be an http(s) URL or 'data:<type>;base64,<data>'."
             )
         return decode_base64(value, self._limits.max_media_bytes, param)
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from omni_cluster.openai_api.bodies import parsed
+from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.encoding import SoundFormat
+from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.openapi import request_body
-from omni_cluster.openai_api.wire import (
-    NamedVoice,
-    Unsupported,
-    Wire,
-    check_model,
-    check_voice,
-    not_blank,
-    voice_name,
-)
+from omni_cluster.openai_api.voices import chosen_voice
+from omni_cluster.openai_api.wire import NamedVoice, Wire, check_model, not_blank, within
+from omni_cluster.sampling import BOUNDS
 
 MAX_INPUT_CHARS = 4096
 """OpenAI's."""
+MAX_LANGUAGE_CHARS = 64
 DEFAULT_FORMAT: SoundFormat = "mp3"
+
+
+SAMPLE_RATE_HZ = 24_000
 
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """A checked request. `stream_format`: None for one whole file."""
+    """A checked request. `stream_format`: None for one whole file.
+
+    `voice`: None for the default one. `ignored`: fields that ask how to speak, which this model does as it will.
+    """
 
     model: str
     text: str
@@ -37,19 +40,41 @@ class SpeechRequest:
     format: SoundFormat
     stream_format: Literal["sse", "audio"] | None
     seed: int | None
+    ignored: tuple[str, ...] = ()
+
+
+_HABITS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "request_id"})
+_IDLE: Mapping[str, tuple[Any, ...]] = {
+    "speed": (1,),
+    "sample_rate": (SAMPLE_RATE_HZ,),
+    "task_type": ("CustomVoice",),
+    "volume": (1,),
+    "pitch": (1,),
+}
+_ONE_VOICE = "the voices are the model's own, see /v1/audio/voices; leave it out"
+_INSTEAD = {
+    **dict.fromkeys(("ref_audio", "ref_text", "references", "voice_sample"), _ONE_VOICE),
+    "format": "use response_format",
+    "text": "use input",
+}
 
 
 class _Body(Wire):
+    others = Others(_HABITS, _IDLE, _INSTEAD)
+
     model: str
     input: Annotated[
         str, Field(max_length=MAX_INPUT_CHARS, json_schema_extra={"minLength": 1}), AfterValidator(not_blank)
     ]
     voice: NamedVoice | None = None
+    # vLLM-Omni's and Qwen's name of voice.
+    speaker: NamedVoice | None = None
     response_format: SoundFormat | None = None
-    speed: Annotated[float | None, Field(ge=1, le=1)] = None
     stream_format: Literal["sse", "audio"] | None = None
-    seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    instructions: Unsupported = None
+    stream: bool | None = None
+    seed: int | None = within(BOUNDS["seed"])
+    instructions: Annotated[str, Field(max_length=MAX_INPUT_CHARS)] | None = None
+    language: Annotated[str, Field(max_length=MAX_LANGUAGE_CHARS)] | None = None
 
 
 def speech_body(models: Collection[str]) -> dict[str, Any]:
@@ -57,14 +82,24 @@ def speech_body(models: Collection[str]) -> dict[str, Any]:
     return request_body(_Body, models)
 
 
-def parse_speech_request(body: bytes | bytearray, *, models: Collection[str], voices: Collection[str]) -> SpeechRequest:
+def parse_speech_request(
+    body: bytes | bytearray,
+    *,
+    models: Collection[str],
+    voices: Collection[str],
+    defaults: ApiDefaults = NO_DEFAULTS,
+) -> SpeechRequest:
     """Raises BadRequest with one sentence and the field's path."""
     wire = parsed(_Body, body)
     check_model(wire.model, models)
-    voice = voice_name(wire.voice)
-    check_voice(voice, voices, "voice")
     return SpeechRequest(
-        wire.model, wire.input, voice, wire.response_format or DEFAULT_FORMAT, wire.stream_format, wire.seed
+        wire.model,
+        wire.input,
+        chosen_voice({"voice": wire.voice, "speaker": wire.speaker}, voices, defaults.voice_aliases),
+        wire.response_format or DEFAULT_FORMAT,
+        wire.stream_format or ("audio" if wire.stream else None),
+        wire.seed,
+        tuple(name for name in ("instructions", "language") if getattr(wire, name) is not None),
     )
 
 

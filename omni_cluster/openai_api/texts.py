@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from omni_cluster.nested import all_strings
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.messages import Message, TextPart
+from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.messages import Message
 from omni_cluster.openai_api.tools import Tool
 
 
-def check_text(messages: Sequence[Message], tools: Sequence[Tool], max_chars: int) -> None:
+def check_text(messages: Sequence[Message], tools: Sequence[Tool], limits: ApiLimits) -> None:
     """Raises BadRequest for text that no prompt has room for; media are none."""
     chars = sum(len(text) for text in _texts(messages, tools))
-    if chars > max_chars:
+    if chars > limits.max_text_chars:
         raise BadRequest(
-            f"The messages and tools have {chars} characters of text, but at most {max_chars} are accepted.",
+            f"This model's maximum context length is {limits.max_prompt_tokens} tokens: the messages and tools have "
+            f"{chars} characters of text, but at most {limits.max_text_chars} are accepted.",
             param="messages",
             code="context_length_exceeded",
         )
@@ -23,15 +25,8 @@ def check_text(messages: Sequence[Message], tools: Sequence[Tool], max_chars: in
 
 def _texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
     for message in messages:
-        yield from _content(message)
+        yield from message.texts
         yield message.tool_call_id or ""
         for call in message.tool_calls or ():
             yield from (call.id, call.function.name, call.function.arguments)
     yield from all_strings([tool.model_dump() for tool in tools])
-
-
-def _content(message: Message) -> Iterator[str]:
-    if isinstance(message.content, str):
-        yield message.content
-    else:
-        yield from (part.text for part in message.content or () if isinstance(part, TextPart))

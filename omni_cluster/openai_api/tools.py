@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.wire import Wire, at_most
 
 MAX_ID_CHARS = 4096
@@ -23,6 +24,8 @@ class _Function(Wire):
 class Tool(Wire):
     """A function that the model may call."""
 
+    others = Others(ignored=frozenset({"cache_control"}))
+
     type: Literal["function"]
     function: _Function
 
@@ -34,6 +37,9 @@ class _CalledFunction(Wire):
 
 class ToolCall(Wire):
     """A call in an earlier answer; `arguments` is a JSON object as text."""
+
+    # Of the pieces of a stream that a client put together.
+    others = Others(ignored=frozenset({"index"}))
 
     id: Annotated[str, at_most(MAX_ID_CHARS)]
     type: Literal["function"] = "function"

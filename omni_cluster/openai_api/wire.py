@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +16,7 @@ from pydantic import (
     Discriminator,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     Tag,
     WithJsonSchema,
     model_validator,
@@ -21,7 +24,19 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.sampling import BOUNDS, MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, TOKEN_ID, Bounds
+from omni_cluster.openai_api.fields import Others, is_nothing, kinds_of, nothings
+from omni_cluster.sampling import (
+    BOUNDS,
+    CLIENT_BIAS,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    TOKEN_ID,
+    Bounds,
+)
 
 _SHOWN_CHARS = 60
 
@@ -39,9 +54,15 @@ def _fail_fast(schema: Any) -> None:
 
 
 class Wire(BaseModel):
-    """What a body and its parts are checked by: strict types, unknown fields ignored, lists until their first fault."""
+    """What a body and its parts are checked by: strict types, no unknown fields, lists until their first fault.
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+    A field that may be left out may also hold what asks for nothing (`is_nothing`). `kept`: types whose empty value
+    asks for something, by field. `others`: the fields that are known beside those that are read.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    others: ClassVar[Others] = Others()
+    kept: ClassVar[Mapping[str, tuple[type, ...]]] = {}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -49,20 +70,46 @@ class Wire(BaseModel):
         _fail_fast(schema)
         return schema
 
-
-class KnownKeys(Wire):
-    """Without unknown fields, of which the first is told."""
-
-    model_config = ConfigDict(extra="forbid")
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler.resolve_ref_schema(handler(core))
+        properties = schema.setdefault("properties", {})
+        for name in _kinds(cls).keys() & properties.keys():
+            properties[name].pop("default", None)
+            values = [value for value in nothings() if cls._asks_nothing(name, value)]
+            values += cls.others.idle.get(name, ())
+            properties[name] = {"anyOf": [properties[name], {"enum": values}]}
+        others = cls.others.schema()
+        properties.update({name: said for name, said in others.items() if name not in cls.model_fields})
+        schema["additionalProperties"] = {"enum": nothings()}
+        return schema
 
     @model_validator(mode="before")
     @classmethod
-    def _check_keys(cls, value: object) -> object:
-        if isinstance(value, dict):
-            unknown = next((key for key in value if key not in cls.model_fields), None)
-            if unknown is not None:
-                raise PydanticCustomError("unknown_key", "is unknown", {"key": unknown})
-        return value
+    def _read_fields(cls, value: object) -> object:
+        """Those that ask for something. Of those that are not known, the first is told."""
+        if not isinstance(value, dict):
+            return value
+        fields = cls.model_fields
+        unknown = next((name for name in value if name not in fields and cls.others.asks(name, value[name])), None)
+        if unknown is not None:
+            wish = cls.others.wish(unknown, fields)
+            raise PydanticCustomError("unknown_key", "", {"key": unknown, "value": value[unknown], "wish": wish})
+        return {name: each for name, each in value.items() if name in fields and not cls._asks_nothing(name, each)}
+
+    @classmethod
+    def _asks_nothing(cls, name: str, value: object) -> bool:
+        kinds = _kinds(cls).get(name)
+        if kinds is None or type(value) in cls.kept.get(name, ()):
+            return False
+        return is_nothing(value, kinds) or cls.others.is_idle(name, value)
+
+
+@cache
+def _kinds(cls: type[Wire]) -> Mapping[str, frozenset[type]]:
+    """The kinds of the fields that may be left out."""
+    fields = cls.model_fields.items()
+    return {name: kinds_of(field.annotation) for name, field in fields if not field.is_required()}
 
 
 def at_most(count: int) -> Any:
@@ -85,16 +132,6 @@ class FewKeys:
         return value
 
 
-_NOTHING: tuple[Any, ...] = (None, False, [], {}, 0, "none", "auto")
-"""How clients say that they do not want an option."""
-
-
-def unsupported(value: object) -> object:
-    if value in _NOTHING:
-        return None
-    raise PydanticCustomError("unsupported", "is not supported; leave it out")
-
-
 def not_blank(value: Any) -> Any:
     if not value:
         raise PydanticCustomError("blank", "should not be empty")
@@ -107,7 +144,6 @@ def _few(stops: list[str]) -> list[str]:
     return stops
 
 
-Unsupported = Annotated[Any, AfterValidator(unsupported), WithJsonSchema({"enum": list(_NOTHING)})]
 Text = Annotated[str, AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})]
 # For OpenAPI alone: the validators' sentences are ours.
 SOME = Field(json_schema_extra={"minItems": 1})
@@ -116,9 +152,13 @@ _FEW = Field(json_schema_extra={"maxItems": MAX_STOPS})
 
 def within(bounds: Bounds) -> Any:
     """A field that may be left out, within its bounds."""
-    if bounds.above:
-        return Field(default=None, gt=bounds.least, le=bounds.most)
     return Field(default=None, ge=bounds.least, le=bounds.most)
+
+
+def _only_true(value: bool | None) -> bool | None:
+    if value is False:
+        raise PydanticCustomError("only_true", "should be true, or left out")
+    return value
 
 
 def string_or_list(value: object) -> str | None:
@@ -163,10 +203,34 @@ def voice_name(voice: NamedVoice | None) -> str | None:
 
 
 _TokenId = Annotated[int, Field(ge=TOKEN_ID.least, le=TOKEN_ID.most)]
+_BadWord = Annotated[
+    str, Field(max_length=MAX_STOP_CHARS), AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})
+]
+_TOKEN_ID_TEXT = "^[0-9]{1,10}$"
 
 
-class StageSampling(KnownKeys):
-    """How one stage is to sample, in vLLM's names; None leaves a value to the stage configuration."""
+def _of_token_ids(biases: dict[str, float]) -> dict[str, float]:
+    if all(re.match(_TOKEN_ID_TEXT, key) for key in biases):
+        return biases
+    raise PydanticCustomError("token_ids", "should have token ids as keys, for example {'50256': -100}")
+
+
+_Biases = Annotated[
+    dict[str, Annotated[float, Field(ge=CLIENT_BIAS.least, le=CLIENT_BIAS.most)]],
+    FewKeys(MAX_BIASES),
+    AfterValidator(_of_token_ids),
+    Field(json_schema_extra={"propertyNames": {"pattern": _TOKEN_ID_TEXT}, "maxProperties": MAX_BIASES}),
+]
+
+
+AS_MANY_AS_FIT = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
+"""How clients of other servers ask for as many tokens as fit."""
+
+
+class Sampling(Wire):
+    """How tokens are to be sampled, in vLLM's names; None leaves a value to the stage configuration."""
+
+    others = Others(idle=AS_MANY_AS_FIT)
 
     temperature: float | None = within(BOUNDS["temperature"])
     top_p: float | None = within(BOUNDS["top_p"])
@@ -181,14 +245,29 @@ class StageSampling(KnownKeys):
     seed: int | None = within(BOUNDS["seed"])
     stop: Stop | None = None
     stop_token_ids: Annotated[list[_TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: Annotated[list[_BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[_TokenId], Field(max_length=MAX_ALLOWED_TOKENS)] | None = None
+    logit_bias: _Biases | None = None
 
     def given(self) -> dict[str, Any]:
         """The values that the client sent, as vLLM's sampling parameters."""
-        return self.model_dump(exclude_none=True)
+        asked = {name: value for name in Sampling.model_fields if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            asked["logit_bias"] = {int(token_id): bias for token_id, bias in self.logit_bias.items()}
+        return asked
+
+
+class StageSampling(Sampling):
+    """How one stage is to sample. `detokenize`: as vLLM-Omni's clients send it; text is always made of text tokens."""
+
+    detokenize: Annotated[bool | None, AfterValidator(_only_true), WithJsonSchema({"enum": [True, None]})] = None
 
 
 def refusal(fault: ErrorDetails) -> BadRequest:
-    kind, message, value = fault["type"], fault["msg"], fault["input"]
+    kind, value = fault["type"], fault["input"]
     if kind == "json_invalid":
         return BadRequest("The request body is not valid JSON in UTF-8; send one JSON object.", code="invalid_json")
     param = _path(fault["loc"])
@@ -197,16 +276,16 @@ def refusal(fault: ErrorDetails) -> BadRequest:
     name = param or "The request body"
     if kind == "missing":
         return BadRequest(f"{name} is required.", param=param, code="missing_required_parameter")
-    if kind == "unsupported":
-        return BadRequest(f"{name} {message}.", param=param, code="unsupported_parameter")
     if kind == "unknown_key":
-        name = param = f"{name}.{_key(fault['ctx']['key'])}"
-        options = "mm_processor_kwargs" in fault["loc"]
-        known = "use_audio_in_video" if options else ", ".join(StageSampling.model_fields)
-        what = "option of the processor" if options else "sampling parameter"
-        return BadRequest(f"{name} is no {what}; use {known}.", param=param, code="unsupported_parameter")
+        return _unknown(param, **fault["ctx"])
     wish = _wish(fault).removeprefix("Input ").removeprefix("String ")
     return BadRequest(f"{name} is {shown(value)}, but it {wish}.", param=param, code="invalid_value")
+
+
+def _unknown(param: str | None, key: str, value: object, wish: str) -> BadRequest:
+    name = f"{param}.{_key(key)}" if param else _key(key)
+    sentence = f"{name} is {shown(value)}, which is not supported; {wish}."
+    return BadRequest(sentence, param=name, code="unsupported_parameter")
 
 
 _AS_OF_JSON = {
@@ -220,6 +299,8 @@ _AS_OF_JSON = {
 def _wish(fault: ErrorDetails) -> str:
     if fault["type"] == "too_long":
         return f"should have at most {fault['ctx']['max_length']} entries"
+    if fault["type"] == "float_type" and type(fault["input"]) is int:
+        return "should be a finite number"  # one of more digits than a float has room for
     return _AS_OF_JSON.get(fault["type"], fault["msg"])
 
 
@@ -272,14 +353,4 @@ def check_model(model: str, models: Collection[str]) -> None:
             param="model",
             code="model_not_found",
             status=404,
-        )
-
-
-def check_voice(voice: str | None, voices: Collection[str], param: str) -> None:
-    """Raises BadRequest for a voice that the model lacks; None is the default one."""
-    if voice is not None and voice not in voices:
-        raise BadRequest(
-            f"{param} is {shown(voice)}, but the voices are {', '.join(sorted(voices))}.",
-            param=param,
-            code="invalid_value",
         )

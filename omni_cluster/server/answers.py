@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
+
+import numpy as np
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import (
@@ -29,12 +33,18 @@ from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest, error_body
+from omni_cluster.openai_api.speech import SAMPLE_RATE_HZ
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput
 from omni_cluster.server.closing import CLOSING
 from omni_cluster.server.log import logger
 
+VOICE_HEADER = "x-omni-voice"
+IGNORED_HEADER = "x-omni-ignored"
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
+_OF_TEXT = frozenset({"stop", "bad_words", "include_stop_str_in_output"})
+_OF_DECODING = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})
+"""How text is made of tokens: clients send vLLM's defaults to every stage."""
 
 
 def api_keys(config: PipelineConfig) -> ApiKeys:
@@ -51,13 +61,11 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
     """
     asked = {}
     for stage, (param, given) in zip(config.stages, _entries(chat, config.stages), strict=True):
-        samples = samples_tokens(stage, config)
-        if given and not samples:
-            raise _bad(param, f"{param} is for stage {stage.model_stage}, which samples no tokens; send null there.")
-        _check_given(given, stage, config.limits, param)
-        if samples:
-            asked[stage.model_stage] = _client_fields(chat, stage) | given
-            _check_lengths(asked[stage.model_stage], stage, config.limits)
+        if not samples_tokens(stage, config):
+            continue  # clients of vLLM-Omni send an entry for each stage
+        taken = _taken(given, stage, config.limits, param)
+        asked[stage.model_stage] = _client_fields(chat, stage) | taken
+        _check_lengths(asked[stage.model_stage], stage, config.limits)
     return asked
 
 
@@ -80,19 +88,21 @@ def _client_fields(chat: ChatRequest, stage: StageConfig) -> dict[str, Any]:
     seeded = {} if chat.seed is None else {"seed": chat.seed}
     if stage.final_output_type != "text":
         return seeded
-    fields = {name: value for name, value in asdict(chat.sampling).items() if value not in (None, ())}
-    return seeded | fields | ({"stop": list(chat.sampling.stop)} if chat.sampling.stop else {})
+    return seeded | chat.sampling.asked()
 
 
-def _check_given(given: Mapping[str, Any], stage: StageConfig, limits: Limits, param: str) -> None:
-    """Raises BadRequest for an entry that its stage has no use for, or that asks for more than is accepted."""
-    if "stop" in given and stage.final_output_type != "text":
-        name = f"{param}.stop"
-        raise _bad(name, f"{name} is for stage {stage.model_stage}, which makes no text; leave it out.")
+def _taken(given: Mapping[str, Any], stage: StageConfig, limits: Limits, param: str) -> dict[str, Any]:
+    """What of an entry its stage has a use for. Raises BadRequest for what it cannot do, and for more than it may."""
     most = limits.most_tokens(stage.final_output_type, {})
     if given.get("max_tokens", 0) > most:
         name = f"{param}.max_tokens"
         raise _bad(name, f"{name} is {given['max_tokens']}, but at most {most} are accepted.")
+    if stage.final_output_type == "text":
+        return dict(given)
+    for field in _OF_TEXT & given.keys():
+        name = f"{param}.{field}"
+        raise _bad(name, f"{name} is for stage {stage.model_stage}, which makes no text; leave it out.")
+    return {name: value for name, value in given.items() if name not in _OF_DECODING}
 
 
 def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, limits: Limits) -> None:
@@ -145,25 +155,34 @@ class StreamedSound:
 
 
 def whole_audio(chat: ChatRequest, audio: AudioChunk | None) -> bytes:
-    """The answer's sound in the format asked for; WAV when none was. No bytes for an answer without sound."""
+    """The answer's sound in the format asked for; WAV when none was. A file without samples for no sound."""
     return whole_sound(audio, chat.audio_format or "wav")
 
 
 def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat) -> bytes:
-    """One file; no bytes for no sound."""
-    return b"" if audio is None else encode(audio.samples, audio.sample_rate_hz, sound_format)
+    """One file; a file without samples for no sound."""
+    if audio is None:
+        return encode(np.zeros(0, np.float32), SAMPLE_RATE_HZ, sound_format)
+    return encode(audio.samples, audio.sample_rate_hz, sound_format)
 
 
 def finish_reason(output: OmniRequestOutput) -> FinishReason:
     return cast(FinishReason, output.finish_reason or "stop")
 
 
+def voice_header(voice: str | None) -> dict[str, str]:
+    """Says in which voice an answer is spoken: a client's name for it may be an alias."""
+    return {} if voice is None else {VOICE_HEADER: quote(voice)}
+
+
 def timings(output: OmniRequestOutput) -> dict[str, Any]:
     return {"stages": {name: asdict(times) for name, times in output.times.items()}}
 
 
-def usage(output: OmniRequestOutput) -> Usage:
-    return Usage(len(output.prompt_token_ids), len(output.token_ids), output.codec_tokens)
+def usage(counted: OmniRequestOutput | Answer) -> Usage:
+    """Of a whole answer, or of one so far."""
+    tokens = counted.counts
+    return Usage(tokens.prompt, tokens.text + tokens.codec, tokens.codec, tokens.cached, tokens.prompt_audio)
 
 
 def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[str, Any]]:

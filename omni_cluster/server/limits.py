@@ -1,4 +1,4 @@
-"""What the configuration bounds, as the API's modules take it: a bound goes by one name in both."""
+"""What the configuration bounds and presets, as the API's modules take it: a bound goes by one name in both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api.decoders import DecoderLimits
+from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.fetch import FetchLimits
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
@@ -20,6 +22,11 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
     limits = config.limits
     video = VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels)
     return _taken(ApiLimits, limits, max_audio_s=limits.max_audio_input_s, video=video)
+
+
+def api_defaults(bound: BoundPipeline) -> ApiDefaults:
+    api = bound.config.api
+    return ApiDefaults({**bound.family.voice_aliases, **api.voice_aliases}, tuple(api.default_modalities))
 
 
 def fetch_limits(config: PipelineConfig) -> FetchLimits:

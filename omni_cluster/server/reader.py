@@ -16,7 +16,7 @@ from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.server.door import Visit
-from omni_cluster.server.limits import api_limits, decoder_limits, fetch_limits
+from omni_cluster.server.limits import api_defaults, api_limits, decoder_limits, fetch_limits
 
 SMALL_BODY_BYTES = 65_536
 """What is checked beside other requests, in some milliseconds; more is a decoder's work."""
@@ -36,7 +36,10 @@ class Reader:
         self._voices = bound.family.voices
         self._limits = api_limits(bound.config)
         self._fetcher = Fetcher(fetch_limits(bound.config))
-        self._decoders = Decoders(decoder_limits(bound.config), self._limits, self._models, self._voices)
+        self._defaults = api_defaults(bound)
+        self._decoders = Decoders(
+            decoder_limits(bound.config), self._limits, self._models, self._voices, self._defaults
+        )
         # Of their own: what takes long in one of them keeps nothing in another waiting.
         self._threads = ThreadPoolExecutor(CHECKING_THREADS, thread_name_prefix="checking")
         self._large_threads = ThreadPoolExecutor(LARGE_THREADS, thread_name_prefix="large")
@@ -60,7 +63,9 @@ class Reader:
         """Raises BadRequest."""
         visit: Visit = http_request.state.visit
         body = await visit.body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
-        return await self.off_loop(lambda: parse_speech_request(body, models=self._models, voices=self._voices))
+        return await self.off_loop(
+            lambda: parse_speech_request(body, models=self._models, voices=self._voices, defaults=self._defaults)
+        )
 
     async def off_loop(self, work: Callable[[], T], body_bytes: int = 0) -> T:
         """Does the work in a thread, and returns its result. That of large bodies keeps no small one waiting."""
@@ -68,7 +73,9 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _check(self, body: bytes | bytearray) -> CheckedChat:
-        return check_chat_request(body, models=self._models, voices=self._voices, limits=self._limits)
+        return check_chat_request(
+            body, models=self._models, voices=self._voices, limits=self._limits, defaults=self._defaults
+        )
 
     async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
         """What the URLs lead to, by their params; when one fails, none of the others is waited for."""

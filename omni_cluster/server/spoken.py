@@ -12,7 +12,7 @@ from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.server.answers import error_answer, finish_reason
+from omni_cluster.server.answers import error_answer, finish_reason, whole_sound
 from omni_cluster.server.off_loop import OffLoop
 
 
@@ -41,7 +41,7 @@ async def spoken_sound(
 async def coded(
     spoken: SpeechRequest, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
 ) -> AsyncGenerator[bytes, None]:
-    """The sound in the format asked for, piece by piece; no bytes for no sound."""
+    """The sound in the format asked for, piece by piece; a file without samples for no sound."""
     file = _SoundFile(spoken.format)
     async with contextlib.aclosing(chunks):
         with contextlib.closing(OffLoop(threads, file.close)) as off_loop:
@@ -56,7 +56,7 @@ async def coded(
 
 
 class _SoundFile:
-    """A file that begins with the first sound; no bytes where none came."""
+    """A file that begins with the first sound; one without samples where none came."""
 
     def __init__(self, sound_format: SoundFormat) -> None:
         self._format: SoundFormat = sound_format
@@ -68,7 +68,7 @@ class _SoundFile:
         return self._encoder.push(audio.samples)
 
     def finish(self) -> bytes:
-        return b"" if self._encoder is None else self._encoder.finish()
+        return whole_sound(None, self._format) if self._encoder is None else self._encoder.finish()
 
     def close(self) -> None:
         if self._encoder is not None:

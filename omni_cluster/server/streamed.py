@@ -1,8 +1,11 @@
-"""The beginning of every streamed answer."""
+"""The beginning of every streamed answer, and several that run at once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.deadline import Deadline
@@ -13,10 +16,14 @@ from omni_cluster.outputs import StageChunk
 from omni_cluster.server.metrics import HttpMeter, heard
 from omni_cluster.server.quotas import Allowance
 
+T = TypeVar("T")
+_ENDED = object()
+Begun = tuple[Answer, AsyncGenerator[StageChunk, None]]
+
 
 async def begun(
     pipeline: Pipeline, request: OmniRequest, deadline: Deadline, meter: HttpMeter, allowance: Allowance
-) -> tuple[Answer, AsyncGenerator[StageChunk, None]]:
+) -> Begun:
     """The answer and the chunks that it is made of, once the first is there.
 
     An error before that chunk gets an HTTP status of its own.
@@ -24,3 +31,59 @@ async def begun(
     answer = answer_to(request.request_id, pipeline.bound)
     chunks = answer.following(heard(pipeline.stream(request, deadline), meter, allowance))
     return answer, chain(await anext(chunks), chunks)
+
+
+async def all_begun(
+    pipeline: Pipeline, requests: Sequence[OmniRequest], deadline: Deadline, meter: HttpMeter, allowance: Allowance
+) -> list[Begun]:
+    """Several requests at once. If one fails, none goes on."""
+    tasks = [asyncio.ensure_future(begun(pipeline, request, deadline, meter, allowance)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        await _ended(tasks)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None:
+                await task.result()[1].aclose()
+        raise
+
+
+async def gathered(works: Sequence[Awaitable[T]]) -> list[T]:
+    """What all give; the first that fails, or the caller's end, ends all."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _ended(tasks)
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """What all say, as it comes. The first that fails ends all; closing this closes all."""
+    async with contextlib.AsyncExitStack() as closing:
+        if len(streams) == 1:  # without a task for each item
+            async for item in await closing.enter_async_context(contextlib.aclosing(streams[0])):
+                yield item
+            return
+        for stream in streams:
+            await closing.enter_async_context(contextlib.aclosing(stream))
+        waiting = {_next_of(stream): stream for stream in streams}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (item := task.result()) is not _ENDED:
+                        yield item
+                        waiting[_next_of(waiting[task])] = waiting[task]
+                    del waiting[task]
+        finally:
+            await _ended(waiting)
+
+
+def _next_of(stream: AsyncGenerator[T, None]) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(anext(stream, _ENDED))
+
+
+async def _ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -306,7 +306,7 @@ class StageLLM:
         return f"{at_least}{len(tokenizer.encode(text))} tokens"
 
     def _too_long(self, length: str) -> PromptTooLong:
-        return PromptTooLong(f"the prompt has {length}; at most {self._max_prompt_tokens} fit.")
+        return PromptTooLong.of(length, self._max_prompt_tokens)
 
     @property
     def _max_prompt_tokens(self) -> int:

@@ -109,7 +109,7 @@ def test_bad_arguments_are_refused_in_one_sentence(omni: OmniLLM, arguments: dic
 
 
 def test_prompt_that_is_too_long_is_refused(omni: OmniLLM) -> None:
-    with pytest.raises(RequestError, match="has 4001 tokens; at most 1536 fit"):
+    with pytest.raises(RequestError, match="length is 1536 tokens, but the prompt has 4001 tokens"):
         omni.generate([prompt_text("text"), "hello " * 2000], use_tqdm=False)
 
 

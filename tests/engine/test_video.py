@@ -157,7 +157,7 @@ async def test_more_videos_than_the_configuration_allows_are_refused(thinker: St
 
 async def test_video_that_is_longer_than_a_prompt_is_refused(thinker: Stage) -> None:
     asked = OmniRequest("long", prompt_text("video"), Media(videos=(synthetic_video(32, fps=2.0),)))
-    with pytest.raises(RequestError, match=r"the prompt has 22.. tokens, media included; at most 2047 fit"):
+    with pytest.raises(RequestError, match=r"length is 2047 tokens, but the prompt has 22.. tokens, media included"):
         await collect(thinker.generate(asked, None))
 
 

@@ -20,6 +20,7 @@ from omni_cluster.openai_api.chat import (
     check_chat_request,
     open_chat_request,
 )
+from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
@@ -38,6 +39,7 @@ LIMITS = ApiLimits(
     max_output_tokens=256,
     video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400),
     max_prompt_tokens=28_000,
+    max_choices=4,
 )
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -121,11 +123,10 @@ BAD = [
     (
         with_fields(messages=[{"role": "robot", "content": "x"}]),
         "messages[0].role",
-        "messages[0].role is \"robot\", but it should be 'system', 'user', 'assistant' or 'tool'",
+        "messages[0].role is \"robot\", but it should be 'system', 'developer', 'user', 'assistant' or 'tool'",
     ),
     (with_fields(messages=[{"role": "user"}]), "messages[0].content", "messages[0].content is required"),
     (with_fields(messages=[{"role": "user", "content": None}]), "messages[0].content", "is required"),
-    (with_fields(messages=[{"role": "assistant", "content": None}]), "messages[0].content", "is required"),
     (
         with_fields(messages=[{"role": "user", "content": 5}]),
         "messages[0].content",
@@ -153,9 +154,9 @@ BAD = [
     (
         with_fields(messages=[*HELLO, {"role": "assistant", "content": None, "audio": {"id": "audio-1"}}]),
         "messages[1].audio",
-        "messages[1].audio is not supported; leave it out",
+        'names the answer "audio-1", but no answer is kept here; send its text as content',
     ),
-    (with_part("hi"), f"{PART}.type", "'input_audio', 'audio_url', 'video_url' or 'video'"),
+    (with_part("hi"), f"{PART}.type", "'input_audio', 'audio_url', 'video_url', 'video' or 'file'"),
     (with_part({}), f"{PART}.type", "is null, but it should be 'text'"),
     (with_part({"type": 5}), f"{PART}.type", "is 5, but it should be 'text'"),
     (with_part({"type": "smell"}), f"{PART}.type", "is \"smell\", but it should be 'text'"),
@@ -191,7 +192,7 @@ BAD = [
     (
         with_fields(mm_processor_kwargs={"fps": 5}),
         "mm_processor_kwargs.fps",
-        "is no option of the processor; use use_audio_in_video",
+        "is 5, which is not supported; leave it out, or use use_audio_in_video",
     ),
     (with_part({"type": "text"}), f"{PART}.text", f"{PART}.text is required"),
     (with_part({"type": "text", "text": 5}), f"{PART}.text", "is 5, but it should be a valid string"),
@@ -231,19 +232,17 @@ BAD = [
     (with_part(audio_part("AAAA")), f"{PART}.input_audio.data", "cannot be read as a wav file"),
     (with_part(audio_part("A" * 80_000)), f"{PART}.input_audio.data", "has 60000 bytes, but at most 50000"),
     (with_part(audio_part(LONG)), f"{PART}.input_audio.data", "lasts longer than 1 s"),
-    (with_fields(modalities=[]), "modalities", "should not be empty"),
     (with_fields(modalities=["video"]), "modalities[0]", "should be 'text' or 'audio'"),
-    (with_fields(modalities=["audio"]), "modalities", "audio without text, which is not supported"),
     (with_fields(audio={"voice": "alloy"}), "audio.voice", 'is "alloy", but the voices are Chelsie, Ethan'),
     (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", 'is "x", but the voices are Chelsie, Ethan'),
     (with_fields(audio={"voice": 5}), "audio.voice", "is 5, but it should be a name or {'id': <name>}"),
-    (with_fields(audio={"voice": {"name": "x"}}), "audio.voice.id", "is required"),
+    (with_fields(audio={"voice": {"name": "x"}}), "audio.voice.name", "not supported; leave it out, or use id"),
     (
         with_fields(stage_sampling_params={"talker": {"heat": 1}}),
         "stage_sampling_params.talker.heat",
-        "stage_sampling_params.talker.heat is no sampling parameter; use temperature",
+        "talker.heat is 1, which is not supported; leave it out",
     ),
-    (with_fields(stage_sampling_params=[]), "stage_sampling_params", "should be an object"),
+    (with_fields(stage_sampling_params=[1]), "stage_sampling_params", "should be an object"),
     (with_fields(audio={"format": "ogg"}), "audio.format", "should be 'wav', 'pcm16', 'flac', 'mp3', 'opus' or 'aac'"),
     (with_fields(audio="Chelsie"), "audio", "should be an object"),
     (with_fields(stream="yes"), "stream", 'stream is "yes", but it should be a valid boolean'),
@@ -251,7 +250,7 @@ BAD = [
     (with_fields(temperature=2.5), "temperature", "temperature is 2.5, but it should be less than or equal to 2"),
     (with_fields(temperature="1"), "temperature", "should be a valid number"),
     (with_fields(temperature=float("nan")), "temperature", "should be a finite number"),
-    (with_fields(top_p=0), "top_p", "should be greater than 0"),
+    (with_fields(top_p=-0.1), "top_p", "should be greater than or equal to 0"),
     (with_fields(top_p=1.1), "top_p", "should be less than or equal to 1"),
     (with_fields(frequency_penalty=-3), "frequency_penalty", "should be greater than or equal to -2"),
     (with_fields(presence_penalty=3), "presence_penalty", "should be less than or equal to 2"),
@@ -260,28 +259,26 @@ BAD = [
     (with_fields(max_completion_tokens=257), "max_completion_tokens", "is 257, but at most 256 are accepted"),
     (with_fields(seed=1.5), "seed", "should be a valid integer"),
     (with_fields(seed=2**63), "seed", "should be less than or equal to 9223372036854775807"),
-    (with_fields(n=2), "n", "n is 2, but it should be 1"),
+    (with_fields(n=5), "n", "n is 5, but at most 4 are accepted"),
     (with_fields(stop=5), "stop", "should be a string or a list of strings"),
-    (with_fields(stop=""), "stop", "should not be empty"),
     (with_fields(stop=["a", ""]), "stop[1]", "should not be empty"),
     (with_fields(stop=list("abcde")), "stop", "should have at most 4 strings"),
     (with_fields(min_tokens=-1), "min_tokens", "should be greater than or equal to 0"),
     (with_fields(min_tokens="1"), "min_tokens", "should be a valid integer"),
     (with_fields(ignore_eos=1), "ignore_eos", "should be a valid boolean"),
-    (with_fields(sampling_params_list={}), "sampling_params_list", "should be a valid array"),
-    (with_fields(sampling_params_list=[]), "sampling_params_list", "should not be empty"),
+    (with_fields(sampling_params_list={"a": 1}), "sampling_params_list", "should be a valid array"),
     (with_fields(sampling_params_list=[None, 5]), "sampling_params_list[1]", "is 5, but it should be an object"),
     (
         with_fields(sampling_params_list=[{"logprobs": 5}]),
         "sampling_params_list[0].logprobs",
-        "sampling_params_list[0].logprobs is no sampling parameter; use temperature, top_p, top_k",
+        "[0].logprobs is 5, which is not supported; leave it out",
     ),
     *[
         (with_fields(sampling_params_list=[None, {name: value}]), f"sampling_params_list[1].{name}", words)
         for name, value, words in [
             ("temperature", 3, "should be less than or equal to 2"),
             ("temperature", True, "should be a valid number"),
-            ("top_p", 0, "should be greater than 0"),
+            ("top_p", -1, "should be greater than or equal to 0"),
             ("top_k", -2, "should be greater than or equal to -1"),
             ("top_k", 2**31, "should be less than or equal to 2147483647"),
             ("min_p", 1.1, "should be less than or equal to 1"),
@@ -306,16 +303,22 @@ BAD = [
     ),
     (with_fields(tools=[{"type": "function"}]), "tools[0].function", "is required"),
     (with_fields(tools=[tool(name="")]), "tools[0].function.name", "should have at least 1 character"),
-    (with_fields(tools=[tool(parameters=[])]), "tools[0].function.parameters", "should be"),
+    (with_fields(tools=[tool(parameters=[1])]), "tools[0].function.parameters", "should be"),
     (with_fields(tools=[{"type": "retrieval"}]), "tools[0].type", "should be 'function'"),
     (with_fields(tool_choice="required"), "tool_choice", "should be 'auto' or 'none': no tool can be forced"),
-    (with_fields(functions=[{}]), "functions", "functions is not supported"),
+    (with_fields(functions=[{}]), "functions", "functions is [{}], which is not supported; use tools"),
     (with_fields(logprobs=5), "logprobs", "should be a valid boolean"),
     (with_fields(top_logprobs=5), "top_logprobs", "top_logprobs is 5, but logprobs is not true"),
     (with_fields(logprobs=True, top_logprobs=21), "top_logprobs", "should be less than or equal to 20"),
     (with_fields(logprobs=True, top_logprobs=-1), "top_logprobs", "should be greater than or equal to 0"),
-    (with_fields(logit_bias={"1": 5}), "logit_bias", "logit_bias is not supported"),
-    (with_fields(chat_template="{{x}}"), "chat_template", "chat_template is not supported"),
+    (with_fields(logit_bias={"one": 5}), "logit_bias", "should have token ids as keys, for example {'50256': -100}"),
+    (with_fields(logit_bias={"1": 101}), "logit_bias.1", "should be less than or equal to 100"),
+    (with_fields(logit_bias=[1]), "logit_bias", "should be an object"),
+    (
+        with_fields(chat_template="{{x}}"),
+        "chat_template",
+        "which is not supported; the checkpoint's own one is used; leave it out",
+    ),
     (
         with_fields(response_format={"type": "json_object"}),
         "response_format",
@@ -476,7 +479,7 @@ def test_when_audio_is_wanted(fields: dict[str, Any], wants_audio: bool) -> None
 
 
 def test_what_means_nothing_here_is_ignored() -> None:
-    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": []}
     neutral = {"tools": [], "tool_choice": "none", "logprobs": False, "logit_bias": {}, "functions": None}
     unset = {"stop": None, "n": None, "stream": None, "stream_options": None, "response_format": {"type": "text"}}
     assert parse(with_fields(**ignored, **neutral, **unset)).sampling == TextSampling()
@@ -605,3 +608,85 @@ def test_too_many_urls_are_refused_before_any_is_fetched(part: Any) -> None:
     assert len(checked([part] * most).urls) == most
     with pytest.raises(BadRequest, match=f"more than {most}"):
         checked([part] * (most + 1))
+
+
+TEXTS = [{"type": "text", "text": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "role", "content"),
+    [
+        ({"role": "developer", "content": "Hi"}, "system", TEXTS),
+        ({"role": "system", "content": "Hi", "name": "n", "cache_control": {"type": "ephemeral"}}, "system", TEXTS),
+        ({"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}, "user", TEXTS),
+        ({"role": "assistant", "content": None}, "assistant", []),
+        ({"role": "assistant", "content": ""}, "assistant", [{"type": "text", "text": ""}]),
+        ({"role": "assistant", "refusal": "Hi"}, "assistant", TEXTS),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "Hi"}]}, "assistant", TEXTS),
+        ({"role": "assistant", "content": "Hi", "audio": {"id": "audio-1"}}, "assistant", TEXTS),
+        ({"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "Hi"}}, "assistant", TEXTS),
+        (
+            {
+                "role": "assistant",
+                "content": "Hi",
+                "audio": {"id": "a", "data": "AA", "transcript": "Hi", "voice": "v"},
+            },
+            "assistant",
+            TEXTS,
+        ),
+    ],
+)
+def test_messages_as_clients_give_them_back(message: dict[str, Any], role: str, content: list[Any]) -> None:
+    request = parse(with_fields(messages=[*HELLO, message]))
+    assert request.messages[1] == {"role": role, "content": content}
+
+
+def test_media_in_the_parts_of_other_packages() -> None:
+    sound, picture = f"data:audio/wav;base64,{wav_of([16384] * 5)}", png_of("red")
+    video = "data:video/mp4;base64," + base64.b64encode(video_file(frames=45, size=(20, 20), codec="libx264")).decode()
+    parts = [
+        {"type": "image", "image": picture},
+        {"type": "audio", "audio": sound},
+        {"type": "input_image", "image_url": picture, "detail": "auto"},
+        {"type": "file", "file": {"file_data": sound, "filename": "a.wav"}},
+        {"type": "video", "video": video},
+    ]
+    request = parse(with_fields(messages=[{"role": "user", "content": parts}]))
+    assert [part["type"] for part in request.messages[0]["content"]] == ["image", "audio", "image", "audio", "video"]
+    assert [audio.tolist() for audio in request.audios] == [[0.5] * 5] * 2
+    assert [image[0, 0].tolist() for image in request.images] == [[255, 0, 0]] * 2
+    assert request.videos[0].frames.shape == (4, 20, 20, 3)
+
+
+def test_files_are_counted_and_fetched_by_what_they_hold() -> None:
+    part = {"type": "file", "file": {"file_data": png_of("red")}}
+    with pytest.raises(BadRequest, match="more than 2 images") as caught:
+        parse(with_fields(messages=[{"role": "user", "content": [part] * 3}]))
+    assert caught.value.param == "messages[0].content[2].file.file_data"
+    found = checked([{"type": "audio", "audio": "https://example.com/a.wav"}])
+    assert [each.param for each in found.urls] == ["messages[0].content[0].audio"]
+
+
+def test_the_newer_ways_to_ask() -> None:
+    assert parse(with_fields(modalities=["audio"])).wants_audio
+    assert parse(with_fields(n=3)).choices == 3
+    spoken = parse(with_fields(speaker="ethan"))
+    assert (spoken.wants_audio, spoken.voice) == (True, "Ethan")
+    assert parse(with_fields(modalities=["text"], speaker="Ethan")).wants_audio is False
+    assert parse(with_fields(top_p=0)).sampling.top_p == 0
+    by_name = parse(with_fields(stage_sampling={"talker": {"top_k": 5}, "thinker": None})).named_sampling
+    assert {name: entry.given() for name, entry in by_name.items()} == {"talker": {"top_k": 5}}
+    with pytest.raises(BadRequest, match="stage_sampling_params and stage_sampling are both given"):
+        parse(with_fields(stage_sampling={"a": {"seed": 1}}, stage_sampling_params={"a": {"seed": 1}}))
+
+
+def test_what_a_chat_gets_that_names_nothing() -> None:
+    defaults = ApiDefaults(voice_aliases={"alloy": "Ethan"}, modalities=("text", "audio"))
+
+    def read(**fields: Any) -> CheckedChat:
+        body = json.dumps(with_fields(**fields)).encode()
+        return check_chat_request(body, models=["omni"], voices=["Chelsie", "Ethan"], limits=LIMITS, defaults=defaults)
+
+    assert "audio" in read().modalities
+    assert "audio" not in read(modalities=["text"]).modalities
+    assert read(audio={"voice": "Alloy"}).voice == "Ethan"

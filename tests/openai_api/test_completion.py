@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
-from omni_cluster.openai_api.completion import ChatStream, Usage, completion
+from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import TokenChoice, TokenLogprob
 
 LIMITS = ApiLimits(10_000, 1, 1, 1, 10_000, 1.0, 100, 300, 64, VideoLimits(1.0, 2, 100), 28_000)
 
-USAGE = Usage(prompt_tokens=5, completion_tokens=2, audio_tokens=30)
+USAGE = Usage(prompt_tokens=5, completion_tokens=32, audio_tokens=30, cached_tokens=4, prompt_audio_tokens=3)
 USAGE_BODY = {
     "prompt_tokens": 5,
-    "completion_tokens": 2,
-    "total_tokens": 7,
-    "completion_tokens_details": {"audio_tokens": 30},
+    "completion_tokens": 32,
+    "total_tokens": 37,
+    "prompt_tokens_details": {"cached_tokens": 4, "audio_tokens": 3},
+    "completion_tokens_details": {"text_tokens": 2, "audio_tokens": 30, "reasoning_tokens": 0},
 }
 
 
@@ -42,7 +43,10 @@ def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_spoken_stream() -> None:
     stream = ChatStream(
-        spoken(stream=True, stream_options={"include_usage": True}), answer_id="chatcmpl-7", created=100
+        spoken(stream=True, stream_options={"include_usage": True}),
+        answer_id="chatcmpl-7",
+        created=100,
+        voice="Ethan",
     )
     chunks = [stream.start(), stream.text("Hi"), stream.audio(b"abcdef"), stream.text(" you"), stream.finish("stop")]
     usage = stream.usage(USAGE)
@@ -50,10 +54,10 @@ def test_a_spoken_stream() -> None:
     assert all(chunk.items() >= (head | {"usage": None}).items() for chunk in chunks)
     assert deltas(chunks) == [
         {"role": "assistant", "content": ""},
-        {"content": "Hi", "audio": {"id": "audio-7", "transcript": "Hi"}},
-        {"audio": {"id": "audio-7", "data": base64.b64encode(b"abcdef").decode()}},
-        {"content": " you", "audio": {"id": "audio-7", "transcript": " you"}},
-        {"audio": {"id": "audio-7", "expires_at": 100}},
+        {"content": "Hi", "audio": {"id": "audio-7", "voice": "Ethan", "transcript": "Hi"}},
+        {"audio": {"data": base64.b64encode(b"abcdef").decode()}},
+        {"content": " you", "audio": {"transcript": " you"}},
+        {"audio": {"expires_at": 100}},
     ]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, None, "stop"]
     assert [chunk.get("modality") for chunk in chunks] == [None, "text", "audio", "text", None]
@@ -75,9 +79,8 @@ def test_ids_are_fresh_and_the_same_in_all_chunks() -> None:
 
 
 def test_a_spoken_completion_keeps_the_text_as_content() -> None:
-    body = completion(
-        spoken(), text="Hi", audio=b"RIFF", finish_reason="stop", usage=USAGE, answer_id="chatcmpl-7", created=100
-    )
+    answers = [Spoken("Hi", "stop", USAGE, audio=b"RIFF")]
+    body = completion(spoken(), answers, voice="Ethan", answer_id="chatcmpl-7", created=100)
     assert body == {
         "id": "chatcmpl-7",
         "object": "chat.completion",
@@ -90,7 +93,13 @@ def test_a_spoken_completion_keeps_the_text_as_content() -> None:
                     "role": "assistant",
                     "content": "Hi",
                     "refusal": None,
-                    "audio": {"id": "audio-7", "data": "UklGRg==", "expires_at": 100, "transcript": "Hi"},
+                    "audio": {
+                        "id": "audio-7",
+                        "data": "UklGRg==",
+                        "expires_at": 100,
+                        "transcript": "Hi",
+                        "voice": "Ethan",
+                    },
                 },
                 "logprobs": None,
                 "finish_reason": "stop",
@@ -101,7 +110,7 @@ def test_a_spoken_completion_keeps_the_text_as_content() -> None:
 
 
 def test_a_completion_of_text_alone_has_no_audio() -> None:
-    body = completion(asked(), text="Hi", audio=None, finish_reason="length", usage=USAGE)
+    body = completion(asked(), [Spoken("Hi", "length", USAGE)])
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
 
 
@@ -128,7 +137,7 @@ def test_logprobs_of_each_token_and_of_the_likeliest_in_its_place(most: int) -> 
         logprob("i", -9999.0) | {"top_logprobs": likeliest[1][:most]},
     ]
     streamed = ChatStream(request).text("Hi", CHOICES)["choices"][0]["logprobs"]
-    whole = completion(request, text="Hi", audio=None, finish_reason="stop", usage=USAGE, choices=CHOICES)
+    whole = completion(request, [Spoken("Hi", "stop", USAGE, choices=CHOICES)])
     assert streamed == whole["choices"][0]["logprobs"] == {"content": content, "refusal": None}
     json.dumps(whole, allow_nan=False)
 
@@ -141,3 +150,21 @@ def test_a_part_of_a_character_has_its_own_bytes_and_no_text() -> None:
 
 def test_without_asking_there_are_no_logprobs() -> None:
     assert ChatStream(asked()).text("Hi", CHOICES)["choices"][0]["logprobs"] is None
+
+
+def test_several_choices_have_places_sounds_and_one_usage() -> None:
+    answers = [Spoken("Hi", "stop", USAGE, audio=b"a"), Spoken("Ho", "length", USAGE, audio=b"b")]
+    body = completion(spoken(), answers, answer_id="chatcmpl-7")
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert [choice["message"]["audio"]["id"] for choice in body["choices"]] == ["audio-7", "audio-7-1"]
+    assert body["usage"] == Usage(5, 64, 60, 4, 3).body()
+    stream = ChatStream(spoken(), answer_id="chatcmpl-7", index=1)
+    chunk = stream.text("Ho")
+    assert (chunk["choices"][0]["index"], chunk["choices"][0]["delta"]["audio"]["id"]) == (1, "audio-7-1")
+
+
+def test_every_chunk_says_the_tokens_so_far_where_they_are_asked_for() -> None:
+    request = asked(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    stream = ChatStream(request, used=lambda: USAGE)
+    assert all(chunk["usage"] == USAGE_BODY for chunk in (stream.start(), stream.text("Hi"), stream.finish("stop")))

@@ -36,6 +36,7 @@ def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
     body = {"model": "omni", "messages": [{"role": "user", "content": parts}], "stop": ["a"], "stream": None}
     assert validator.is_valid(body | {"sampling_params_list": [None, {"top_k": 5}, None]})
+    assert validator.is_valid(body | {"top_kk": None, "stop": "", "user": "u", "best_of": 1, "top_k": 5, "n": 2})
     wrong: list[dict[str, Any]] = [
         {"model": "gpt"},
         {"messages": "Hi"},
@@ -44,7 +45,10 @@ def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
         {"temperature": 3},
         {"max_tokens": 0},
         {"stop": 5},
-        {"n": 2},
+        {"n": 0.5},
+        {"top_kk": 5},
+        {"best_of": 2},
+        {"messages": [{"role": "user", "content": "Hi", "mood": "good"}]},
         {"functions": [{}]},
         {"tool_choice": "required"},
         {"response_format": {"type": "json_object"}},

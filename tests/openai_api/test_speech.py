@@ -38,11 +38,17 @@ def test_a_voice_is_named_or_has_its_id() -> None:
         ({"voice": "Bob"}, "voice", "but the voices are Chelsie, Ethan"),
         ({"voice": {"id": "Bob"}}, "voice", "but the voices are Chelsie, Ethan"),
         ({"response_format": "ogg"}, "response_format", "'wav', 'pcm16', 'pcm', 'flac', 'mp3', 'opus' or 'aac'"),
-        ({"speed": 2}, "speed", "is 2, but it should be less than or equal to 1"),
-        ({"speed": 0.5}, "speed", "is 0.5, but it should be greater than or equal to 1"),
+        ({"speed": 2}, "speed", "speed is 2, which is not supported; leave it out or send 1"),
+        ({"speed": 0.5}, "speed", "is 0.5, which is not supported"),
         ({"stream_format": "chunks"}, "stream_format", "should be 'sse' or 'audio'"),
-        ({"instructions": "softly"}, "instructions", "is not supported; leave it out"),
-        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"instructions": 5}, "instructions", "should be a valid string"),
+        ({"seed": 2**63}, "seed", "less than or equal to 9223372036854775807"),
+        ({"sample_rate": 16_000}, "sample_rate", "is 16000, which is not supported; leave it out or send 24000"),
+        ({"ref_audio": "data:,"}, "ref_audio", "the voices are the model's own"),
+        ({"task_type": "Base"}, "task_type", 'leave it out or send "CustomVoice"'),
+        ({"temperature": 0.5}, "temperature", "is 0.5, which is not supported; leave it out"),
+        ({"voices": "Ethan"}, "voices", "use voice, or leave it out"),
+        ({"voice": "Ethan", "speaker": "Chelsie"}, "speaker", "voice and speaker differ; send one of them"),
     ],
 )
 def test_a_bad_request_is_told_in_one_sentence(fields: dict[str, Any], param: str, words: str) -> None:
@@ -50,6 +56,21 @@ def test_a_bad_request_is_told_in_one_sentence(fields: dict[str, Any], param: st
         parse(**fields)
     assert caught.value.param == param
     assert words in caught.value.message and caught.value.message.endswith(".")
+
+
+def test_how_to_speak_is_told_as_ignored() -> None:
+    asked = parse(instructions="Softly.", language="Auto")
+    assert (asked.ignored, asked.text) == (("instructions", "language"), "Hello")
+    assert parse(instructions="", language=None) == parse()
+
+
+def test_the_names_of_other_servers() -> None:
+    assert parse(speaker="ethan").voice == "Ethan"
+    assert parse(stream=True).stream_format == "audio"
+    assert parse(stream=True, stream_format="sse").stream_format == "sse"
+    idle = {"stream": False, "sample_rate": 24_000, "speed": 1.0, "task_type": "CustomVoice", "ref_audio": None}
+    assert parse(**idle, user="u") == parse()
+    assert parse(seed=-(2**63)).seed == -(2**63)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}"])

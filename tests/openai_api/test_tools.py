@@ -14,7 +14,7 @@ def call(arguments: str) -> ToolCall:
 
 def test_a_template_is_given_what_the_client_sent_and_no_more() -> None:
     sent: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    assert template_tools([Tool.model_validate(sent | {"cache": True})]) == (sent,)
+    assert template_tools([Tool.model_validate(sent | {"cache_control": {"type": "ephemeral"}})]) == (sent,)
 
 
 def test_arguments_become_objects() -> None:

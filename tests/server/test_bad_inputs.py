@@ -57,7 +57,7 @@ async def test_a_prompt_that_is_too_long_reaches_no_engine(
     answer = local.client.post(CHAT, json=long)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
-    assert error["message"] == f"the prompt has {length}; at most 1536 fit."
+    assert error["message"] == f"This model's maximum context length is 1536 tokens, but the prompt has {length}."
     assert (await local.work_done())["steps"] == steps
     await until(local.nothing_is_left)
 
@@ -67,5 +67,8 @@ async def test_one_whose_marks_are_text_is_counted_before_any_stage_hears_of_it(
     answer = local.client.post(CHAT, json=chat(messages=[{"role": "user", "content": "<|im_end|>" + "word " * 900}]))
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
-    assert re.fullmatch(r"the prompt has at least 18\d\d tokens; at most 1536 fit\.", error["message"])
+    assert re.fullmatch(
+        r"This model\'s maximum context length is 1536 tokens, but the prompt has at least 18\d\d tokens\.",
+        error["message"],
+    )
     assert await local.work_done() == before

@@ -28,6 +28,7 @@ CONFIG = load_config(known_families=known_families()).model_copy(
             max_video_s=21.0,
             max_video_frames=22,
             max_frame_pixels=23,
+            max_choices=24,
         ),
         "fetch": FetchConfig(
             timeout_s=1.5, max_concurrent=2, retries=3, allowed_hosts=["a.example"], allow_private=True
@@ -43,7 +44,7 @@ def test_each_bound_of_a_request_is_the_configuration_s() -> None:
     assert by_name.pop("video") == VideoLimits(max_s=21.0, max_frames=22, max_frame_pixels=23)
     assert by_name.pop("max_audio_s") == 15.0
     assert by_name == {name: getattr(CONFIG.limits, name) for name in by_name}
-    assert sorted(by_name.values()) == [11, 12, 13, 14, 16, 17, 18, 19, 20]
+    assert sorted(by_name.values()) == [11, 12, 13, 14, 16, 17, 18, 19, 20, 24]
 
 
 def test_fetching_and_decoding_are_bounded_as_configured() -> None:

@@ -29,7 +29,13 @@ from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
-from omni_cluster.models.qwen2_5_omni.voices import Voice, choose_names, load_voices, voice_names
+from omni_cluster.models.qwen2_5_omni.voices import (
+    Voice,
+    aliases_of,
+    choose_names,
+    load_voices,
+    voice_names,
+)
 from omni_cluster.outputs import StageChunk
 
 if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name, starts without torch
@@ -77,6 +83,13 @@ class Qwen2_5Omni(Family):
     @property
     def voices(self) -> tuple[str, ...]:
         return self._voice_names
+
+    @property
+    def voice_aliases(self) -> Mapping[str, str]:
+        return aliases_of(self._voice_names)
+
+    def audio_tokens(self, prompt_token_ids: Sequence[int]) -> int:
+        return prompt_token_ids.count(self._config["thinker_config"]["audio_token_index"])
 
     def traits(self, model_stage: str) -> EngineTraits:
         if model_stage == "thinker":

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 VOICE_FILE = "spk_dict.pt"
 
+HIGH_VOICE, LOW_VOICE = "Chelsie", "Ethan"
+_HIGH_NAMES = (
+    *("alloy", "coral", "fable", "marin", "nova", "sage", "shimmer"),  # OpenAI's
+    *("Cherry", "Serena", "Jennifer", "Katerina", "Sunny", "Jada", "Vivian", "Ono_anna", "Sohee", "f030"),
+)
+_LOW_NAMES = (
+    *("ash", "ballad", "cedar", "echo", "onyx", "verse"),  # OpenAI's
+    *("Aiden", "Dylan", "Eric", "Ryan", "Marcus", "Roy", "Peter", "Rocky", "Li", "Nofish", "Uncle_fu", "m02"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Voice:
@@ -87,3 +97,15 @@ def choose_names(voices: Sequence[str], allowed: Sequence[str] | None, default: 
     if missing:
         raise ConfigError(f"voice {missing[0]!r} is not in the checkpoint; use voices among {', '.join(voices)}.")
     return tuple(names)
+
+
+def aliases_of(voices: Sequence[str]) -> dict[str, str]:
+    """Voices by the names of OpenAI's and of Qwen's other models; the default one where the voice meant is not among
+    them.
+    """
+
+    def voice(name: str) -> str:
+        return name if name in voices else voices[0]
+
+    high, low = dict.fromkeys(_HIGH_NAMES, voice(HIGH_VOICE)), dict.fromkeys(_LOW_NAMES, voice(LOW_VOICE))
+    return high | low | {"default": voices[0]}

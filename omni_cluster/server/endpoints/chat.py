@@ -7,8 +7,9 @@ import contextlib
 import functools
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -18,9 +19,10 @@ from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
-from omni_cluster.openai_api.completion import ChatStream, completion
+from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.sampling import BOUNDS
 from omni_cluster.server.answers import (
     StreamedSound,
     error_answer,
@@ -28,6 +30,7 @@ from omni_cluster.server.answers import (
     stage_sampling,
     timings,
     usage,
+    voice_header,
     whole_audio,
 )
 from omni_cluster.server.conversation import conversation_of
@@ -35,7 +38,7 @@ from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import begun
+from omni_cluster.server.streamed import Begun, all_begun, gathered, merged
 
 
 class ChatEndpoint:
@@ -68,10 +71,9 @@ class ChatEndpoint:
                     visit.allowance.check_sound()
                 request_id = http_request.state.request_id
                 request = await self._reader.off_loop(lambda: self._omni_request(chat, request_id), visit.body_bytes)
-                told = chat.without_media()  # nothing here looks at them again
-                if told.stream:
-                    return await self._streamed(told, request, visit, http_request.state.meter)
-                return await self._whole(told, request, visit, http_request.state.meter)
+                told, requests = chat.without_media(), choices_of(request, chat.choices)
+                answered = self._streamed if told.stream else self._whole
+                return await answered(told, requests, visit, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error), error)
 
@@ -93,33 +95,61 @@ class ChatEndpoint:
         self._pipeline.check(request)
         return request
 
-    async def _whole(self, chat: ChatRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
+    async def _whole(
+        self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
+    ) -> Response:
+        outputs = await gathered([self._output(request, visit, meter) for request in requests])
+        return await asyncio.to_thread(self._completed, chat, outputs)
+
+    async def _output(self, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
         events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
         output = await filled(answer_to(request.request_id, self._bound), events)
         visit.allowance.hear(output.audio)
-        return await asyncio.to_thread(self._completed, chat, output)
+        return output
 
-    def _completed(self, chat: ChatRequest, output: OmniRequestOutput) -> Response:
+    def _completed(self, chat: ChatRequest, outputs: Sequence[OmniRequestOutput]) -> Response:
         """The sound of a minute takes seconds to code, and is megabytes of JSON."""
-        sound = whole_audio(chat, output.audio) if chat.wants_audio else None
-        body = completion(
-            chat,
-            text=output.text,
-            audio=sound,
-            finish_reason=finish_reason(output),
-            usage=usage(output),
-            choices=output.choices,
-        )
-        return JSONResponse(body | {"omni": timings(output)})
+        voice = self._voice(chat)
+        body = completion(chat, [_spoken(chat, output) for output in outputs], voice=voice)
+        return JSONResponse(body | {"omni": timings(outputs[0])}, headers=voice_header(voice))
 
-    async def _streamed(self, chat: ChatRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
-        body = self._sse(chat, *await begun(self._pipeline, request, visit.deadline, meter, visit.allowance))
-        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    def _voice(self, chat: ChatRequest) -> str | None:
+        """In which an answer is spoken; None for one that is not."""
+        return (chat.voice or self._bound.family.voices[0]) if chat.wants_audio else None
 
-    async def _sse(
-        self, chat: ChatRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
-    ) -> AsyncIterator[bytes]:
-        stream, sound = ChatStream(chat), StreamedSound(chat.audio_format)
+    async def _streamed(
+        self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
+    ) -> Response:
+        answers = await all_begun(self._pipeline, requests, visit.deadline, meter, visit.allowance)
+        headers = {"Cache-Control": "no-cache"} | voice_header(self._voice(chat))
+        return StreamingResponse(self._sse(chat, answers), media_type="text/event-stream", headers=headers)
+
+    async def _sse(self, chat: ChatRequest, answers: Sequence[Begun]) -> AsyncIterator[bytes]:
+        used = functools.partial(_used, [answer for answer, _ in answers])
+        head = ChatStream(chat)
+        streams = [
+            ChatStream(chat, answer_id=head.id, created=head.created, index=i, voice=self._voice(chat), used=used)
+            for i in range(len(answers))
+        ]
+        said = [self._choice(chat, stream, *answer) for stream, answer in zip(streams, answers, strict=True)]
+        try:
+            async with contextlib.AsyncExitStack() as closing:
+                for _, chunks in answers:  # those of a choice that has said nothing yet too
+                    await closing.enter_async_context(contextlib.aclosing(chunks))
+                async for event in await closing.enter_async_context(contextlib.aclosing(merged(said))):
+                    yield event
+            if (last := head.usage(used())) is not None:
+                yield sse.event(last)
+            yield sse.DONE
+        except Exception as error:  # the boundary to the client, after the first byte
+            status, body = error_answer(error)
+            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+
+    async def _choice(
+        self, chat: ChatRequest, stream: ChatStream, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of one choice."""
+        sound = StreamedSound(chat.audio_format)
         off_loop = OffLoop(self._coding, sound.close)
         try:
             async with contextlib.aclosing(chunks):
@@ -135,14 +165,46 @@ class ChatEndpoint:
                 yield rest
             output = answer.finish()
             yield sse.event(stream.finish(finish_reason(output)) | {"omni": timings(output)})
-            if (used := stream.usage(usage(output))) is not None:
-                yield sse.event(used)
-            yield sse.DONE
-        except Exception as error:  # the boundary to the client, after the first byte
-            status, body = error_answer(error)
-            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
         finally:
             off_loop.close()
+
+
+def choices_of(request: OmniRequest, count: int) -> list[OmniRequest]:
+    """The request, and further ones that differ from it, and from each other, in their seeds."""
+    return [request, *(_seeded_anew(request, number) for number in range(1, count))]
+
+
+def _seeded_anew(request: OmniRequest, number: int) -> OmniRequest:
+    sampling = {
+        stage: {**asked, "seed": _moved(asked["seed"], number)} if asked.get("seed") is not None else asked
+        for stage, asked in request.sampling.items()
+    }
+    return replace(
+        request,
+        request_id=f"{request.request_id}-{number}",
+        seed=_moved(request.seed, number),
+        sampling=sampling,
+    )
+
+
+def _moved(seed: int, number: int) -> int:
+    """Another seed within the bounds."""
+    moved = seed + number
+    return moved if BOUNDS["seed"].hold(moved) else moved - 2**64
+
+
+def _used(answers: Sequence[Answer]) -> Usage:
+    return sum_of([usage(answer) for answer in answers])
+
+
+def _spoken(chat: ChatRequest, output: OmniRequestOutput) -> Spoken:
+    return Spoken(
+        text=output.text,
+        finish_reason=finish_reason(output),
+        usage=usage(output),
+        audio=whole_audio(chat, output.audio) if chat.wants_audio else None,
+        choices=output.choices,
+    )
 
 
 def _sound_event(stream: ChatStream, made: Callable[[], bytes]) -> bytes:

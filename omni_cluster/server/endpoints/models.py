@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.wire import check_model
+from omni_cluster.server.limits import api_defaults
 from omni_cluster.server.routes import add_get
 
 
@@ -20,6 +21,7 @@ class ModelsEndpoint:
     def __init__(self, bound: BoundPipeline) -> None:
         self._name = bound.config.model
         self._voices = bound.family.voices
+        self._aliases = dict(api_defaults(bound).voice_aliases)
         self._created = int(time.time())
 
     def add_to(self, api: FastAPI) -> None:
@@ -45,5 +47,6 @@ class ModelsEndpoint:
         return model | {"voices": list(self._voices)}
 
     async def voices(self) -> dict[str, Any]:
-        """The default voice first."""
-        return {"voices": list(self._voices)}
+        """The default voice first. `voices` as Open WebUI reads them, `names` and `aliases` for people."""
+        voices = [{"id": name, "name": name} for name in self._voices]
+        return {"voices": voices, "names": list(self._voices), "aliases": self._aliases}

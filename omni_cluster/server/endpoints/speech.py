@@ -18,7 +18,7 @@ from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
-from omni_cluster.server.answers import error_answer, finish_reason, whole_sound
+from omni_cluster.server.answers import IGNORED_HEADER, error_answer, finish_reason, voice_header, whole_sound
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.reader import Reader
@@ -68,14 +68,21 @@ class SpeechEndpoint:
         output = await filled(answer_to(request.request_id, self._bound), events)
         visit.allowance.hear(output.audio)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
-        headers = {FINISH_HEADER: finish_reason(output)}
+        headers = self._headers(spoken) | {FINISH_HEADER: finish_reason(output)}
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
     async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
         answer, chunks = await begun(self._pipeline, request, visit.deadline, meter, visit.allowance)
         sound = spoken_sound(spoken, answer, chunks, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
-        return StreamingResponse(sound, media_type=media_type, headers={"Cache-Control": "no-cache"})
+        return StreamingResponse(
+            sound, media_type=media_type, headers=self._headers(spoken) | {"Cache-Control": "no-cache"}
+        )
+
+    def _headers(self, spoken: SpeechRequest) -> dict[str, str]:
+        """The voice, and what of the request the model does as it will."""
+        ignored = {IGNORED_HEADER: ", ".join(spoken.ignored)} if spoken.ignored else {}
+        return voice_header(spoken.voice or self._bound.family.voices[0]) | ignored
 
     def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
         with blamed_on("input"):
