@@ -125,6 +125,7 @@ class AnswerParts:
         self.usage = part.usage or self.usage
 
     def record(self, number: int, total_s: float) -> RequestRecord:
+        codec_tokens = (self.usage.get("completion_tokens_details") or {}).get("audio_tokens", 0)
         return RequestRecord(
             number=number,
             total_s=total_s,
@@ -133,8 +134,8 @@ class AnswerParts:
             audible_at=self.sound.audible_at,
             stages=stage_seconds(self.stages),
             prompt_tokens=self.usage.get("prompt_tokens", 0),
-            text_tokens=self.usage.get("completion_tokens", 0),
-            codec_tokens=(self.usage.get("completion_tokens_details") or {}).get("audio_tokens", 0),
+            text_tokens=self.usage.get("completion_tokens", 0) - codec_tokens,
+            codec_tokens=codec_tokens,
             error=self.error,
             earlier_turns=self.earlier_turns,
             reply="".join(self.replies),

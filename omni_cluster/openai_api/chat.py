@@ -172,6 +172,7 @@ _HABITS = frozenset(
         *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
         *("include_reasoning", "separate_reasoning", "stream_reasoning", "watermarking"),
+        "return_stage_metrics",
     }
 )
 _IDLE = {

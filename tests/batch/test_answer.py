@@ -12,7 +12,7 @@ from omni_cluster.batch.answer import SCHEMA, Answer, sample_of, table_of
 from omni_cluster.batch.errors import BatchError
 from omni_cluster.batch.limits import BatchLimits
 
-USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "completion_tokens_details": {"audio_tokens": 30}}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 32, "completion_tokens_details": {"audio_tokens": 30}}
 
 
 def completion(message: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_an_answer_has_text_sound_and_usage() -> None:
     sound = base64.b64encode(b"RIFF").decode()
     answer = Answer.of("a", completion({"content": "Hi", "audio": {"data": sound}}))
     assert (answer.text, answer.sound, answer.finish_reason) == ("Hi", b"RIFF", "stop")
-    assert (answer.prompt_tokens, answer.completion_tokens, answer.audio_tokens) == (3, 2, 30)
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.audio_tokens) == (3, 32, 30)
     assert answer.error is None and answer.error_code is None
 
 

@@ -180,6 +180,9 @@ async def test_a_spoken_prompt_is_sent_as_sound() -> None:
         assert sound.readframes(sound.getnframes()) == load.speech(7).tobytes()  # type: ignore[union-attr]
 
 
+USAGE = {"prompt_tokens": 7, "completion_tokens": 33, "completion_tokens_details": {"audio_tokens": 30}}
+
+
 def test_a_stream_is_read_delta_by_delta() -> None:
     parts = AnswerParts()
     parts.add({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 0.5)
@@ -190,9 +193,9 @@ def test_a_stream_is_read_delta_by_delta() -> None:
     parts.add(
         {"choices": [{"delta": {}}], "omni": {"stages": {"a": {"first_s": 1.0, "tokens": 3}}}, "usage": None}, 2.5
     )
-    parts.add({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}, 3.0)
+    parts.add({"choices": [], "usage": USAGE}, 3.0)
     answer = parts.record(0, 3.5)
     assert (answer.text_s, [(a.at_s, a.samples) for a in answer.audio]) == ((1.0,), [(2.0, 3), (2.2, 3)])
     assert answer.audible_at == 4
-    assert (answer.prompt_tokens, answer.text_tokens, answer.codec_tokens) == (7, 3, 0)
+    assert (answer.prompt_tokens, answer.text_tokens, answer.codec_tokens) == (7, 3, 30)
     assert answer.stages == {"a": {"first_s": 1.0}}

@@ -84,7 +84,7 @@ def test_models_and_health(served: ServedApp) -> None:
     models = served.client.get("/v1/models").json()
     assert [m["id"] for m in models["data"]] == [MODEL]
     assert models["data"][0]["voices"] == ["Chelsie", "Ethan"]
-    assert served.client.get("/v1/audio/voices").json() == {"voices": ["Chelsie", "Ethan"]}
+    assert served.client.get("/v1/audio/voices").json()["names"] == ["Chelsie", "Ethan"]
     assert served.client.get("/health").status_code == 200
 
 

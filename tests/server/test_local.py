@@ -82,7 +82,10 @@ async def test_it_says_that_it_lives_and_what_it_serves(client: httpx.AsyncClien
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert model["id"] == pipeline.config.model and model["voices"] == list(pipeline.voices)
     assert (await client.get(f"/v1/models/{model['id']}")).json()["id"] == model["id"]
-    assert (await client.get("/v1/audio/voices")).json() == {"voices": list(pipeline.voices)}
+    assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
+    voices = (await client.get("/v1/audio/voices")).json()
+    assert {voice["id"]: voice["name"] for voice in voices["voices"]} == {name: name for name in pipeline.voices}
+    assert voices["names"] == list(pipeline.voices) and voices["aliases"]["alloy"] == "Chelsie"
 
 
 async def test_an_engine_that_does_not_run_is_not_ready(pipeline: AsyncOmniLLM) -> None:
@@ -108,7 +111,8 @@ async def test_a_whole_answer_is_the_pipeline_s(
     message = body["choices"][0]["message"]
     assert message["content"] == wanted.text and wanted.audio is not None
     np.testing.assert_allclose(samples(message["audio"]["data"]), wanted.audio.samples, atol=2 / RAW)
-    assert body["usage"]["completion_tokens"] == len(wanted.token_ids)
+    assert body["usage"]["completion_tokens"] == len(wanted.token_ids) + wanted.codec_tokens
+    assert (message["audio"]["voice"], answer.headers["x-omni-voice"]) == ("Chelsie", "Chelsie")
     assert set(body["omni"]["stages"]) == set(STAGES)
 
 
