@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, ConfigDict, Discriminator, Tag
 
 from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
@@ -18,16 +16,26 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others, nothings
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.media import Picture, decode_audio, decode_base64, read_picture
-from omni_cluster.openai_api.sound_formats import AudioFormat, audio_format_of
+from omni_cluster.openai_api.parts import (
+    DEFAULT_FPS,
+    MEDIUM_NAMES,
+    OF_A_PART,
+    AudioPart,
+    MediaPart,
+    Part,
+    RefusalPart,
+    TextPart,
+    VideoPart,
+    media_sources,
+    medium_of,
+)
+from omni_cluster.openai_api.sound_formats import audio_format_of
 from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
 from omni_cluster.openai_api.video import decode_video, take_frames, video_of_frames
-from omni_cluster.openai_api.wire import SOME, Text, Wire, at_most, not_blank, shown, string_or_list
+from omni_cluster.openai_api.wire import SOME, Wire, at_most, not_blank, shown, string_or_list
 
 TemplateMessage = dict[str, Any]
 
-DEFAULT_FPS = 2.0
-"""Frames a second that the model is shown of a video: the reference's."""
-MAX_FPS = 60.0
 MAX_PARTS = 1024
 """Of one message."""
 MAX_CALLS = 128
@@ -36,217 +44,9 @@ MAX_URL_CHARS = 8192
 """Of an http(s) URL."""
 
 
-_Fps = Annotated[float, Field(gt=0, le=MAX_FPS)]
-
-
-Medium = Literal["image", "audio", "video"]
-_MEDIA: tuple[Medium, ...] = ("image", "audio", "video")
-_NAMES: Mapping[Medium, str] = {"image": "images", "audio": "audio inputs", "video": "videos"}
-
-_OF_A_PART = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""What is said of a part to other services' prompt caches."""
-_OF_A_FILE = _OF_A_PART | {"uuid"}
-
-
-class TextPart(Wire):
-    """What of a message is text."""
-
-    # Of an earlier answer by the API of responses.
-    others = Others(ignored=_OF_A_PART | {"annotations"})
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class RefusalPart(Wire):
-    """What of an earlier answer is text too."""
-
-    others = Others(ignored=_OF_A_PART)
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-class _ImageUrl(Wire):
-    # A picture has one resolution here: as many tokens as its pixels come to.
-    others = Others(ignored=frozenset({"detail"}))
-
-    url: Text
-
-
-class _InputAudio(Wire):
-    data: Text
-    format: AudioFormat
-
-
-class _Url(Wire):
-    url: Text
-
-
-def _has_media(data_url: str) -> str:
-    if _medium_of(data_url) is None:
-        raise PydanticCustomError("no_media", "should be 'data:<type>;base64,<data>' of a sound, an image or a video")
-    return data_url
-
-
-def _medium_of(data_url: str) -> Medium | None:
-    """By the type that a data URL says."""
-    said = data_url[:12].lower().removeprefix("data:")
-    return next((medium for medium in _MEDIA if said.startswith(f"{medium}/")), None)
-
-
-class _File(Wire):
-    others = Others(
-        ignored=frozenset({"filename"}),
-        instead={"file_id": "no file is kept here; send its data as file_data"},
-    )
-
-    file_data: Annotated[
-        Text, AfterValidator(_has_media), Field(json_schema_extra={"pattern": "^data:(audio|image|video)/"})
-    ]
-
-
-_StringOrList = Discriminator(
-    string_or_list, custom_error_type="string_or_list", custom_error_message="should be a string or a list of strings"
-)
-
-
-class _ImagePart(Wire):
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["image_url"]
-    image_url: _ImageUrl
-
-
-class _PlainImagePart(Wire):
-    """As Qwen's own package writes it."""
-
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["image"]
-    image: Text
-
-
-class _InputImagePart(Wire):
-    """As the API of responses has it."""
-
-    others = Others(ignored=_OF_A_FILE | {"detail"})
-
-    type: Literal["input_image"]
-    image_url: Text
-
-
-class _AudioPart(Wire):
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["input_audio"]
-    input_audio: _InputAudio
-
-
-class _AudioUrlPart(Wire):
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["audio_url"]
-    audio_url: _Url
-
-
-class _PlainAudioPart(Wire):
-    """As Qwen's own package writes it."""
-
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["audio"]
-    audio: Text
-
-
-class _VideoUrlPart(Wire):
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["video_url"]
-    video_url: _Url
-    fps: _Fps | None = None
-
-
-class _VideoPart(Wire):
-    """A video as Qwen's own package writes it, or as a list of pictures, which is DashScope's way."""
-
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["video"]
-    video: Annotated[
-        Annotated[Text, Tag("#string")] | Annotated[list[Text], AfterValidator(not_blank), SOME, Tag("#list")],
-        _StringOrList,
-    ]
-    fps: _Fps | None = None
-
-
-class _FilePart(Wire):
-    """A sound, an image or a video by the type that its data URL says."""
-
-    others = Others(ignored=_OF_A_FILE)
-
-    type: Literal["file"]
-    file: _File
-
-
-def _part_type(part: object) -> str | None:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str):
-        return None
-    return "#text" if kind in ("input_text", "output_text") else f"#{kind}"
-
-
-_MediaPart = (
-    _ImagePart
-    | _PlainImagePart
-    | _InputImagePart
-    | _AudioPart
-    | _AudioUrlPart
-    | _PlainAudioPart
-    | _VideoUrlPart
-    | _VideoPart
-    | _FilePart
-)
-_HELD: Mapping[str, tuple[Medium | None, str]] = {
-    "image_url": ("image", "image_url.url"),
-    "image": ("image", "image"),
-    "input_image": ("image", "image_url"),
-    "input_audio": ("audio", "input_audio.data"),
-    "audio_url": ("audio", "audio_url.url"),
-    "audio": ("audio", "audio"),
-    "video_url": ("video", "video_url.url"),
-    "video": ("video", "video"),
-    "file": (None, "file.file_data"),
-}
-"""What a part of a type has, None where its data says it, and the path of the field that has it, or its URL."""
-
-# A tag is part of pydantic's error path; the "#" tells it from the client's own keys, so that it can be taken out.
-_Part = Annotated[
-    Annotated[TextPart, Tag("#text")]
-    | Annotated[RefusalPart, Tag("#refusal")]
-    | Annotated[_ImagePart, Tag("#image_url")]
-    | Annotated[_PlainImagePart, Tag("#image")]
-    | Annotated[_InputImagePart, Tag("#input_image")]
-    | Annotated[_AudioPart, Tag("#input_audio")]
-    | Annotated[_AudioUrlPart, Tag("#audio_url")]
-    | Annotated[_PlainAudioPart, Tag("#audio")]
-    | Annotated[_VideoUrlPart, Tag("#video_url")]
-    | Annotated[_VideoPart, Tag("#video")]
-    | Annotated[_FilePart, Tag("#file")],
-    Discriminator(
-        _part_type,
-        custom_error_type="part_type",
-        custom_error_message="should be 'text', 'image_url', 'input_audio', 'audio_url', 'video_url', 'video' or "
-        "'file'",
-    ),
-]
 _Content = Annotated[
     Annotated[str, Tag("#string")]
-    | Annotated[list[_Part], AfterValidator(not_blank), SOME, at_most(MAX_PARTS), Tag("#list")],
+    | Annotated[list[Part], AfterValidator(not_blank), SOME, at_most(MAX_PARTS), Tag("#list")],
     Discriminator(
         string_or_list,
         custom_error_type="string_or_list",
@@ -295,7 +95,7 @@ class Message(Wire):
     model_config = ConfigDict(json_schema_extra={"anyOf": _BY_ROLE})
     # Templates have no place for names, and thoughts of earlier turns are left out by those that know of any.
     others = Others(
-        ignored=frozenset({"name", "annotations", "reasoning", "reasoning_content"}) | _OF_A_PART,
+        ignored=frozenset({"name", "annotations", "reasoning", "reasoning_content"}) | OF_A_PART,
         instead={"function_call": "use tool_calls"},
     )
     kept: ClassVar[Mapping[str, tuple[type, ...]]] = {"content": (str, list)}
@@ -330,7 +130,7 @@ class MediaUrl:
 
 def media_urls(messages: Sequence[Message]) -> tuple[MediaUrl, ...]:
     """What must be fetched for the messages. Raises BadRequest for a URL that is too long."""
-    sources = [source for param, _, part in _media_parts(messages) for source in _sources(param, part)]
+    sources = [source for param, _, part in _media_parts(messages) for source in media_sources(param, part)]
     urls = tuple(MediaUrl(param, value) for param, value in sources if _is_url(value))
     for each in urls:
         _check_url(each)
@@ -353,10 +153,10 @@ def check_messages(messages: Sequence[Message], limits: ApiLimits, *, use_audio_
     seen = dict.fromkeys(rooms, 0)
     for param, role, part in _media_parts(messages):
         _check_role(param, role, part)
-        medium = _medium(part)
+        medium = medium_of(part)
         seen[medium] += 1
-        _check_room(_NAMES[medium], seen[medium], rooms[medium], _sources(param, part)[0][0])
-        if isinstance(part, _VideoPart) and isinstance(part.video, list):
+        _check_room(MEDIUM_NAMES[medium], seen[medium], rooms[medium], media_sources(param, part)[0][0])
+        if isinstance(part, VideoPart) and isinstance(part.video, list):
             _check_frames(f"{param}.video", part.video, limits, use_audio_in_video)
 
 
@@ -381,7 +181,7 @@ def _check_only_answers_have(param: str, message: Message) -> None:
             raise _invalid(name, f"{name} is in a message of the {message.role}, but only the assistant {verb}.")
 
 
-def _check_role(param: str, role: str, part: _MediaPart) -> None:
+def _check_role(param: str, role: str, part: MediaPart) -> None:
     if role != "user":
         raise _invalid(
             param, f"{param} is {part.type} in a message of the {role}, but only user messages may hold media."
@@ -412,7 +212,7 @@ def _invalid(param: str, sentence: str) -> BadRequest:
     return BadRequest(sentence, param=param, code="invalid_value")
 
 
-def _media_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str, _MediaPart]]:
+def _media_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str, MediaPart]]:
     """Path, role and part of each media part."""
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
@@ -420,21 +220,6 @@ def _media_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str, _Media
         for i, part in enumerate(message.content):
             if not isinstance(part, TextPart | RefusalPart):
                 yield f"messages[{index}].content[{i}]", message.role, part
-
-
-def _medium(part: _MediaPart) -> Medium:
-    if isinstance(part, _FilePart):
-        return _medium_of(part.file.file_data) or "image"
-    return _HELD[part.type][0] or "image"
-
-
-def _sources(param: str, part: _MediaPart) -> list[tuple[str, str]]:
-    """The paths of the fields that hold the media or their URLs, and what they hold."""
-    path = _HELD[part.type][1]
-    held = attrgetter(path)(part)
-    if isinstance(held, str):
-        return [(f"{param}.{path}", held)]
-    return [(f"{param}.{path}[{i}]", each) for i, each in enumerate(held)]
 
 
 def _is_url(value: str) -> bool:
@@ -472,11 +257,11 @@ class MessageReader:
         for param, _, part in _media_parts(messages):
             self._read_headers(param, part)
 
-    def _read_headers(self, param: str, part: _MediaPart) -> None:
-        is_frames = isinstance(part, _VideoPart) and isinstance(part.video, list)
-        if not (is_frames or _medium(part) == "image"):
+    def _read_headers(self, param: str, part: MediaPart) -> None:
+        is_frames = isinstance(part, VideoPart) and isinstance(part.video, list)
+        if not (is_frames or medium_of(part) == "image"):
             return
-        read = {name: self._picture(name, value) for name, value in _sources(param, part)}
+        read = {name: self._picture(name, value) for name, value in media_sources(param, part)}
         self._pictures |= read
         if is_frames:
             take_frames(list(read.values()), self._limits.video, self._budget, f"{param}.video")
@@ -504,30 +289,30 @@ class MessageReader:
         parts = [self._part(f"{param}[{i}]", part) for i, part in enumerate(message.content)]
         return [*parts, _text(message.refusal)] if message.refusal else parts
 
-    def _part(self, param: str, part: TextPart | RefusalPart | _MediaPart) -> dict[str, str]:
+    def _part(self, param: str, part: TextPart | RefusalPart | MediaPart) -> dict[str, str]:
         if isinstance(part, TextPart | RefusalPart):
             return _text(part.text)
-        medium = _medium(part)
+        medium = medium_of(part)
         if medium == "image":
-            self.images.append(self._pictures[_sources(param, part)[0][0]].decode())
+            self.images.append(self._pictures[media_sources(param, part)[0][0]].decode())
         elif medium == "audio":
             self.audios.append(self._audio(param, part))
         else:
             self.videos.append(self._video(param, part))
         return {"type": medium}
 
-    def _audio(self, param: str, part: _MediaPart) -> npt.NDArray[np.float32]:
-        ((name, value),) = _sources(param, part)
-        data = self._data(name, value, must_be_url=not isinstance(part, _AudioPart))
-        label = part.input_audio.format if isinstance(part, _AudioPart) else None
+    def _audio(self, param: str, part: MediaPart) -> npt.NDArray[np.float32]:
+        ((name, value),) = media_sources(param, part)
+        data = self._data(name, value, must_be_url=not isinstance(part, AudioPart))
+        label = part.input_audio.format if isinstance(part, AudioPart) else None
         kind = audio_format_of(data, name, label)
         samples = decode_audio(data, format=kind, max_s=self._limits.max_audio_s, param=name)
         self._budget.take(samples.nbytes, name)
         return samples
 
-    def _video(self, param: str, part: _MediaPart) -> Video:
-        sources, fps = _sources(param, part), getattr(part, "fps", None) or DEFAULT_FPS
-        if isinstance(part, _VideoPart) and isinstance(part.video, list):
+    def _video(self, param: str, part: MediaPart) -> Video:
+        sources, fps = media_sources(param, part), getattr(part, "fps", None) or DEFAULT_FPS
+        if isinstance(part, VideoPart) and isinstance(part.video, list):
             frames = [self._pictures[name] for name, _ in sources]
             return video_of_frames(frames, fps=fps, limits=self._limits.video, param=f"{param}.video")
         ((name, value),) = sources

@@ -95,6 +95,18 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'Cherry'",
         "use one of ['Ethan']",
     ),
+    "sound by default where none is made": (
+        {("api",): {"default_modalities": ["audio"]}, ("stages",): GOOD["stages"][:1]},
+        "api.default_modalities",
+        "['audio']",
+        "no stage makes sound, use ['text']",
+    ),
+    "no modality by default": (
+        {("api",): {"default_modalities": []}},
+        "api.default_modalities",
+        "[]",
+        "['text', 'audio']",
+    ),
     "no voices": ({("voices",): []}, "voices", "[]", "for example ['Chelsie']"),
     "limits as number": ({("limits",): 3}, "limits", "3", "a mapping, for example {'max_prompt_tokens': 28000}"),
     "limit of zero": ({("limits",): {"max_body_bytes": 0}}, "limits.max_body_bytes", "0", "for example 67108864"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.outputs import AudioChunk, StageChunk, TokenCounts
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
 
@@ -63,3 +63,12 @@ def test_answer_without_sound_has_none() -> None:
 def test_answer_of_stages_that_said_nothing_is_empty() -> None:
     made = Answer("r", FINAL_TYPES).finish()
     assert (made.text, made.token_ids, made.finish_reason, made.times) == ("", (), None, {})
+
+
+def test_tokens_are_counted_as_they_come_and_of_the_whole() -> None:
+    answer = Answer("r", FINAL_TYPES, audio_tokens=lambda ids: ids.count(8))
+    assert answer.counts == TokenCounts(0, 0, 0)
+    answer.add("thinker", StageChunk(0, (1,), prompt_token_ids=(7, 8, 8), cached_tokens=2))
+    answer.add("talker", StageChunk(0, (100, 101), prompt_token_ids=(8, 8, 8, 8), cached_tokens=3))
+    answer.add("thinker", StageChunk(1, (2,)))
+    assert answer.counts == answer.finish().counts == TokenCounts(prompt=3, text=2, codec=2, cached=2, prompt_audio=2)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.errors import ConfigError
+from omni_cluster.server.limits import api_defaults
 from tests.engine.stages import code2wav_stage, pipeline_config, talker_stage, thinker_stage
 
 
@@ -30,6 +32,15 @@ def test_order_of_the_stages_does_not_matter() -> None:
 
 def test_default_voice_is_the_configurations() -> None:
     assert bind(pipeline_config(default_voice="Ethan")).family.voices[0] == "Ethan"
+
+
+def test_an_alias_is_of_a_voice_on_offer() -> None:
+    aliases = api_defaults(
+        bind(pipeline_config(api=ApiConfig(voice_aliases={"alloy": "Ethan", "Bob": "Ethan"})))
+    ).voice_aliases
+    assert (aliases["alloy"], aliases["Bob"], aliases["nova"]) == ("Ethan", "Ethan", "Chelsie")
+    with pytest.raises(ConfigError, match=r"api\.voice_aliases\.alloy is 'Bob'; use one of Chelsie, Ethan"):
+        bind(pipeline_config(api=ApiConfig(voice_aliases={"alloy": "Bob"})))
 
 
 def test_stage_that_the_family_does_not_have_is_refused() -> None:

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from omni_cluster.errors import ConfigError
-from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE, Voice, choose_names, load_voices, voice_names
+from omni_cluster.models.qwen2_5_omni.voices import (
+    VOICE_FILE,
+    Voice,
+    aliases_of,
+    choose_names,
+    load_voices,
+    voice_names,
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +91,26 @@ def test_voice_that_the_checkpoint_lacks_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="voice 'Nobody' is not in the checkpoint; use voices among Chelsie, Ethan"):
         choose_names(tuple(voices), allowed, default)
+
+
+def test_openai_s_voices_are_aliases_of_those_on_offer() -> None:
+    openai = (
+        "alloy",
+        "ash",
+        "ballad",
+        "coral",
+        "echo",
+        "fable",
+        "nova",
+        "onyx",
+        "sage",
+        "shimmer",
+        "verse",
+        "marin",
+        "cedar",
+    )
+    both = aliases_of(("Ethan", "Chelsie"))
+    assert set(openai) <= both.keys() and {both[name] for name in openai} == {"Chelsie", "Ethan"}
+    assert (both["alloy"], both["onyx"], both["default"]) == ("Chelsie", "Ethan", "Ethan")
+    assert set(aliases_of(("Chelsie",)).values()) == {"Chelsie"} and "Ethan" not in aliases_of(("Chelsie",))
+    assert set(aliases_of(("Solo", "Zweite")).values()) == {"Solo"}

@@ -1,0 +1,78 @@
+"""Several streams at once: as they come, and none is left when one fails or the reader leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from omni_cluster.server.streamed import gathered, merged
+
+
+class Source:
+    """Says its items when they are let go."""
+
+    def __init__(self, *items: str, fails: bool = False) -> None:
+        self._items, self._fails = items, fails
+        self.may_go_on = asyncio.Event()
+        self.is_closed = False
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        try:
+            for item in self._items:
+                yield item
+                await self.may_go_on.wait()
+            if self._fails:
+                raise ValueError("broke")
+        finally:
+            self.is_closed = True
+
+
+async def test_what_comes_first_is_said_first() -> None:
+    slow, fast = Source("a", "b"), Source("1", "2", "3")
+    fast.may_go_on.set()
+    said = merged([slow.stream(), fast.stream()])
+    first = [await anext(said) for _ in range(4)]
+    assert sorted(first) == ["1", "2", "3", "a"]
+    slow.may_go_on.set()
+    assert [item async for item in said] == ["b"]
+    assert slow.is_closed and fast.is_closed
+
+
+@pytest.mark.parametrize("others", [0, 2])
+async def test_one_that_fails_ends_all(others: int) -> None:
+    broken, rest = Source("x", fails=True), [Source("y") for _ in range(others)]
+    broken.may_go_on.set()
+    with pytest.raises(ValueError, match="broke"):
+        async for _ in merged([broken.stream(), *(each.stream() for each in rest)]):
+            pass
+    assert all(each.is_closed for each in (broken, *rest))
+
+
+async def test_a_reader_who_leaves_ends_all() -> None:
+    sources = [Source("x"), Source("y"), Source("z")]
+    said = merged([each.stream() for each in sources])
+    for _ in sources:
+        await anext(said)
+    await said.aclose()
+    assert all(each.is_closed for each in sources)
+
+
+async def test_works_at_once_end_with_the_first_that_fails() -> None:
+    ended = asyncio.Event()
+
+    async def waits() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    async def fails() -> str:
+        await asyncio.sleep(0)
+        raise ValueError("broke")
+
+    with pytest.raises(ValueError, match="broke"):
+        await gathered([waits(), fails()])
+    assert ended.is_set()
