@@ -19,6 +19,10 @@ from omni_cluster.openai_api.errors import error_body
 
 OPEN_PATHS = frozenset({"/health"})
 REQUEST_ID_HEADER = "x-request-id"
+VOICE_HEADER = "x-omni-voice"
+FINISH_HEADER = "x-omni-finish-reason"
+IGNORED_HEADER = "x-omni-ignored"
+"""Fields of a request that asked for something, and changed nothing."""
 POLICY_VIOLATION = 1008
 """The WebSocket close code of a refusal."""
 
@@ -198,7 +202,7 @@ def cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_methods=("GET", "POST"),
         # OpenAI's JavaScript client sends a dozen x-stainless-* headers, and others with each release.
         allow_headers=("*",),
-        expose_headers=(REQUEST_ID_HEADER, "Retry-After"),
+        expose_headers=(REQUEST_ID_HEADER, VOICE_HEADER, FINISH_HEADER, IGNORED_HEADER, "Retry-After"),
     )
 
 

@@ -206,11 +206,11 @@ _TokenId = Annotated[int, Field(ge=TOKEN_ID.least, le=TOKEN_ID.most)]
 _BadWord = Annotated[
     str, Field(max_length=MAX_STOP_CHARS), AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})
 ]
-_TOKEN_ID_TEXT = "^[0-9]{1,10}$"
+_DIGITS = "[0-9]{1,10}"
 
 
 def _of_token_ids(biases: dict[str, float]) -> dict[str, float]:
-    if all(re.match(_TOKEN_ID_TEXT, key) for key in biases):
+    if all(re.fullmatch(_DIGITS, key) and TOKEN_ID.hold(int(key)) for key in biases):
         return biases
     raise PydanticCustomError("token_ids", "should have token ids as keys, for example {'50256': -100}")
 
@@ -219,7 +219,7 @@ _Biases = Annotated[
     dict[str, Annotated[float, Field(ge=CLIENT_BIAS.least, le=CLIENT_BIAS.most)]],
     FewKeys(MAX_BIASES),
     AfterValidator(_of_token_ids),
-    Field(json_schema_extra={"propertyNames": {"pattern": _TOKEN_ID_TEXT}, "maxProperties": MAX_BIASES}),
+    Field(json_schema_extra={"propertyNames": {"pattern": f"^{_DIGITS}$"}, "maxProperties": MAX_BIASES}),
 ]
 
 

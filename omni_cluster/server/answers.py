@@ -27,7 +27,7 @@ from omni_cluster.errors import (
     StoreFull,
     TooManyVoices,
 )
-from omni_cluster.openai_api.access import ApiKeys
+from omni_cluster.openai_api.access import VOICE_HEADER, ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
@@ -38,8 +38,6 @@ from omni_cluster.outputs import AudioChunk, OmniRequestOutput
 from omni_cluster.server.closing import CLOSING
 from omni_cluster.server.log import logger
 
-VOICE_HEADER = "x-omni-voice"
-IGNORED_HEADER = "x-omni-ignored"
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
 _OF_TEXT = frozenset({"stop", "bad_words", "include_stop_str_in_output"})

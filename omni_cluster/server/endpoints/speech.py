@@ -15,17 +15,17 @@ from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
+from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
-from omni_cluster.server.answers import IGNORED_HEADER, error_answer, finish_reason, voice_header, whole_sound
+from omni_cluster.server.answers import error_answer, finish_reason, voice_header, whole_sound
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import begun
 
-FINISH_HEADER = "x-omni-finish-reason"
 """Of a whole file, which has no place to say how it ended."""
 
 
