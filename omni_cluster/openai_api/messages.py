@@ -168,10 +168,8 @@ def _check_content(param: str, message: Message) -> None:
         _check_only_answers_have(param, message)
     elif message.audio and message.content is None and not (message.audio.transcript or message.refusal):
         name = f"{param}.audio"
-        raise _invalid(
-            name,
-            f"{name} names the answer {shown(message.audio.id)}, but no answer is kept here; send its text as content.",
-        )
+        what = f"names the answer {shown(message.audio.id)}" if message.audio.id else "has no transcript"
+        raise _invalid(name, f"{name} {what}, but no answer is kept here; send its text as content.")
 
 
 def _check_only_answers_have(param: str, message: Message) -> None:

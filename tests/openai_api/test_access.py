@@ -516,7 +516,10 @@ async def test_every_answer_has_the_id_and_is_readable_for_the_page(path: str, s
             answer = await api.get(path, headers={**headers, "X-Request-Id": "mine"})
             assert (answer.status_code, answer.headers.get_list("x-request-id")) == (expected, ["mine"])
             assert answer.headers["Access-Control-Allow-Origin"] == PAGE
-            assert answer.headers["Access-Control-Expose-Headers"] == "x-request-id, x-omni-voice, x-omni-ignored, Retry-After"
+            assert (
+                answer.headers["Access-Control-Expose-Headers"]
+                == "x-request-id, x-omni-voice, x-omni-ignored, Retry-After"
+            )
 
 
 async def test_a_server_that_answers_ids_itself_is_left_to_it() -> None:
