@@ -518,7 +518,7 @@ async def test_every_answer_has_the_id_and_is_readable_for_the_page(path: str, s
             assert answer.headers["Access-Control-Allow-Origin"] == PAGE
             assert (
                 answer.headers["Access-Control-Expose-Headers"]
-                == "x-request-id, x-omni-voice, x-omni-ignored, Retry-After"
+                == "x-request-id, x-omni-voice, x-omni-finish-reason, x-omni-ignored, Retry-After"
             )
 
 
