@@ -642,7 +642,7 @@ def test_messages_as_clients_give_them_back(message: dict[str, Any], role: str, 
 
 
 def test_media_in_the_parts_of_other_packages() -> None:
-    sound, picture = f"data:audio/wav;base64,{wav_of([16384] * 5)}", png_of("red")
+    sound, picture = f"data:audio/wav;base64,{wav_of([16384] * 400)}", png_of("red")
     video = "data:video/mp4;base64," + base64.b64encode(video_file(frames=45, size=(20, 20), codec="libx264")).decode()
     parts = [
         {"type": "image", "image": picture},
@@ -653,7 +653,7 @@ def test_media_in_the_parts_of_other_packages() -> None:
     ]
     request = parse(with_fields(messages=[{"role": "user", "content": parts}]))
     assert [part["type"] for part in request.messages[0]["content"]] == ["image", "audio", "image", "audio", "video"]
-    assert [audio.tolist() for audio in request.audios] == [[0.5] * 5] * 2
+    assert [audio.tolist() for audio in request.audios] == [[0.5] * 400] * 2
     assert [image[0, 0].tolist() for image in request.images] == [[255, 0, 0]] * 2
     assert request.videos[0].frames.shape == (4, 20, 20, 3)
 

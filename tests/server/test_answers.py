@@ -226,4 +226,5 @@ def test_a_whole_answer_is_a_file_of_the_format_asked_for(audio_format: AnswerFo
     request = chat(modalities=["text", "audio"], audio=audio)
     assert whole_audio(request, audio_chunk(0, 2400)).startswith(mark)
     assert len(whole_audio(request, None)) < len(whole_audio(request, audio_chunk(0, 2400)))
-    assert audio_format == "pcm16" or whole_audio(request, None).startswith(mark)
+    # Raw samples and ADTS have no header that a file without sound could be.
+    assert audio_format in ("pcm16", "aac") or whole_audio(request, None).startswith(mark)
