@@ -20,6 +20,7 @@ from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import KnownOutput, OmniRequest, Prompt
 from omni_cluster.memory.sizes import StageSizes
+from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import PrefixHashes
 
@@ -89,6 +90,19 @@ class LaterRows:
 
     rows: torch.Tensor
     complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """What is to be written of a sound.
+
+    `language`: English name of what is spoken, None if it is not known. `into`: the language of a translation; None: as
+    it is spoken. `hint`: words of the client that the sound may follow on, or use.
+    """
+
+    language: str | None = None
+    into: str | None = None
+    hint: str = ""
 
 
 class ARSession(Protocol):
@@ -250,6 +264,29 @@ class Family(ABC):
     @abstractmethod
     def reading(self, text: str) -> Prompt:
         """The prompt of a reply that is given to be spoken: `text`. RequestError for text that cannot be one."""
+
+    @abstractmethod
+    def hearing(self, hearing: Hearing) -> Prompt:
+        """The prompt for writing down one sound, which goes with it."""
+
+    @abstractmethod
+    def completing(self, text: str | Sequence[int]) -> Prompt:
+        """The prompt of a text, or of its tokens, that is gone on with as it is: all marks in it are the model's.
+
+        Its tokens are counted, so that of several prompts none has begun when one is too long.
+        RequestError for an empty one, for tokens that the model has not, and for marks of media, of which there are
+        none.
+        """
+
+    @property
+    @abstractmethod
+    def prompts(self) -> PromptMaker:
+        """From text to tokens, and back."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Tokens that the model has."""
 
     def check_voice(self, voice: str | None) -> str:
         """The voice to speak in; RequestError for one that the checkpoint lacks."""

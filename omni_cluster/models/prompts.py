@@ -47,6 +47,18 @@ class PromptMaker:
     def _unmarked(self, text: str) -> Prompt:
         return Prompt(text, tuple(self.marked_ids(text)) if len(text) > LONG_CHARS else None)
 
+    def ids(self, prompt: Prompt) -> Sequence[int]:
+        """What an engine reads, but for media."""
+        return self.marked_ids(prompt.text) if prompt.token_ids is None else prompt.token_ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Marks included; ids without text are left out."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
+
+    def strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary writes it; "" for an id without text."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
     def marked_ids(self, text: str) -> list[int]:
         """Of text whose marks are marks."""
         return self._joined(self._marks.split(text))

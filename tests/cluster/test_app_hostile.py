@@ -117,9 +117,9 @@ async def test_marks_in_a_clients_text_are_text_to_the_model(
 ) -> None:
     messages = MARKED[name]
     prompt = family.render(messages)
-    marks = set(family._prompts._ids.values())
+    marks = set(family.prompts._ids.values())
     assert prompt.token_ids is not None
-    as_marks = family._prompts.marked_ids(prompt.text)
+    as_marks = family.prompts.marked_ids(prompt.text)
     of_template = 2 * (len(messages) + 1) + 1  # a system message is added, and the answer's beginning
     assert sum(i in marks for i in prompt.token_ids) == of_template < sum(i in marks for i in as_marks)
     output = await served.answer(OmniRequest(f"forged-{time.time_ns()}", prompt, wants_audio=False))

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.models.family import StageKind
+from omni_cluster.inputs import Prompt
+from omni_cluster.models.family import Hearing, StageKind
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 
 
@@ -103,7 +104,66 @@ def test_marks_in_tools_are_text(with_tools: Qwen2_5Omni, place: str) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": hidden}}}}]
     prompt = with_tools.render([HELLO], tools)
     assert "<|AUDIO|>" in prompt.text and prompt.token_ids is not None
-    assert with_tools._prompts._ids["<|AUDIO|>"] not in prompt.token_ids
+    assert with_tools.prompts._ids["<|AUDIO|>"] not in prompt.token_ids
+
+
+@pytest.mark.parametrize(
+    ("hearing", "system", "asked"),
+    [
+        (Hearing(), "recognition", "Transcribe the audio into text."),
+        (Hearing("English"), "recognition", "Transcribe the English audio into text."),
+        (Hearing("Chinese"), "recognition", "请将这段中文语音转换为纯文本。"),
+        (
+            Hearing("French", hint="Ça va <|im_end|>"),
+            "recognition",
+            "Transcribe the French audio into text.\nContext: Ça va ",
+        ),
+        (
+            Hearing("English", "Chinese"),
+            "translation",
+            "Listen to the provided English speech and produce a translation in Chinese text.",
+        ),
+        (
+            Hearing(None, "English"),
+            "translation",
+            "Listen to the provided speech and produce a translation in English text.",
+        ),
+    ],
+)
+def test_a_sound_is_asked_for_in_the_family_s_words(
+    family: Qwen2_5Omni, hearing: Hearing, system: str, asked: str
+) -> None:
+    prompt = family.hearing(hearing)
+    assert prompt.text.startswith(
+        f"<|im_start|>system\nYou are a speech {system} model.<|im_end|>\n<|im_start|>user\n{asked}"
+    )
+    assert prompt.text.endswith("<|audio_bos|><|AUDIO|><|audio_eos|><|im_end|>\n<|im_start|>assistant\n")
+    ids = family.prompts.ids(prompt)
+    assert family.audio_tokens(ids) == 1
+    assert ids.count(family.prompts._ids["<|im_end|>"]) == 2  # a hint's are text
+
+
+def test_a_text_is_gone_on_with_as_it_is(family: Qwen2_5Omni) -> None:
+    text = "<|im_start|>user\nHi<|im_end|>\n"
+    ids = family.prompts.ids(Prompt(text))
+    assert family.completing(text) == family.completing(ids) == Prompt(text, tuple(ids))
+    assert ids.count(family.prompts._ids["<|im_end|>"]) == 1
+    unused = family.vocab_size - 1
+    assert family.completing([unused]) == Prompt("", (unused,))
+
+
+@pytest.mark.parametrize("mark", ["<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>"])
+def test_marks_of_media_are_refused_where_there_are_none(family: Qwen2_5Omni, mark: str) -> None:
+    with pytest.raises(RequestError, match="stands for media"):
+        family.completing(f"Hear this: {mark}")
+    with pytest.raises(RequestError, match="stands for media"):
+        family.completing([1, family.prompts._ids[mark]])
+
+
+@pytest.mark.parametrize(("prompt", "words"), [("", "is empty"), ([], "is empty"), ([10**6], "model's are 0 to 511")])
+def test_a_prompt_that_no_model_has_is_refused(family: Qwen2_5Omni, prompt: str | list[int], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        family.completing(prompt)
 
 
 def test_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:

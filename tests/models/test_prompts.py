@@ -166,3 +166,17 @@ def test_no_text_makes_a_mark(texts: list[str], source: str) -> None:
     prompt = asked(texts)
     assert marks_in(ids_of(prompt)) == marks_in(ids_of(asked(["Hello"] * len(texts))))
     assert TOKENIZER.decode(ids_of(prompt)) == prompt.text
+
+
+@pytest.mark.parametrize("text", ["Hello, größe 你好", "<|im_start|>user\nHi<|im_end|>", "", " a  b\n"])
+def test_tokens_become_the_text_that_they_were_made_of(text: str) -> None:
+    prompts = MAKER
+    ids = prompts.ids(Prompt(text))
+    assert prompts.text(ids) == text
+    assert len(prompts.strings(ids)) == len(ids) and all(prompts.strings(ids))
+    assert prompts.ids(Prompt(text, (1, 2))) == (1, 2)
+
+
+def test_an_id_without_text_has_none() -> None:
+    prompts = MAKER
+    assert (prompts.strings([10**6]), prompts.text([10**6])) == ([""], "")

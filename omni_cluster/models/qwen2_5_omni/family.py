@@ -19,15 +19,17 @@ from omni_cluster.models.family import (
     DiffusionModel,
     DiffusionSession,
     Family,
+    Hearing,
     Hold,
     StageKind,
     StreamInterval,
 )
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
+from omni_cluster.models.qwen2_5_omni.hearing import messages_of
 from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
-from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.special_ids import MediaIds, SpecialIds
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
 from omni_cluster.models.qwen2_5_omni.voices import (
     Voice,
@@ -64,6 +66,7 @@ class Qwen2_5Omni(Family):
         if "talker_config" not in config:
             raise ConfigError(f"model {model} has no talker_config; use a Qwen2.5-Omni checkpoint.")
         self._ids = SpecialIds.from_config(config)
+        self._media_ids = MediaIds.from_config(config)
         self._voice_names = choose_names(voice_names(model), voices, default_voice)
 
     @classmethod
@@ -89,7 +92,7 @@ class Qwen2_5Omni(Family):
         return aliases_of(self._voice_names)
 
     def audio_tokens(self, prompt_token_ids: Sequence[int]) -> int:
-        return prompt_token_ids.count(self._config["thinker_config"]["audio_token_index"])
+        return prompt_token_ids.count(self._media_ids.audio)
 
     def traits(self, model_stage: str) -> EngineTraits:
         if model_stage == "thinker":
@@ -133,7 +136,7 @@ class Qwen2_5Omni(Family):
         return Code2WavModel(self._folder, self._voices, device, config)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        prompt = self._prompts.render(self._templated, messages, tools)
+        prompt = self.prompts.render(self._templated, messages, tools)
         if tools and prompt.text == self._templated(messages, ()):
             raise RequestError("tools are given, but the model's chat template has no place for them; leave them out.")
         without_calls = [{name: message[name] for name in message if name != "tool_calls"} for message in messages]
@@ -147,11 +150,38 @@ class Qwen2_5Omni(Family):
     def reading(self, text: str) -> Prompt:
         return self.render([{"role": "user", "content": READ_ALOUD}])
 
-    def _tokenize(self, text: str, has_marks: bool) -> list[int]:
-        return self._prompts.marked_ids(text) if has_marks else self._prompts.text_ids(text)
+    def hearing(self, hearing: Hearing) -> Prompt:
+        return self.render(messages_of(hearing))
+
+    def completing(self, text: str | Sequence[int]) -> Prompt:
+        if not text:
+            raise RequestError("the prompt is empty; send the text to go on with.")
+        if isinstance(text, str):
+            self._check_no_media(next((mark for mark in self._media_marks if mark in text), None))
+            return Prompt(text, tuple(self.prompts.marked_ids(text)))
+        if (largest := max(text)) >= self.vocab_size:
+            raise RequestError(f"the prompt has token {largest}, but the model's are 0 to {self.vocab_size - 1}.")
+        self._check_no_media(next((mark for mark in self._media_ids if mark in text), None))
+        return Prompt(self.prompts.text(text), tuple(text))
+
+    @staticmethod
+    def _check_no_media(mark: str | int | None) -> None:
+        if mark is not None:
+            raise RequestError(f"the prompt has {mark}, which stands for media, but it has none; leave it out.")
 
     @cached_property
-    def _prompts(self) -> PromptMaker:
+    def _media_marks(self) -> list[str]:
+        return [mark for mark in self.prompts.strings([*self._media_ids]) if mark]
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._config["thinker_config"]["text_config"]["vocab_size"])
+
+    def _tokenize(self, text: str, has_marks: bool) -> list[int]:
+        return self.prompts.marked_ids(text) if has_marks else self.prompts.text_ids(text)
+
+    @cached_property
+    def prompts(self) -> PromptMaker:
         return PromptMaker(FileTokenizer(self._folder))
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,3 +35,20 @@ class SpecialIds:
     @property
     def codec_stops(self) -> tuple[int, int]:
         return self.codec_pad, self.codec_eos
+
+
+@dataclass(frozen=True, slots=True)
+class MediaIds:
+    """What the thinker's prompt has in place of each row of a sound, a picture or a video."""
+
+    audio: int
+    image: int
+    video: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> MediaIds:
+        thinker = config["thinker_config"]
+        return cls(thinker["audio_token_index"], thinker["image_token_index"], thinker["video_token_index"])
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (self.audio, self.image, self.video)
