@@ -181,13 +181,14 @@ def logprobs(request: ChatRequest, choices: Sequence[TokenChoice]) -> dict[str, 
     if most is None:
         return None
     content = [
-        _logprob(choice.sampled) | {"top_logprobs": [_logprob(one) for one in choice.likeliest[:most]]}
+        token_logprob(choice.sampled) | {"top_logprobs": [token_logprob(one) for one in choice.likeliest[:most]]}
         for choice in choices
     ]
     return {"content": content, "refusal": None}
 
 
-def _logprob(one: TokenLogprob) -> dict[str, Any]:
+def token_logprob(one: TokenLogprob) -> dict[str, Any]:
+    """OpenAI's object of one token."""
     return {
         "token": one.token,
         "logprob": max(one.logprob, _LEAST_LOGPROB),

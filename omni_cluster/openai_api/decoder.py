@@ -7,6 +7,7 @@ server's secrets and is sent nothing but jobs; it ends with whoever started it.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import resource
 import select
@@ -28,6 +29,7 @@ from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.memory_bound import bound_memory, room_bytes
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, packed, unpacked
+from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, open_transcription
 
 READY: Final = b"ready"
 JOB: Final = b"job"
@@ -42,8 +44,15 @@ _KEPT_PART: Final = 8
 _NICE: Final = 5
 
 
+class Form(msgspec.Struct, frozen=True):
+    """What a form's body is read by: the header Content-Type, and what is to become of its sound."""
+
+    content_type: str
+    task: Task
+
+
 class Job(msgspec.Struct, frozen=True):
-    """The body of a chat request, and what was fetched for it, by param."""
+    """The body of a chat request, and what was fetched for it, by param; `form`: of a transcription's instead."""
 
     body: np.ndarray
     fetched: dict[str, np.ndarray]
@@ -51,6 +60,7 @@ class Job(msgspec.Struct, frozen=True):
     voices: list[str]
     limits: ApiLimits
     defaults: ApiDefaults = NO_DEFAULTS
+    form: Form | None = None
 
     @property
     def max_bytes(self) -> int:
@@ -62,6 +72,12 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     """A request that is accepted, its media decoded."""
 
     chat: ChatRequest
+
+
+class OpenedSound(msgspec.Struct, frozen=True, tag=True):
+    """A form that is accepted, its sound decoded."""
+
+    transcription: TranscriptionRequest
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
@@ -79,7 +95,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-Answer = Opened | Wanted | Refused
+Answer = Opened | OpenedSound | Wanted | Refused
 
 
 def max_answer_bytes(limits: ApiLimits) -> int:
@@ -104,9 +120,11 @@ def answered(job: Job, memory_bytes: int) -> Answer:
 
 
 def _read(job: Job) -> Answer:
-    checked = check_chat_request(
-        job.body.tobytes(), models=job.models, voices=job.voices, limits=job.limits, defaults=job.defaults
-    )
+    body = job.body.tobytes()
+    if (form := job.form) is not None:
+        made = open_transcription(body, form.content_type, form.task, models=job.models, limits=job.limits)
+        return OpenedSound(made)
+    checked = check_chat_request(body, models=job.models, voices=job.voices, limits=job.limits, defaults=job.defaults)
     if any(each.param not in job.fetched for each in checked.urls):
         return Wanted(checked.urls)
     fetched = {param: data.tobytes() for param, data in job.fetched.items()}
@@ -153,6 +171,7 @@ def _end_with(link: socket.socket) -> None:
 def main(descriptor: str, memory_bytes: str, max_parcel_bytes: str) -> None:
     os.nice(_NICE)  # engines go first
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limits say what is too large
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # of a broken form its client is told
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     link = socket.socket(fileno=int(descriptor))
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()

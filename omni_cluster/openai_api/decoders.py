@@ -24,12 +24,22 @@ import numpy as np
 from omni_cluster.errors import OmniError
 from omni_cluster.openai_api import decoder
 from omni_cluster.openai_api.chat import ChatRequest
-from omni_cluster.openai_api.decoder import Answer, Job, Opened, Refused, Wanted, max_answer_bytes
+from omni_cluster.openai_api.decoder import (
+    Answer,
+    Form,
+    Job,
+    Opened,
+    OpenedSound,
+    Refused,
+    Wanted,
+    max_answer_bytes,
+)
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
+from omni_cluster.openai_api.transcription import TranscriptionRequest
 
 T = TypeVar("T")
 Fetch = Callable[[Sequence[MediaUrl]], Awaitable[Mapping[str, bytes]]]
@@ -89,11 +99,19 @@ class Decoders:
 
     async def open(self, body: bytes | bytearray, fetch: Fetch) -> ChatRequest:
         """The request, its media fetched by `fetch` and decoded. Raises BadRequest."""
-        answer = await self._answer(body, {})
+        answer = await self._answer(self._job(body))
         if isinstance(answer, Wanted):
-            answer = await self._answer(body, await fetch(answer.urls))
+            fetched = await fetch(answer.urls)
+            answer = await self._answer(self._job(body, {param: _array(data) for param, data in fetched.items()}))
         if isinstance(answer, Opened):
             return answer.chat
+        raise _unreadable()
+
+    async def open_form(self, body: bytes | bytearray, form: Form) -> TranscriptionRequest:
+        """The request of a form, its sound decoded. Raises BadRequest."""
+        answer = await self._answer(self._job(body, form=form))
+        if isinstance(answer, OpenedSound):
+            return answer.transcription
         raise _unreadable()
 
     async def keep_one_ready(self) -> None:
@@ -146,9 +164,12 @@ class Decoders:
             self._end(one)
         return None
 
-    async def _answer(self, body: bytes | bytearray, fetched: Mapping[str, bytes]) -> Opened | Wanted:
-        job = Job(_array(body), {param: _array(data) for param, data in fetched.items()}, self._models, self._voices,
-                  self._limits, self._defaults)  # fmt: skip
+    def _job(
+        self, body: bytes | bytearray, fetched: Mapping[str, np.ndarray] | None = None, form: Form | None = None
+    ) -> Job:
+        return Job(_array(body), dict(fetched or {}), self._models, self._voices, self._limits, self._defaults, form)
+
+    async def _answer(self, job: Job) -> Opened | OpenedSound | Wanted:
         async with self._room:
             await self._held.room()
             answer = await self._asked(job)

@@ -29,11 +29,13 @@ _ERROR_BODY = {
 }
 
 
-def request_body(model: type[BaseModel], models: Collection[str]) -> dict[str, Any]:
-    """A route's `openapi_extra`: its JSON body is a `model`, and its field `model` is one of `models`."""
+def request_body(
+    model: type[BaseModel], models: Collection[str], media_type: str = "application/json"
+) -> dict[str, Any]:
+    """A route's `openapi_extra`: its body is a `model`, and its field `model` is one of `models`."""
     schema = model.model_json_schema()
     schema["properties"]["model"] = {"type": "string", "enum": sorted(models)}
-    content = {"application/json": {"schema": _inlined(schema, schema.get("$defs", {}))}}
+    content = {media_type: {"schema": _inlined(schema, schema.get("$defs", {}))}}
     return {"requestBody": {"required": True, "content": content}}
 
 

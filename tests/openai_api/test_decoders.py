@@ -28,12 +28,15 @@ from PIL import Image
 
 from omni_cluster.openai_api import decoders as decoders_module
 from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
+from omni_cluster.openai_api.decoder import Form
 from omni_cluster.openai_api.decoders import DecoderFailed, DecoderLimits, Decoders
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
+from omni_cluster.openai_api.transcription import open_transcription
 from omni_cluster.openai_api.video import VideoLimits
+from tests.openai_api.forms import CONTENT_TYPE, form, sound
 from tests.openai_api.test_chat import audio_part, png_of, wav_of
 from tests.openai_api.test_video import video_file
 from tests.processes import command_line, resident_bytes, running_after
@@ -178,6 +181,19 @@ async def test_frames_that_are_scaled_are_scaled_to_the_bit() -> None:
     async with decoders() as pool:
         (found,) = (await pool.open(body, none_fetched)).videos
         assert found.frames.shape[1:3] != (720, 1_280) and np.array_equal(found.frames, expected.frames)
+
+
+async def test_a_form_comes_back_with_its_sound_decoded() -> None:
+    body = form(("model", "omni"), ("language", "en"), ("prompt", "Qwen"), file=sound(0.25))
+    kind = Form(CONTENT_TYPE, "translate")
+    async with decoders() as pool:
+        made = await pool.open_form(body, kind)
+        with pytest.raises(BadRequest) as caught:
+            await pool.open_form(form(("model", "omni"), file=b"no sound"), kind)
+    here = open_transcription(body, CONTENT_TYPE, "translate", models=["omni"], limits=LIMITS)
+    np.testing.assert_array_equal(made.samples, here.samples)
+    assert {**vars(made), "samples": 0} == {**vars(here), "samples": 0}
+    assert (caught.value.param, caught.value.status) == ("file", 415)
 
 
 async def test_what_is_named_by_url_is_fetched_between() -> None:
