@@ -13,8 +13,11 @@ from omni_cluster.openai_api.chat import chat_body
 from omni_cluster.openai_api.errors import error_body
 from omni_cluster.openai_api.openapi import answers
 from omni_cluster.openai_api.speech import speech_body
+from omni_cluster.openai_api.text_completion import completion_body
+from omni_cluster.openai_api.tokens import detokenize_body, tokenize_body
+from omni_cluster.openai_api.transcription import Task, transcription_body
 
-BODIES = [chat_body, speech_body]
+BODIES = [chat_body, speech_body, completion_body, tokenize_body, detokenize_body]
 
 
 def schema_of(body: Callable[[Collection[str]], dict[str, Any]]) -> dict[str, Any]:
@@ -70,3 +73,12 @@ def test_every_refusal_has_the_form_that_is_told() -> None:
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid(error_body("No.", status=404, param="model", code="model_not_found"))
     assert not validator.is_valid({"detail": "Not Found"})
+
+
+@pytest.mark.parametrize("task", ["transcribe", "translate"])
+def test_a_form_s_schema_has_its_file(task: Task) -> None:
+    content = transcription_body(task, ["omni"])["requestBody"]["content"]
+    schema = content["multipart/form-data"]["schema"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["properties"]["file"] == {"type": "string", "format": "binary"}
+    assert schema["required"] == ["file", "model"] and list(content) == ["multipart/form-data"]
