@@ -80,6 +80,7 @@ async def route_refused(request: Request, error: Exception) -> Response:
         methods = (fault.headers or {}).get("Allow", "")
         sentence, code = f"{request.method} is not for {path}; use {methods}.", "method_not_supported"
     else:
-        sentence, code = f"{path} is no path of this API; see /openapi.json for those that are.", "unknown_url"
+        served = ", ".join(sorted({route.path for route in request.app.routes if getattr(route, "methods", None)}))
+        sentence, code = f"{path} is no path of this API, which has {served}.", "unknown_url"
     body = error_body(sentence, status=fault.status_code, code=code)
     return JSONResponse(body, fault.status_code, fault.headers)

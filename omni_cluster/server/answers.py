@@ -67,6 +67,14 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
     return asked
 
 
+def text_sampling(asked: Mapping[str, Any], config: PipelineConfig) -> dict[str, dict[str, Any]]:
+    """The same for a request that text alone answers, by vLLM's names. Raises BadRequest."""
+    stages = [stage for stage in config.stages if stage.final_output_type == "text"]
+    for stage in stages:
+        _check_lengths(asked, stage, config.limits)
+    return {stage.model_stage: dict(asked) for stage in stages}
+
+
 def _entries(chat: ChatRequest, stages: Sequence[StageConfig]) -> list[tuple[str, dict[str, Any]]]:
     """What the client sent for each stage, by place or by name, and the path of the field that has it."""
     names = [stage.model_stage for stage in stages]

@@ -16,9 +16,12 @@ from omni_cluster.openai_api.errors import route_refused
 from omni_cluster.server.answers import api_keys
 from omni_cluster.server.door import Door
 from omni_cluster.server.endpoints.chat import ChatEndpoint
+from omni_cluster.server.endpoints.completions import CompletionsEndpoint
 from omni_cluster.server.endpoints.models import ModelsEndpoint
 from omni_cluster.server.endpoints.operations import OperationsEndpoint
 from omni_cluster.server.endpoints.speech import SpeechEndpoint
+from omni_cluster.server.endpoints.tokens import TokensEndpoint
+from omni_cluster.server.endpoints.transcriptions import TranscriptionsEndpoint
 from omni_cluster.server.metrics import IngressMetrics, Metered
 from omni_cluster.server.quotas import Clock
 from omni_cluster.server.reader import Reader
@@ -52,6 +55,9 @@ class HttpServer:
             ModelsEndpoint(bound),
             ChatEndpoint(pipeline, self._reader, self._coding),
             SpeechEndpoint(pipeline, self._reader, self._coding),
+            TranscriptionsEndpoint(pipeline, self._reader),
+            CompletionsEndpoint(pipeline, self._reader),
+            TokensEndpoint(bound, self._reader),
         )
         bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 

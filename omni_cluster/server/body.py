@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,17 +14,22 @@ from omni_cluster.server.uploads import Upload, Uploads
 SLICE_BYTES = 1_048_576
 """Each slice of a body has `slice_timeout_s` of its own."""
 CLIENT_LEFT = 499
-_JSON = "application/json"
+JSON_TYPE = "application/json"
 
 
 async def read_body(
-    request: Request, max_bytes: int, slice_timeout_s: float, uploads: Uploads, upload: Upload
+    request: Request,
+    max_bytes: int,
+    slice_timeout_s: float,
+    uploads: Uploads,
+    upload: Upload,
+    media_type: str = JSON_TYPE,
 ) -> bytearray:
     """The whole body, not copied: of a large one a copy would hold up all other requests.
 
-    Raises BadRequest for one that is not called JSON, as soon as it is too large, and when it comes too slowly.
+    Raises BadRequest for one that is not of `media_type`, as soon as it is too large, and when it comes too slowly.
     """
-    _check_is_json(request)
+    _check_type(request, media_type)
     body = bytearray()
     try:
         async with aclosing(_in_time(request, slice_timeout_s)) as parts:
@@ -71,12 +76,28 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
         )
 
 
-def _check_is_json(request: Request) -> None:
-    # Browsers let any page post other types, without asking the server first.
+def _check_type(request: Request, media_type: str) -> None:
+    # Browsers let any page post other types than JSON, forms among them, without asking the server first.
     sent = request.headers.get("content-type", "")
-    if sent.partition(";")[0].strip().lower() != _JSON:
+    if sent.partition(";")[0].strip().lower() != media_type:
         raise BadRequest(
-            f"The header Content-Type is {sent[:60]!r}, but it should be {_JSON!r}.",
+            f"The header Content-Type is {sent[:60]!r}, but it should be {media_type!r}.",
             code="unsupported_content_type",
             status=415,
         )
+
+
+def check_origin(request: Request, origins: Collection[str]) -> None:
+    """Raises BadRequest, 403, for a form that a page of another site sends: browsers ask the server only after that.
+
+    `origins`: pages that may.
+    """
+    origin = request.headers.get("origin")
+    host = origin.partition("://")[2] if origin else None
+    if origin is None or origin in origins or "*" in origins or host == request.headers.get("host"):
+        return
+    raise BadRequest(
+        f"Pages of {origin[:60]!r} may not send forms here; api.cors_origins lists those that may.",
+        code="origin_not_allowed",
+        status=403,
+    )

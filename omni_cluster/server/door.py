@@ -18,7 +18,7 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.server.body import read_body, too_slow
+from omni_cluster.server.body import JSON_TYPE, read_body, too_slow
 from omni_cluster.server.closing import CLOSING, Closing
 from omni_cluster.server.places import Places
 from omni_cluster.server.quotas import Allowance, Clock, Quotas
@@ -99,16 +99,16 @@ class Visit:
         self._has_body = False
         self._has_place = False
 
-    async def body(self, request: Request, max_bytes: int) -> bytearray:
+    async def body(self, request: Request, max_bytes: int, media_type: str = JSON_TYPE) -> bytearray:
         """The body, once it is whole and the request may be worked on. Raises BadRequest, as soon as it can tell."""
         with self.allowance.request():
             self._door.places.check_room()
-            return await self._body(request, max_bytes)
+            return await self._body(request, max_bytes, media_type)
 
-    async def _body(self, request: Request, max_bytes: int) -> bytearray:
+    async def _body(self, request: Request, max_bytes: int, media_type: str) -> bytearray:
         limits, uploads = self._door.limits, self._door.uploads
         async with uploads.open() as upload:
-            body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload)
+            body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload, media_type)
             self._has_body, self.body_bytes = True, len(body)
             await self._door.places.take()
             self._has_place = True

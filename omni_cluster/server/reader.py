@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import Request
 
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
+from omni_cluster.openai_api.decoder import Form
 from omni_cluster.openai_api.decoders import Decoders
 from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
+from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
+from omni_cluster.openai_api.multipart import FORM_TYPE, HEADS_BYTES
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
+from omni_cluster.openai_api.text_completion import CompletionRequest, parse_completion
+from omni_cluster.openai_api.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
+from omni_cluster.openai_api.transcription import Task, TranscriptionRequest
+from omni_cluster.server.body import check_origin
 from omni_cluster.server.door import Visit
 from omni_cluster.server.limits import api_defaults, api_limits, decoder_limits, fetch_limits
 
@@ -26,6 +33,13 @@ LARGE_THREADS = 2
 FETCHES_AT_ONCE = 4
 """Of one request: one that names many URLs leaves room for others' fetches."""
 T = TypeVar("T")
+Made = TypeVar("Made", covariant=True)
+
+
+class ParsesText(Protocol[Made]):
+    """What reads a body without media."""
+
+    def __call__(self, body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> Made: ...
 
 
 class Reader:
@@ -34,6 +48,7 @@ class Reader:
     def __init__(self, bound: BoundPipeline) -> None:
         self._models = [bound.config.model]
         self._voices = bound.family.voices
+        self._origins = bound.config.api.cors_origins
         self._limits = api_limits(bound.config)
         self._fetcher = Fetcher(fetch_limits(bound.config))
         self._defaults = api_defaults(bound)
@@ -66,6 +81,32 @@ class Reader:
         return await self.off_loop(
             lambda: parse_speech_request(body, models=self._models, voices=self._voices, defaults=self._defaults)
         )
+
+    async def transcription(self, http_request: Request, task: Task) -> TranscriptionRequest:
+        """Raises BadRequest; the form is read, and its sound decoded, by a process of its own."""
+        check_origin(http_request, self._origins)
+        visit: Visit = http_request.state.visit
+        most_bytes = min(self._limits.max_body_bytes, self._limits.max_media_bytes + HEADS_BYTES)
+        body = await visit.body(http_request, most_bytes, FORM_TYPE)
+        return await self._decoders.open_form(body, Form(http_request.headers["content-type"], task))
+
+    async def completion(self, http_request: Request) -> CompletionRequest:
+        """Raises BadRequest."""
+        return await self._text_body(http_request, parse_completion)
+
+    async def tokenize(self, http_request: Request) -> TokenizeRequest:
+        """Raises BadRequest."""
+        return await self._text_body(http_request, parse_tokenize)
+
+    async def detokenize(self, http_request: Request) -> list[int]:
+        """Raises BadRequest."""
+        return await self._text_body(http_request, parse_detokenize)
+
+    async def _text_body(self, http_request: Request, parse: ParsesText[T]) -> T:
+        """A body that is little but a prompt: it is as long as one may be."""
+        visit: Visit = http_request.state.visit
+        body = await visit.body(http_request, min(self._limits.max_body_bytes, self._limits.max_text_chars))
+        return await self.off_loop(lambda: parse(body, models=self._models, limits=self._limits), len(body))
 
     async def off_loop(self, work: Callable[[], T], body_bytes: int = 0) -> T:
         """Does the work in a thread, and returns its result. That of large bodies keeps no small one waiting."""

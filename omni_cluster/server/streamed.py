@@ -79,6 +79,15 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
             await _ended(waiting)
 
 
+async def all_said(answers: Sequence[Begun], streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """What `streams`, one of each answer, say as it comes. Closing this closes the answers, silent ones too."""
+    async with contextlib.AsyncExitStack() as closing:
+        for _, chunks in answers:
+            await closing.enter_async_context(contextlib.aclosing(chunks))
+        async for item in await closing.enter_async_context(contextlib.aclosing(merged(streams))):
+            yield item
+
+
 def _next_of(stream: AsyncGenerator[T, None]) -> asyncio.Future[Any]:
     return asyncio.ensure_future(anext(stream, _ENDED))
 

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.cluster.served import BASE_URL, ServedApp, until
 from tests.cluster.test_app import MODEL, STREAM_TOLERANCE, nothing_is_left
+from tests.openai_api.forms import sound
 from tests.server.test_clients import QUESTION, audio_delta, spoken, streamed_pieces, wav_samples, whole_samples
 
 
@@ -56,6 +57,16 @@ def test_refusals_are_the_sdk_s_errors(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as nowhere:
         client.embeddings.create(model=MODEL, input="Hi.")
     assert nowhere.value.code == "unknown_url"
+
+
+def test_a_sound_is_written_down_and_a_text_is_gone_on_with(client: OpenAI) -> None:
+    file, more = ("a.wav", sound(0.5)), {"max_completion_tokens": 8}
+    heard = client.audio.transcriptions.create(model=MODEL, file=file, extra_body=more)
+    *_, done = client.audio.transcriptions.create(model=MODEL, file=file, extra_body=more, stream=True)
+    assert heard.text and done.type == "transcript.text.done" and done.text == heard.text
+    whole = client.completions.create(model=MODEL, prompt="Hello", temperature=0).choices[0].text
+    pieces = client.completions.create(model=MODEL, prompt="Hello", temperature=0, stream=True)
+    assert whole and "".join(piece.choices[0].text for piece in pieces) == whole
 
 
 STORY = [{"role": "user", "content": "A long story. " * 60}]

@@ -57,13 +57,13 @@ def test_what_is_refused_without_a_field_gets_the_one_that_is_blamed() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code", "words"),
     [
-        ("GET", "/nowhere", 404, "unknown_url", '"/nowhere" is no path of this API'),
+        ("GET", "/nowhere", 404, "unknown_url", '"/nowhere" is no path of this API, which has /here.'),
         ("GET", "/" + "x" * 99, 404, "unknown_url", "x" * 59 + '" is no path'),
         ("DELETE", "/here", 405, "method_not_supported", 'DELETE is not for "/here"; use GET.'),
     ],
 )
 async def test_a_request_that_no_route_takes(method: str, path: str, status: int, code: str, words: str) -> None:
-    api = FastAPI()
+    api = FastAPI(openapi_url=None)
     api.add_exception_handler(HTTPException, route_refused)
     api.add_api_route("/here", lambda: {}, methods=["GET"])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=api), base_url="http://api") as client:

@@ -15,9 +15,13 @@ import numpy as np
 from PIL import Image
 
 from omni_cluster.openai_api.encoding import SoundFormat, encode
+from tests.openai_api.forms import CONTENT_TYPE as FORM
+from tests.openai_api.forms import form
 
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+COMPLETIONS = "/v1/completions"
 JSON = "application/json"
 MODEL = "preset:tiny"
 
@@ -129,14 +133,63 @@ ROUTES = (
     refused("models by POST", {}, None, "use GET", code="method_not_supported", status=405, path="/v1/models"),
     refused("another model's page", b"", "model", "The model \"gpt\" does not exist; use one of preset:tiny",
             code="model_not_found", status=404, method="GET", path="/v1/models/gpt"),
-    refused("unknown path", chat(), None, "\"/v1/completions\" is no path of this API",
-            code="unknown_url", status=404, path="/v1/completions"),
+    *(refused(path, {}, None, f"\"{path}\" is no path of this API, which has /", code="unknown_url", status=404,
+              path=path)
+      for path in ("/v1/embeddings", "/v1/moderations", "/v1/images/generations", "/v1/files", "/v1/batches", "/score",
+                   "/rerank")),
     refused("plain text", chat(), None, "is 'text/plain', but it should be 'application/json'",
             code="unsupported_content_type", status=415, content_type="text/plain"),
     refused("a form", chat(), None, "'application/x-www-form-urlencoded'",
             code="unsupported_content_type", status=415, content_type="application/x-www-form-urlencoded"),
     refused("no content type", speech(), None, "Content-Type is ''",
             code="unsupported_content_type", status=415, content_type=None, path=SPEECH),
+)  # fmt: skip
+
+FORMS = (
+    refused("a form, as JSON", {"model": MODEL}, None, "is 'application/json', but it should be 'multipart/form-data'",
+            code="unsupported_content_type", status=415, path=TRANSCRIPTIONS),
+    missing("a form without a file", form(("model", MODEL)), "file", path=TRANSCRIPTIONS, content_type=FORM),
+    missing("a form without a model", form(file=sound()), "model", path=TRANSLATIONS, content_type=FORM),
+    refused("a form that is cut off", form(("model", MODEL), file=sound())[:-9], None, "ends before its form does",
+            code="invalid_form", path=TRANSCRIPTIONS, content_type=FORM),
+    refused("a form of another boundary", form(("model", MODEL), file=sound()), None, "no form with the boundary",
+            code="invalid_form", path=TRANSCRIPTIONS, content_type=f"{FORM}x"),
+    refused("a form without a boundary", form(("model", MODEL)), None, "names no boundary",
+            code="invalid_form", path=TRANSLATIONS, content_type="multipart/form-data"),
+    refused("a form with an empty file", form(("model", MODEL), file=b""), "file", "file is empty",
+            path=TRANSCRIPTIONS, content_type=FORM),
+    refused("a form with times of words", form(("model", MODEL), ("response_format", "verbose_json"),
+            ("timestamp_granularities[]", "word"), file=sound()), "timestamp_granularities", "tells no times of words",
+            path=TRANSCRIPTIONS, content_type=FORM),
+    refused("a form with an unknown field", form(("model", MODEL), ("speaker", "x"), file=sound()), "speaker",
+            "which is not supported", code="unsupported_parameter", path=TRANSLATIONS, content_type=FORM),
+    too_much("a form with a file that is too large", lambda: form(("model", MODEL), file=bytes(26_214_401)), "file",
+             "file has 26214401 bytes", "media_too_large", path=TRANSCRIPTIONS, content_type=FORM),
+    too_much("a form that is too large", lambda: form(("model", MODEL), file=bytes(28_000_000)), None,
+             "The request body has more than 27262976 bytes", "request_too_large", path=TRANSCRIPTIONS,
+             content_type=FORM),
+    too_much("a form with a sound that is too long", lambda: form(("model", MODEL), file=sound("flac", 601)), "file",
+             "file lasts longer than 600 s", "audio_too_long", path=TRANSCRIPTIONS, content_type=FORM),
+)  # fmt: skip
+
+TEXTS = (
+    missing("no prompt", {"model": MODEL}, "prompt", path=COMPLETIONS),
+    refused("an empty prompt", {"model": MODEL, "prompt": ""}, "prompt", "should not be empty", path=COMPLETIONS),
+    refused("a prompt with a mark of sound", {"model": MODEL, "prompt": "<|AUDIO|>"}, "prompt", "stands for media",
+            path=COMPLETIONS),
+    refused("a prompt of tokens that are none", {"model": MODEL, "prompt": [512]}, "prompt", "model's are 0 to 511",
+            path=COMPLETIONS),
+    refused("a prompt of too many tokens", {"model": MODEL, "prompt": [7] * 1537}, "prompt", "context length is 1536",
+            code="context_length_exceeded", path=COMPLETIONS),
+    refused("one prompt of several that is too long", {"model": MODEL, "prompt": ["a", "word " * 900]}, "prompt",
+            "maximum context length is 1536 tokens", code="context_length_exceeded", path=COMPLETIONS),
+    refused("more min_tokens than max_tokens", {"model": MODEL, "prompt": "a", "min_tokens": 17}, "min_tokens",
+            "at most its max_tokens, which is 16", path=COMPLETIONS),
+    refused("nothing to tokenize", {"model": MODEL}, "prompt", "prompt or messages", path="/tokenize",
+            code="missing_required_parameter"),
+    refused("media to tokenize", {"messages": user(image(data_url(png())))["messages"]}, "messages",
+            "messages have media", path="/tokenize"),
+    refused("a token that is none", {"tokens": [512]}, "tokens[0]", "tokens are 0 to 511", path="/detokenize"),
 )  # fmt: skip
 
 BODIES = (
@@ -475,4 +528,5 @@ SPOKEN = (
     in_speech("a seed of speech above", {"seed": 2**63}, "seed", "but it should be less than or equal"),
 )  # fmt: skip
 
-BAD_INPUTS = (*ROUTES, *BODIES, *MESSAGES, *MEDIA, *VIDEOS, *TOOLS_AND_LOGPROBS, *URLS, *OPTIONS, *STAGES, *SPOKEN)
+BAD_INPUTS = (*ROUTES, *BODIES, *MESSAGES, *MEDIA, *VIDEOS, *TOOLS_AND_LOGPROBS, *URLS, *OPTIONS, *STAGES, *SPOKEN,
+              *FORMS, *TEXTS)  # fmt: skip

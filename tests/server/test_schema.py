@@ -23,11 +23,11 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 TEXT_TOKENS = 2
 CODES = 24
 SPOKEN_CHARS = 40
-EXAMPLES = {"/v1/chat/completions": 60, "/v1/audio/speech": 16}
+EXAMPLES = {"/v1/chat/completions": 60, "/v1/audio/speech": 16, "/v1/completions": 30, "/detokenize": 20}
 """Fewer of speech: what is taken of it has no bound on its length but the talker's own."""
 
 
-REQUIRED = {"model", "messages", "input"}
+REQUIRED = {"model", "messages", "input", "prompt", "tokens"}
 OPTIONAL = ("temperature", "top_p", "seed", "stop", "n", "audio", "modalities", "stream", "tools", "logprobs", "voice")
 """Fields of which a request that follows the document has some: with all of them hardly one can be answered, for each
 may ask for what this model lacks, such as a voice."""
@@ -73,6 +73,9 @@ def make_cheap(case: Case) -> None:
         return
     if isinstance(body.get("input"), str) and len(body["input"]) <= 4096:
         body["input"] = body["input"][:SPOKEN_CHARS]
+    elif "prompt" in body and isinstance(body.get("n", 1), int):
+        body |= {"max_tokens": TEXT_TOKENS} if "max_tokens" not in body else {}
+        body |= {"n": min(2, body["n"])} if isinstance(body.get("n"), int) else {}
     elif "messages" in body and not {"max_tokens", "max_completion_tokens", "min_tokens"} & set(body):
         body["max_tokens"] = TEXT_TOKENS
         body.setdefault("stage_sampling_params", {"talker": {"max_tokens": CODES}})

@@ -38,7 +38,7 @@ from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.metrics import HttpMeter, recoveries_counted
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import Begun, all_begun, gathered, merged
+from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered
 
 
 class ChatEndpoint:
@@ -133,10 +133,8 @@ class ChatEndpoint:
         ]
         said = [self._choice(chat, stream, *answer) for stream, answer in zip(streams, answers, strict=True)]
         try:
-            async with contextlib.AsyncExitStack() as closing:
-                for _, chunks in answers:  # those of a choice that has said nothing yet too
-                    await closing.enter_async_context(contextlib.aclosing(chunks))
-                async for event in await closing.enter_async_context(contextlib.aclosing(merged(said))):
+            async with contextlib.aclosing(all_said(answers, said)) as events:
+                async for event in events:
                     yield event
             if (last := head.usage(used())) is not None:
                 yield sse.event(last)

@@ -1,0 +1,173 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
+from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.openai_api import openapi, sse
+from omni_cluster.openai_api.completion import Usage
+from omni_cluster.openai_api.errors import blamed_on
+from omni_cluster.openai_api.text_completion import ChoiceText, CompletionRequest, TextStream, completion_body
+from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.server.answers import error_answer, finish_reason, text_sampling, usage
+from omni_cluster.server.door import Visit, refusal
+from omni_cluster.server.endpoints.chat import choices_of
+from omni_cluster.server.metrics import HttpMeter, recoveries_counted
+from omni_cluster.server.reader import Reader
+from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered
+
+_PROMPT = "prompt"
+_Group = list[tuple[OmniRequest, Begun]]
+"""Choices that run at once."""
+
+
+class CompletionsEndpoint:
+    """Goes on with texts as they are. Few choices of a request are made at once: it has one place."""
+
+    def __init__(self, pipeline: Pipeline, reader: Reader) -> None:
+        self._pipeline = pipeline
+        self._bound = pipeline.bound
+        self._reader = reader
+
+    def add_to(self, api: FastAPI) -> None:
+        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        api.add_api_route(
+            "/v1/completions",
+            self.completions,
+            methods=["POST"],
+            response_model=None,
+            responses=openapi.answers("application/json", "text/event-stream"),
+            openapi_extra=completion_body([self._bound.config.model]),
+        )
+
+    async def completions(self, http_request: Request) -> Response:
+        visit: Visit = http_request.state.visit
+        try:
+            async with visit.in_time():
+                asked = await self._reader.completion(http_request)
+                request_id = http_request.state.request_id
+                requests = await self._reader.off_loop(lambda: self._requests(asked, request_id), visit.body_bytes)
+                if asked.stream:
+                    return await self._streamed(asked, requests, visit, http_request.state.meter)
+                return await self._whole(asked, requests, visit, http_request.state.meter)
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error, _PROMPT), error)
+
+    def _requests(self, asked: CompletionRequest, request_id: str) -> list[OmniRequest]:
+        """One a choice, those of a prompt beside each other."""
+        with blamed_on(_PROMPT):
+            prompts = [self._bound.family.completing(prompt) for prompt in asked.prompts]
+        requests = [self._request(asked, prompt, request_id) for prompt in prompts]
+        for request in requests:
+            self._pipeline.check(request)
+        return [choice for request in requests for choice in choices_of(request, asked.n)]
+
+    def _request(self, asked: CompletionRequest, prompt: Prompt, request_id: str) -> OmniRequest:
+        return OmniRequest(
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+            prompt=prompt,
+            wants_audio=False,
+            sampling=text_sampling(asked.sampling, self._bound.config),
+            seed=random.getrandbits(31) if asked.seed is None else asked.seed,
+        )
+
+    def _groups(self, requests: Sequence[OmniRequest]) -> list[Sequence[OmniRequest]]:
+        """Those that run at once, as many as of a chat."""
+        most = self._bound.config.limits.max_choices
+        return [requests[start : start + most] for start in range(0, len(requests), most)]
+
+    async def _whole(
+        self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
+    ) -> Response:
+        outputs: list[OmniRequestOutput] = []
+        for group in self._groups(requests):
+            outputs += await gathered([self._output(request, visit, meter) for request in group])
+        return await asyncio.to_thread(_completed, asked, requests, outputs)
+
+    async def _output(self, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
+        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
+        return await filled(answer_to(request.request_id, self._bound), events)
+
+    async def _streamed(
+        self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
+    ) -> Response:
+        begins = functools.partial(self._begun, visit=visit, meter=meter)
+        first, *later = self._groups(requests)
+        body = self._sse(asked, await begins(first), [functools.partial(begins, group) for group in later])
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _begun(self, group: Sequence[OmniRequest], visit: Visit, meter: HttpMeter) -> _Group:
+        answers = await all_begun(self._pipeline, group, visit.deadline, meter, visit.allowance)
+        return list(zip(group, answers, strict=True))
+
+    async def _sse(
+        self, asked: CompletionRequest, group: _Group, later: Sequence[Callable[[], Awaitable[_Group]]]
+    ) -> AsyncIterator[bytes]:
+        stream, answers = TextStream(asked), list[Answer]()
+        try:
+            for begins in (None, *later):
+                group = group if begins is None else await begins()
+                said = [
+                    _choice(asked, stream, ChoiceText(len(answers) + place, asked.logprobs), request, *begun)
+                    for place, (request, begun) in enumerate(group)
+                ]
+                answers += [answer for _, (answer, _) in group]
+                async with contextlib.aclosing(all_said([begun for _, begun in group], said)) as events:
+                    async for event in events:
+                        yield event
+            if (used := stream.usage(_usage(asked, answers))) is not None:
+                yield sse.event(used)
+            yield sse.DONE
+        except Exception as error:  # the boundary to the client, after the first byte
+            status, body = error_answer(error, _PROMPT)
+            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+
+
+async def _choice(
+    asked: CompletionRequest,
+    stream: TextStream,
+    choice: ChoiceText,
+    request: OmniRequest,
+    answer: Answer,
+    chunks: AsyncGenerator[StageChunk, None],
+) -> AsyncGenerator[bytes, None]:
+    """The events of one choice."""
+    if asked.echo:
+        yield sse.event(stream.chunk(choice.said(str(request.prompt))))
+    async for chunk in chunks:
+        if chunk.text or chunk.choices:
+            yield sse.event(stream.chunk(choice.said(chunk.text, chunk.choices)))
+    yield sse.event(stream.chunk(choice.said("", finish_reason=finish_reason(answer.finish()))))
+
+
+def _completed(
+    asked: CompletionRequest, requests: Sequence[OmniRequest], outputs: Sequence[OmniRequestOutput]
+) -> Response:
+    choices = [
+        ChoiceText(index, asked.logprobs).said(
+            (str(request.prompt) if asked.echo else "") + output.text, output.choices, finish_reason(output)
+        )
+        for index, (request, output) in enumerate(zip(requests, outputs, strict=True))
+    ]
+    return JSONResponse(TextStream(asked).whole(choices, _usage(asked, outputs)))
+
+
+def _usage(asked: CompletionRequest, answers: Sequence[OmniRequestOutput | Answer]) -> Usage:
+    """A prompt counts once, however many answers it has."""
+    used = [usage(answer) for answer in answers]
+    return Usage(
+        prompt_tokens=sum(each.prompt_tokens for each in used[:: asked.n]),
+        completion_tokens=sum(each.completion_tokens for each in used),
+        cached_tokens=sum(each.cached_tokens for each in used[:: asked.n]),
+    )

@@ -1,0 +1,103 @@
+"""`/tokenize` and `/detokenize`: no engine takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.inputs import Prompt
+from omni_cluster.memory.needs import max_model_len
+from omni_cluster.memory.sizes import ARSizes
+from omni_cluster.openai_api import openapi
+from omni_cluster.openai_api.errors import BadRequest, blamed_on
+from omni_cluster.openai_api.tokens import TokenizeRequest, detokenize_body, tokenize_body
+from omni_cluster.server.answers import error_answer
+from omni_cluster.server.door import Visit, refusal
+from omni_cluster.server.reader import Reader
+
+
+class TokensEndpoint:
+    """Text to tokens, and back."""
+
+    def __init__(self, bound: BoundPipeline, reader: Reader) -> None:
+        self._model = bound.config.model
+        self._family = bound.family
+        self._reader = reader
+        self._max_model_len = _longest(bound)
+
+    def add_to(self, api: FastAPI) -> None:
+        """The routes read their bodies themselves: FastAPI's documentation is told what they take and give."""
+        for path, endpoint, body in (
+            ("/tokenize", self.tokenize, tokenize_body),
+            ("/detokenize", self.detokenize, detokenize_body),
+        ):
+            api.add_api_route(
+                path,
+                endpoint,
+                methods=["POST"],
+                response_model=None,
+                responses=openapi.answers("application/json"),
+                openapi_extra=body([self._model]),
+            )
+
+    async def tokenize(self, http_request: Request) -> Response:
+        try:
+            async with self._visit(http_request).in_time():
+                asked = await self._reader.tokenize(http_request)
+                return await self._made(http_request, lambda: self._tokens(asked))
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error, "prompt"), error)
+
+    async def detokenize(self, http_request: Request) -> Response:
+        try:
+            async with self._visit(http_request).in_time():
+                tokens = await self._reader.detokenize(http_request)
+                return await self._made(http_request, lambda: self._text(tokens))
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error, "tokens"), error)
+
+    @staticmethod
+    def _visit(http_request: Request) -> Visit:
+        visit: Visit = http_request.state.visit
+        return visit
+
+    async def _made(self, http_request: Request, make: Callable[[], dict[str, Any]]) -> Response:
+        return await self._reader.off_loop(lambda: JSONResponse(make()), self._visit(http_request).body_bytes)
+
+    def _tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
+        prompts = self._family.prompts
+        token_ids = prompts.ids(self._prompt(asked))
+        return {
+            "count": len(token_ids),
+            "max_model_len": self._max_model_len,
+            "tokens": list(token_ids),
+            "token_strs": prompts.strings(token_ids) if asked.wants_strings else None,
+        }
+
+    def _prompt(self, asked: TokenizeRequest) -> Prompt:
+        if asked.prompt is not None:
+            return Prompt(asked.prompt)
+        with blamed_on("messages"):
+            return self._family.render(asked.messages, asked.tools)
+
+    def _text(self, tokens: Sequence[int]) -> dict[str, Any]:
+        most = self._family.vocab_size - 1
+        place = next((place for place, token in enumerate(tokens) if token > most), None)
+        if place is not None:
+            param = f"tokens[{place}]"
+            raise BadRequest(
+                f"{param} is {tokens[place]}, but the model's tokens are 0 to {most}.",
+                param=param,
+                code="invalid_value",
+            )
+        return {"prompt": self._family.prompts.text(tokens)}
+
+
+def _longest(bound: BoundPipeline) -> int:
+    """Tokens of the longest prompt and its answer, in the stage that a request enters, which samples text."""
+    stage = next(each for each in bound.config.stages if not each.engine_input_source)
+    return max_model_len(stage, cast(ARSizes, bound.family.memory(stage.model_stage)))

@@ -1,0 +1,116 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
+from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.models.family import Hearing
+from omni_cluster.openai_api import openapi, sse
+from omni_cluster.openai_api.access import FINISH_HEADER
+from omni_cluster.openai_api.errors import blamed_on
+from omni_cluster.openai_api.multipart import FILE
+from omni_cluster.openai_api.transcript import delta_event, done_event, ending, plain_transcript, transcript
+from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, transcription_body
+from omni_cluster.outputs import StageChunk
+from omni_cluster.server.answers import error_answer, text_sampling
+from omni_cluster.server.door import Visit, refusal
+from omni_cluster.server.metrics import HttpMeter, recoveries_counted
+from omni_cluster.server.reader import Reader
+from omni_cluster.server.streamed import begun
+
+
+class TranscriptionsEndpoint:
+    """Writes down what is said in a sound, as it is spoken or translated, whole or as it is made."""
+
+    def __init__(self, pipeline: Pipeline, reader: Reader) -> None:
+        self._pipeline = pipeline
+        self._bound = pipeline.bound
+        self._reader = reader
+
+    def add_to(self, api: FastAPI) -> None:
+        """The routes read their bodies themselves: FastAPI's documentation is told what they take and give."""
+        self._add(api, "/v1/audio/transcriptions", "transcribe")
+        self._add(api, "/v1/audio/translations", "translate")
+
+    def _add(self, api: FastAPI, path: str, task: Task) -> None:
+        async def endpoint(http_request: Request) -> Response:
+            return await self.heard(http_request, task)
+
+        api.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            name=task,
+            response_model=None,
+            responses=openapi.answers("application/json", "text/plain", "text/event-stream"),
+            openapi_extra=transcription_body(task, [self._bound.config.model]),
+        )
+
+    async def heard(self, http_request: Request, task: Task) -> Response:
+        visit: Visit = http_request.state.visit
+        try:
+            async with visit.in_time():
+                asked = await self._reader.transcription(http_request, task)
+                request_id = http_request.state.request_id
+                request = await self._reader.off_loop(functools.partial(self._omni_request, asked, request_id))
+                told = asked.without_sound()  # nothing here listens to it again
+                if told.stream:
+                    return await self._streamed(told, request, visit, http_request.state.meter)
+                return await self._whole(told, request, visit, http_request.state.meter)
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error, FILE), error)
+
+    def _omni_request(self, asked: TranscriptionRequest, request_id: str) -> OmniRequest:
+        with blamed_on("prompt"):
+            prompt = self._bound.family.hearing(Hearing(asked.language, asked.into, asked.hint))
+        seeded = {} if asked.seed is None else {"seed": asked.seed}
+        request = OmniRequest(
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+            prompt=prompt,
+            media=Media(audios=(asked.samples,)),
+            wants_audio=False,
+            sampling=text_sampling(asked.sampling | seeded, self._bound.config),
+            seed=random.getrandbits(31) if asked.seed is None else asked.seed,
+        )
+        self._pipeline.check(request)
+        return request
+
+    async def _whole(
+        self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
+    ) -> Response:
+        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
+        output = await filled(answer_to(request.request_id, self._bound), events)
+        if asked.format in ("json", "verbose_json"):
+            return await asyncio.to_thread(lambda: JSONResponse(transcript(asked, output)))
+        text = plain_transcript(asked, output.text)
+        return PlainTextResponse(text, headers={FINISH_HEADER: ending(output)})
+
+    async def _streamed(
+        self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
+    ) -> Response:
+        body = self._sse(asked, *await begun(self._pipeline, request, visit.deadline, meter, visit.allowance))
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _sse(
+        self, asked: TranscriptionRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
+    ) -> AsyncIterator[bytes]:
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    if chunk.text or chunk.choices:
+                        yield sse.event(delta_event(chunk.text, chunk.choices, asked.tells_logprobs))
+            yield sse.event(done_event(asked, answer.finish()))
+        except Exception as error:  # the boundary to the client, after the first byte
+            status, body = error_answer(error, FILE)
+            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
