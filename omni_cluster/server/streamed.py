@@ -1,4 +1,4 @@
-"""The beginning of every streamed answer, and several that run at once."""
+"""How answers come from the pipeline: chunk by chunk, whole, and several at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from omni_cluster.engine.answer import Answer
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import chain
-from omni_cluster.engine.pipeline import Pipeline, answer_to
+from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import StageChunk
-from omni_cluster.server.metrics import HttpMeter, heard
+from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.server.door import Visit
+from omni_cluster.server.metrics import HttpMeter, heard, recoveries_counted
 from omni_cluster.server.quotas import Allowance
 
 T = TypeVar("T")
@@ -31,6 +32,14 @@ async def begun(
     answer = answer_to(request.request_id, pipeline.bound)
     chunks = answer.following(heard(pipeline.stream(request, deadline), meter, allowance))
     return answer, chain(await anext(chunks), chunks)
+
+
+async def whole_output(pipeline: Pipeline, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
+    """The whole answer; what it survived, and its sound, are counted."""
+    events = recoveries_counted(pipeline.stream(request, visit.deadline), meter)
+    output = await filled(answer_to(request.request_id, pipeline.bound), events)
+    visit.allowance.hear(output.audio)
+    return output
 
 
 async def all_begun(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import random
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,30 +13,28 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
-from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
-from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.sampling import BOUNDS
 from omni_cluster.server.answers import (
     StreamedSound,
     error_answer,
     finish_reason,
-    stage_sampling,
     timings,
     usage,
     voice_header,
     whole_audio,
 )
-from omni_cluster.server.conversation import conversation_of
+from omni_cluster.server.chat_run import omni_request
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter, recoveries_counted
+from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered
+from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered, whole_output
 
 
 class ChatEndpoint:
@@ -70,42 +66,20 @@ class ChatEndpoint:
                 if chat.wants_audio:
                     visit.allowance.check_sound()
                 request_id = http_request.state.request_id
-                request = await self._reader.off_loop(lambda: self._omni_request(chat, request_id), visit.body_bytes)
+                request = await self._reader.off_loop(
+                    lambda: omni_request(self._pipeline, chat, request_id), visit.body_bytes
+                )
                 told, requests = chat.without_media(), choices_of(request, chat.choices)
                 answered = self._streamed if told.stream else self._whole
                 return await answered(told, requests, visit, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error), error)
 
-    def _omni_request(self, chat: ChatRequest, request_id: str) -> OmniRequest:
-        with blamed_on("messages"):
-            prompt = self._bound.family.render(chat.messages, chat.tools)
-        request = OmniRequest(
-            # The client's own id may come twice; what stages log begins with it.
-            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
-            prompt=prompt,
-            media=Media(chat.audios, chat.images, chat.videos),
-            wants_audio=chat.wants_audio,
-            voice=chat.voice,
-            sampling=stage_sampling(chat, self._config),
-            seed=chat.seed if chat.seed is not None else random.getrandbits(31),
-            streams_audio=chat.stream and chat.wants_audio,
-            conversation=conversation_of(chat),
-        )
-        self._pipeline.check(request)
-        return request
-
     async def _whole(
         self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
     ) -> Response:
-        outputs = await gathered([self._output(request, visit, meter) for request in requests])
+        outputs = await gathered([whole_output(self._pipeline, request, visit, meter) for request in requests])
         return await asyncio.to_thread(self._completed, chat, outputs)
-
-    async def _output(self, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
-        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
-        output = await filled(answer_to(request.request_id, self._bound), events)
-        visit.allowance.hear(output.audio)
-        return output
 
     def _completed(self, chat: ChatRequest, outputs: Sequence[OmniRequestOutput]) -> Response:
         """The sound of a minute takes seconds to code, and is megabytes of JSON."""

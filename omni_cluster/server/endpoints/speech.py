@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cluster.engine.build import samples_tokens
-from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
+from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
@@ -21,10 +21,10 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
 from omni_cluster.server.answers import error_answer, finish_reason, voice_header, whole_sound
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter, recoveries_counted
+from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.spoken import spoken_sound
-from omni_cluster.server.streamed import begun
+from omni_cluster.server.streamed import begun, whole_output
 
 """Of a whole file, which has no place to say how it ended."""
 
@@ -64,9 +64,7 @@ class SpeechEndpoint:
             return refusal(*error_answer(error, "input"), error)
 
     async def _whole(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
-        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
-        output = await filled(answer_to(request.request_id, self._bound), events)
-        visit.allowance.hear(output.audio)
+        output = await whole_output(self._pipeline, request, visit, meter)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         headers = self._headers(spoken) | {FINISH_HEADER: finish_reason(output)}
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
