@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +24,23 @@ def parsed(kind: type[_Body], body: bytes | bytearray, max_marks: int = MAX_MARK
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise refusal(error.errors(include_url=False)[0]) from None
+
+
+def validated(kind: type[_Body], value: Mapping[str, Any]) -> _Body:
+    """As `parsed`, of what is no JSON any more."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False)[0]) from None
+
+
+def check_size(body: bytes | bytearray, most_bytes: int) -> None:
+    if len(body) > most_bytes:
+        raise BadRequest(
+            f"The request body has {len(body)} bytes, but at most {most_bytes} are accepted.",
+            code="request_too_large",
+            status=413,
+        )
 
 
 def check_marks(body: bytes | bytearray, most: int) -> None:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.media import Video
-from omni_cluster.openai_api.bodies import parsed
+from omni_cluster.openai_api.bodies import check_size, parsed, validated
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
@@ -259,13 +259,18 @@ def check_chat_request(
 
     `audio` or `speaker` without `modalities` asks for text and audio.
     """
-    if len(body) > limits.max_body_bytes:
-        raise BadRequest(
-            f"The request body has {len(body)} bytes, but at most {limits.max_body_bytes} are accepted.",
-            code="request_too_large",
-            status=413,
-        )
-    wire = parsed(_Body, body, limits.max_marks)
+    check_size(body, limits.max_body_bytes)
+    return _checked(parsed(_Body, body, limits.max_marks), models, voices, limits, defaults)
+
+
+def check_translated(chat: Mapping[str, Any], *, models: Collection[str], limits: ApiLimits) -> CheckedChat:
+    """As `check_chat_request`, of what another endpoint's request was turned into; it asks for no voice."""
+    return _checked(validated(_Body, chat), models, (), limits, NO_DEFAULTS)
+
+
+def _checked(
+    wire: _Body, models: Collection[str], voices: Collection[str], limits: ApiLimits, defaults: ApiDefaults
+) -> CheckedChat:
     check_model(wire.model, models)
     modalities = _modalities(wire, defaults)
     check_messages(wire.messages, limits, use_audio_in_video=_use_audio_in_video(wire))
