@@ -31,7 +31,7 @@ class TextPart(Wire):
     """What of a message is text."""
 
     # Of an earlier answer by the API of responses.
-    others = Others(ignored=OF_A_PART | {"annotations"})
+    others = Others(ignored=OF_A_PART | {"annotations", "logprobs", "parsed"})
 
     type: Literal["text", "input_text", "output_text"]
     text: str

@@ -12,12 +12,13 @@ import pytest
 from omni_cluster.openai_api.chat import chat_body
 from omni_cluster.openai_api.errors import error_body
 from omni_cluster.openai_api.openapi import answers
+from omni_cluster.openai_api.responses import responses_body
 from omni_cluster.openai_api.speech import speech_body
 from omni_cluster.openai_api.text_completion import completion_body
 from omni_cluster.openai_api.tokens import detokenize_body, tokenize_body
 from omni_cluster.openai_api.transcription import Task, transcription_body
 
-BODIES = [chat_body, speech_body, completion_body, tokenize_body, detokenize_body]
+BODIES = [chat_body, speech_body, responses_body, completion_body, tokenize_body, detokenize_body]
 
 
 def schema_of(body: Callable[[Collection[str]], dict[str, Any]]) -> dict[str, Any]:
@@ -65,6 +66,23 @@ def test_the_speech_s_schema_takes_what_the_api_takes() -> None:
     body = {"model": "omni", "input": "Hi."}
     assert validator.is_valid(body | {"voice": {"id": "Ethan"}, "speed": 1, "response_format": "aac"})
     wrong: list[dict[str, Any]] = [{"input": "x" * 4097}, {"speed": 2}, {"voice": 3}, {"response_format": "ogg"}]
+    assert not [fields for fields in wrong if validator.is_valid(body | fields)]
+
+
+def test_the_response_s_schema_takes_what_the_api_takes() -> None:
+    validator = jsonschema.Draft202012Validator(schema_of(responses_body))
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}, {"type": "reasoning", "id": "rs_1"}]
+    body = {"model": "omni", "input": items, "store": True, "previous_response_id": None, "tool_choice": "auto"}
+    assert validator.is_valid(body | {"input": "Hi"}) and validator.is_valid(body)
+    wrong: list[dict[str, Any]] = [
+        {"input": 3},
+        {"input": [{"role": "robot", "content": "Hi"}]},
+        {"input": [{"role": "user", "content": [{"type": "smell", "text": "Hi"}]}]},
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"tools": [{"type": "web_search"}]},
+        {"truncation": "some"},
+    ]
     assert not [fields for fields in wrong if validator.is_valid(body | fields)]
 
 
