@@ -18,6 +18,11 @@ def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + text.encode("ascii") + b"\n\n"
 
 
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """The same with an `event:` line that says the type of `data`."""
+    return b"event: " + data["type"].encode("ascii") + b"\n" + event(data)
+
+
 def error_event(message: str, *, status: int = 500, param: str | None = None, code: str | None = None) -> bytes:
     """The event that ends a stream which has begun and then failed; `status` only chooses the error's type."""
     return event(error_body(message, status=status, param=param, code=code))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cluster.openai_api.sse import DONE, error_event, event
+from omni_cluster.openai_api.sse import DONE, error_event, event, named_event
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -61,3 +61,9 @@ def test_an_error_in_a_stream_has_the_shape_of_openai() -> None:
             "code": "stage_lost",
         }
     }
+
+
+def test_an_event_may_say_its_name_too() -> None:
+    assert named_event({"type": "response.created", "n": 1}) == (
+        b'event: response.created\ndata: {"type":"response.created","n":1}\n\n'
+    )
