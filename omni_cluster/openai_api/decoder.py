@@ -15,20 +15,21 @@ import socket
 import sys
 import threading
 import warnings
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 from PIL import Image
 
 from omni_cluster.errors import RequestError
-from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
+from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.memory_bound import bound_memory, room_bytes
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, packed, unpacked
+from omni_cluster.openai_api.responses import CheckedResponses, check_responses_request, open_responses_request
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, open_transcription
 
 READY: Final = b"ready"
@@ -51,8 +52,12 @@ class Form(msgspec.Struct, frozen=True):
     task: Task
 
 
+Kind = Literal["chat", "responses"]
+"""Of a body of JSON: by the path that it is sent to."""
+
+
 class Job(msgspec.Struct, frozen=True):
-    """The body of a chat request, and what was fetched for it, by param; `form`: of a transcription's instead."""
+    """The body of a request, and what was fetched for it, by param; `form`: of a transcription's, which is no JSON."""
 
     body: np.ndarray
     fetched: dict[str, np.ndarray]
@@ -61,6 +66,7 @@ class Job(msgspec.Struct, frozen=True):
     limits: ApiLimits
     defaults: ApiDefaults = NO_DEFAULTS
     form: Form | None = None
+    kind: Kind = "chat"
 
     @property
     def max_bytes(self) -> int:
@@ -69,9 +75,10 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A request that is accepted, its media decoded."""
+    """A request that is accepted, its media decoded; `repeated`: see `ResponsesRequest`."""
 
     chat: ChatRequest
+    repeated: dict[str, Any] = {}
 
 
 class OpenedSound(msgspec.Struct, frozen=True, tag=True):
@@ -99,8 +106,11 @@ Answer = Opened | OpenedSound | Wanted | Refused
 
 
 def max_answer_bytes(limits: ApiLimits) -> int:
-    """The most bytes of an answer: the media, and the checked body, whose texts may be longer than as they came."""
-    return limits.max_decoded_bytes + 4 * limits.max_body_bytes + _HEAD_BYTES
+    """The most bytes of an answer: the media, and the checked body, whose texts may be longer than as they came.
+
+    What a response repeats comes twice.
+    """
+    return limits.max_decoded_bytes + 8 * limits.max_body_bytes + _HEAD_BYTES
 
 
 def answered(job: Job, memory_bytes: int) -> Answer:
@@ -119,15 +129,25 @@ def answered(job: Job, memory_bytes: int) -> Answer:
         )
 
 
-def _read(job: Job) -> Answer:
+def _checked(job: Job) -> CheckedChat | CheckedResponses:
     body = job.body.tobytes()
+    if job.kind == "responses":
+        return check_responses_request(body, models=job.models, limits=job.limits)
+    return check_chat_request(body, models=job.models, voices=job.voices, limits=job.limits, defaults=job.defaults)
+
+
+def _read(job: Job) -> Answer:
     if (form := job.form) is not None:
+        body = job.body.tobytes()
         made = open_transcription(body, form.content_type, form.task, models=job.models, limits=job.limits)
         return OpenedSound(made)
-    checked = check_chat_request(body, models=job.models, voices=job.voices, limits=job.limits, defaults=job.defaults)
+    checked = _checked(job)
     if any(each.param not in job.fetched for each in checked.urls):
         return Wanted(checked.urls)
     fetched = {param: data.tobytes() for param, data in job.fetched.items()}
+    if isinstance(checked, CheckedResponses):
+        response = open_responses_request(checked, fetched, job.limits)
+        return Opened(response.chat, response.repeated)
     return Opened(open_chat_request(checked, fetched, job.limits))
 
 

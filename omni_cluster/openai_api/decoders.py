@@ -28,6 +28,7 @@ from omni_cluster.openai_api.decoder import (
     Answer,
     Form,
     Job,
+    Kind,
     Opened,
     OpenedSound,
     Refused,
@@ -39,6 +40,7 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
+from omni_cluster.openai_api.responses import ResponsesRequest
 from omni_cluster.openai_api.transcription import TranscriptionRequest
 
 T = TypeVar("T")
@@ -99,12 +101,20 @@ class Decoders:
 
     async def open(self, body: bytes | bytearray, fetch: Fetch) -> ChatRequest:
         """The request, its media fetched by `fetch` and decoded. Raises BadRequest."""
-        answer = await self._answer(self._job(body))
+        return (await self._opened(body, fetch, "chat")).chat
+
+    async def open_response(self, body: bytes | bytearray, fetch: Fetch) -> ResponsesRequest:
+        """The same of a body for `/v1/responses`."""
+        opened = await self._opened(body, fetch, "responses")
+        return ResponsesRequest(opened.chat, opened.repeated)
+
+    async def _opened(self, body: bytes | bytearray, fetch: Fetch, kind: Kind) -> Opened:
+        answer = await self._answer(self._job(body, kind=kind))
         if isinstance(answer, Wanted):
-            fetched = await fetch(answer.urls)
-            answer = await self._answer(self._job(body, {param: _array(data) for param, data in fetched.items()}))
+            fetched = {param: _array(data) for param, data in (await fetch(answer.urls)).items()}
+            answer = await self._answer(self._job(body, fetched, kind=kind))
         if isinstance(answer, Opened):
-            return answer.chat
+            return answer
         raise _unreadable()
 
     async def open_form(self, body: bytes | bytearray, form: Form) -> TranscriptionRequest:
@@ -165,9 +175,14 @@ class Decoders:
         return None
 
     def _job(
-        self, body: bytes | bytearray, fetched: Mapping[str, np.ndarray] | None = None, form: Form | None = None
+        self,
+        body: bytes | bytearray,
+        fetched: Mapping[str, np.ndarray] | None = None,
+        form: Form | None = None,
+        kind: Kind = "chat",
     ) -> Job:
-        return Job(_array(body), dict(fetched or {}), self._models, self._voices, self._limits, self._defaults, form)
+        given = _array(body), dict(fetched or {})
+        return Job(*given, self._models, self._voices, self._limits, self._defaults, form, kind)
 
     async def _answer(self, job: Job) -> Opened | OpenedSound | Wanted:
         async with self._room:

@@ -209,6 +209,25 @@ async def test_what_is_named_by_url_is_fetched_between() -> None:
     assert found.images[0][0, 0].tolist() == [255, 0, 0]
 
 
+async def test_a_response_s_request_comes_back_with_what_it_repeats() -> None:
+    asked = []
+
+    async def fetch(urls: Sequence[MediaUrl]) -> Mapping[str, bytes]:
+        asked.extend(each.param for each in urls)
+        return {each.param: base64.b64decode(png_of("red").split(",")[1]) for each in urls}
+
+    part = {"type": "input_image", "image_url": "https://example.com/a.png"}
+    items = [{"role": "user", "content": [part, part | {"image_url": png_of("blue")}]}]
+    body = json.dumps({"model": "omni", "input": items, "metadata": {"a": "b"}, "instructions": "Go."}).encode()
+    async with decoders() as pool:
+        found = await pool.open_response(body, fetch)
+        with pytest.raises(BadRequest, match=r"^input\[0\]\.content\[0\]\.image_url "):
+            await pool.open_response(body.replace(b"https://example.com/a.png", b"data:,"), fetch)
+    assert asked == ["input[0].content[0].image_url"]
+    assert [picture[0, 0].tolist() for picture in found.chat.images] == [[255, 0, 0], [0, 0, 255]]
+    assert found.repeated["metadata"] == {"a": "b"} and found.chat.messages[0]["role"] == "system"
+
+
 @pytest.mark.parametrize(
     ("parts", "code", "words"),
     [
