@@ -37,6 +37,8 @@ ALLOWED: Mapping[str, str] = {
     "server/endpoints/transcriptions.py TranscriptionsEndpoint._sse swallows": "the same as of a chat",
     "server/endpoints/tokens.py TokensEndpoint.tokenize swallows": "the same as of a chat",
     "server/endpoints/tokens.py TokensEndpoint.detokenize swallows": "the same as of a chat",
+    "server/endpoints/responses.py ResponsesEndpoint.responses swallows": "the same as of a chat",
+    "server/endpoints/responses.py response_events swallows": "the same as of a chat",
     "cluster/unread.py Answer._take swallows": "who asks for the next piece raises it",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",
     "vllm_engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",

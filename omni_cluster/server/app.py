@@ -19,6 +19,7 @@ from omni_cluster.server.endpoints.chat import ChatEndpoint
 from omni_cluster.server.endpoints.completions import CompletionsEndpoint
 from omni_cluster.server.endpoints.models import ModelsEndpoint
 from omni_cluster.server.endpoints.operations import OperationsEndpoint
+from omni_cluster.server.endpoints.responses import ResponsesEndpoint
 from omni_cluster.server.endpoints.speech import SpeechEndpoint
 from omni_cluster.server.endpoints.tokens import TokensEndpoint
 from omni_cluster.server.endpoints.transcriptions import TranscriptionsEndpoint
@@ -54,6 +55,7 @@ class HttpServer:
             OperationsEndpoint(pipeline, self.metrics.registry, self.door.closing),
             ModelsEndpoint(bound),
             ChatEndpoint(pipeline, self._reader, self._coding),
+            ResponsesEndpoint(pipeline, self._reader),
             SpeechEndpoint(pipeline, self._reader, self._coding),
             TranscriptionsEndpoint(pipeline, self._reader),
             CompletionsEndpoint(pipeline, self._reader),

@@ -17,6 +17,12 @@ from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.multipart import FORM_TYPE, HEADS_BYTES
+from omni_cluster.openai_api.responses import (
+    CheckedResponses,
+    ResponsesRequest,
+    check_responses_request,
+    open_responses_request,
+)
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.openai_api.text_completion import CompletionRequest, parse_completion
 from omni_cluster.openai_api.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
@@ -74,6 +80,16 @@ class Reader:
                 return await self.off_loop(lambda: open_chat_request(checked, {}, self._limits))
         return await self._decoders.open(body, self._fetched)
 
+    async def response(self, http_request: Request) -> ResponsesRequest:
+        """As `chat`, of a body for `/v1/responses`."""
+        visit: Visit = http_request.state.visit
+        body = await visit.body(http_request, self._limits.max_body_bytes)
+        if len(body) <= SMALL_BODY_BYTES:
+            checked = await self.off_loop(lambda: self._check_response(body))
+            if not checked.has_media:
+                return await self.off_loop(lambda: open_responses_request(checked, {}, self._limits))
+        return await self._decoders.open_response(body, self._fetched)
+
     async def speech(self, http_request: Request) -> SpeechRequest:
         """Raises BadRequest."""
         visit: Visit = http_request.state.visit
@@ -117,6 +133,9 @@ class Reader:
         return check_chat_request(
             body, models=self._models, voices=self._voices, limits=self._limits, defaults=self._defaults
         )
+
+    def _check_response(self, body: bytes | bytearray) -> CheckedResponses:
+        return check_responses_request(body, models=self._models, limits=self._limits)
 
     async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
         """What the URLs lead to, by their params; when one fails, none of the others is waited for."""

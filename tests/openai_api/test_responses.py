@@ -101,11 +101,11 @@ def test_calls_belong_to_what_the_assistant_said_before_them() -> None:
 
 
 def test_media_are_decoded_as_a_chat_s() -> None:
-    sound = {"type": "input_audio", "input_audio": {"data": wav_of([0, 16384]), "format": "wav"}}
+    sound = {"type": "input_audio", "input_audio": {"data": wav_of([0, 16384] * 200), "format": "wav"}}
     file = {"type": "input_file", "file_data": png_of("blue"), "filename": "a.png"}
     chat = parse(input=user(PICTURE, sound, {"type": "input_text", "text": "What?"}, file)).chat
     assert [image[0, 0].tolist() for image in chat.images] == [[255, 0, 0], [0, 0, 255]]
-    assert chat.audios[0].tolist() == [0, 0.5]
+    assert chat.audios[0].tolist() == [0, 0.5] * 200
     assert [part["type"] for part in chat.messages[0]["content"]] == ["image", "audio", "text", "image"]
 
 

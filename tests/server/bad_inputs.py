@@ -22,6 +22,7 @@ CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 JSON = "application/json"
 MODEL = "preset:tiny"
 
@@ -528,5 +529,38 @@ SPOKEN = (
     in_speech("a seed of speech above", {"seed": 2**63}, "seed", "but it should be less than or equal"),
 )  # fmt: skip
 
+
+def in_response(name: str, fields: Mapping[str, Any], param: str | None, words: str, **more: Any) -> BadInput:
+    return refused(name, {"model": MODEL, "input": "Hi.", **fields}, param, words, path=RESPONSES, **more)
+
+
+def not_in_response(name: str, fields: Mapping[str, Any], param: str, words: str) -> BadInput:
+    return in_response(name, fields, param, words, code="unsupported_parameter")
+
+
+RESPONSE = (
+    missing("a response to nothing", {"model": MODEL}, "input", path=RESPONSES),
+    refused("a response that was", b"", None, "\"resp_1\" does not exist: no response is kept",
+            code="response_not_found", status=404, method="GET", path=f"{RESPONSES}/resp_1"),
+    refused("a response to be cancelled", b"", None, "no response is kept",
+            code="response_not_found", status=404, path=f"{RESPONSES}/resp_1/cancel"),
+    refused("a count of a response's tokens", {}, None, "is no path of this API", code="unknown_url", status=404,
+            path=f"{RESPONSES}/input_tokens"),
+    in_response("a response by another model", {"model": "gpt"}, "model", "\"gpt\" does not exist",
+                code="model_not_found", status=404),
+    not_in_response("a later turn of what is not kept", {"previous_response_id": "resp_1"}, "previous_response_id",
+                    "no answer is kept: send the whole conversation as input"),
+    not_in_response("a response in the background", {"background": True}, "background", "is given at once"),
+    not_in_response("a response that is heard", {"modalities": ["audio"]}, "modalities", "use /v1/chat/completions"),
+    in_response("a tool of the server's", {"tools": [{"type": "web_search"}]}, "tools[0].type", "is \"web_search\""),
+    in_response("an item of an earlier answer", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id",
+                "none is kept; send the item itself"),
+    in_response("a picture that is none", {"input": [{"role": "user", "content": [
+                {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}]},
+                "input[0].content[0].image_url", "input[0].content[0].image_url", status=415,
+                code="unsupported_media_type"),
+    in_response("a response of many tokens", {"max_output_tokens": 10**6}, "max_output_tokens", "is 1000000, but at"),
+)  # fmt: skip
+
 BAD_INPUTS = (*ROUTES, *BODIES, *MESSAGES, *MEDIA, *VIDEOS, *TOOLS_AND_LOGPROBS, *URLS, *OPTIONS, *STAGES, *SPOKEN,
-              *FORMS, *TEXTS)  # fmt: skip
+              *FORMS, *TEXTS, *RESPONSE)  # fmt: skip

@@ -1,0 +1,126 @@
+"""`/v1/responses`: a chat in OpenAI's newer words. Nothing of an answer is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.openai_api import openapi, sse
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.response_answer import Event, ResponseAnswer
+from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
+from omni_cluster.openai_api.wire import shown
+from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.server.answers import error_answer, finish_reason, timings, usage
+from omni_cluster.server.chat_run import omni_request
+from omni_cluster.server.door import Visit, refusal
+from omni_cluster.server.metrics import HttpMeter
+from omni_cluster.server.reader import Reader
+from omni_cluster.server.streamed import begun, whole_output
+
+_PROMPT = "input"
+"""The field that has the prompt."""
+
+
+class ResponsesEndpoint:
+    """Answers a chat as a response, whole or by its events."""
+
+    def __init__(self, pipeline: Pipeline, reader: Reader) -> None:
+        self._pipeline = pipeline
+        self._model = pipeline.bound.config.model
+        self._reader = reader
+
+    def add_to(self, api: FastAPI) -> None:
+        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        api.add_api_route(
+            "/v1/responses",
+            self.responses,
+            methods=["POST"],
+            response_model=None,
+            responses=openapi.answers("application/json", "text/event-stream"),
+            openapi_extra=responses_body([self._model]),
+        )
+        for path, methods in (("", ["GET", "DELETE"]), ("/cancel", ["POST"]), ("/input_items", ["GET"])):
+            api.add_api_route(
+                f"/v1/responses/{{response_id}}{path}", self.kept, methods=methods, include_in_schema=False
+            )
+        for name in ("compact", "input_tokens"):  # or they would be told that GET is for them
+            api.add_api_route(f"/v1/responses/{name}", self.lacking, methods=["POST"], include_in_schema=False)
+
+    async def kept(self, response_id: str) -> Response:
+        """An earlier response: none is kept."""
+        sentence = f"The response {shown(response_id)} does not exist: no response is kept once it is answered."
+        return JSONResponse(BadRequest(sentence, code="response_not_found").body(), 404)
+
+    async def lacking(self) -> Response:
+        """What OpenAI has beside it."""
+        raise HTTPException(404)
+
+    async def responses(self, http_request: Request) -> Response:
+        visit: Visit = http_request.state.visit
+        try:
+            async with visit.in_time():
+                asked = await self._reader.response(http_request)
+                request_id = http_request.state.request_id
+                request = await self._reader.off_loop(
+                    lambda: omni_request(self._pipeline, asked.chat, request_id, _PROMPT), visit.body_bytes
+                )
+                told = asked.without_media()  # nothing here looks at them again
+                answered = self._streamed if told.chat.stream else self._whole
+                return await answered(told, request, visit, http_request.state.meter)
+        except Exception as error:  # the boundary to the client: every error becomes an answer
+            return refusal(*error_answer(error, _PROMPT), error)
+
+    async def _whole(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
+        output = await whole_output(self._pipeline, request, visit, meter)
+        return await asyncio.to_thread(_completed, asked, output)
+
+    async def _streamed(
+        self, asked: ResponsesRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
+    ) -> Response:
+        begins = await begun(self._pipeline, request, visit.deadline, meter, visit.allowance)
+        body = response_events(asked, *begins)
+        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _completed(asked: ResponsesRequest, output: OmniRequestOutput) -> Response:
+    """With log-probabilities it is megabytes of JSON."""
+    response = ResponseAnswer(asked)
+    if output.text or output.choices:
+        response.text(output.text, output.choices)
+    _end(response, output)
+    return JSONResponse(response.body())
+
+
+def _end(response: ResponseAnswer, output: OmniRequestOutput) -> list[Event]:
+    return response.end(finish_reason(output), usage(output), omni=timings(output))
+
+
+async def response_events(
+    asked: ResponsesRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
+) -> AsyncIterator[bytes]:
+    """The body of a streamed response. What breaks after the first byte is told by its last events."""
+    response = ResponseAnswer(asked)
+    try:
+        async with contextlib.aclosing(chunks):
+            yield _sent(response.start())
+            async for chunk in chunks:
+                if chunk.text or chunk.choices:
+                    yield _sent(response.text(chunk.text, chunk.choices))
+        output = answer.finish()
+        yield await asyncio.to_thread(lambda: _sent(_end(response, output)))
+    except Exception as error:  # the boundary to the client, after the first byte
+        _, body = error_answer(error, _PROMPT)
+        yield _sent(response.fail(body["error"]))
+
+
+def _sent(events: Sequence[Event]) -> bytes:
+    return b"".join(map(sse.named_event, events))
