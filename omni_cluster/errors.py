@@ -28,6 +28,10 @@ class PromptTooLong(RequestError):
         return cls(f"This model's maximum context length is {most} tokens, but the prompt has {length}.")
 
 
+class GrammarRefused(RequestError):
+    """What a text must be is no schema, pattern or grammar that can be followed: says what is wrong with it."""
+
+
 class StageDied(OmniError):
     """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again.
 

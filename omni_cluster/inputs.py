@@ -12,6 +12,7 @@ from typing_extensions import NotRequired, TypedDict
 from omni_cluster.media import Media as Media
 from omni_cluster.media import Video as Video
 from omni_cluster.payloads import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload
+from omni_cluster.tool_use import ToolUse as ToolUse
 
 EXTRA_KEY = "omni"
 """The key of vLLM's `SamplingParams.extra_args` under which a `StageExtra` travels to the workers."""
@@ -69,6 +70,7 @@ class OmniRequest:
     `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.
     `conversation`: the same for all turns of one, which are brought to one replica; empty: of none.
     `known`: by stage name, of a request that is begun again.
+    `tool_use`: the reply may call these tools; then its calls are told apart from its text, and are not spoken.
     """
 
     request_id: str
@@ -82,6 +84,7 @@ class OmniRequest:
     reply: str | None = None
     conversation: bytes = b""
     known: Mapping[str, KnownOutput] = field(default_factory=dict)
+    tool_use: ToolUse | None = None
 
     def known_of(self, stage: str) -> KnownOutput:
         return self.known.get(stage, NOTHING_KNOWN)

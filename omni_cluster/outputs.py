@@ -65,6 +65,25 @@ class TokenChoice:
     likeliest: tuple[TokenLogprob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of the reply's call number `index`: `id` and `name` come first, then `arguments`, JSON as text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool that the reply calls; `arguments` is JSON as text, cut where the reply was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     """What a stage made of one request since its last chunk, in the code and, without its rows, on the wire.
 
@@ -74,6 +93,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
     `cached_tokens`: of the prompt, read from the engine's prefix cache; in the chunk that has the prompt.
+    `calls`: what of the reply calls tools; `text` is the rest.
     Two chunks are equal that say the same, whenever they were made.
     """
 
@@ -88,6 +108,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     made_at_s: float = msgspec.field(default_factory=time.time)
     choices: tuple[TokenChoice, ...] = ()
     cached_tokens: int = 0
+    calls: tuple[CallDelta, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StageChunk):
@@ -103,7 +124,8 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     @property
     def only_rows(self) -> bool:
         """It hands rows of a prompt on, while more of the prompt is computed, and says nothing to a client."""
-        return not (self.token_ids or self.text or self.audio is not None or self.finish_reason is not None)
+        said = self.token_ids or self.text or self.calls
+        return not (said or self.audio is not None or self.finish_reason is not None)
 
     def without_rows(self) -> StageChunk:
         return self if self.rows is None else replace(self, rows=None)
@@ -137,6 +159,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
             made_at_s=chunks[0].made_at_s,
             choices=tuple(choice for c in chunks for choice in c.choices),
             cached_tokens=sum(c.cached_tokens for c in chunks),
+            calls=tuple(call for c in chunks for call in c.calls),
         )
 
 
@@ -146,6 +169,15 @@ def answering(chunk: StageChunk, earlier: Earlier) -> StageChunk:
     if rows is None or rows.prefix is None or rows.start == 0:
         return chunk
     return replace(chunk, rows=dataclasses.replace(rows, earlier=earlier))
+
+
+def join_calls(deltas: Sequence[CallDelta]) -> tuple[Call, ...]:
+    """The calls that the deltas, in order, are pieces of."""
+    calls: dict[int, Call] = {}
+    for delta in deltas:
+        before = calls.get(delta.index, Call("", "", ""))
+        calls[delta.index] = Call(delta.id or before.id, delta.name or before.name, before.arguments + delta.arguments)
+    return tuple(calls.values())
 
 
 def join_audio(pieces: Sequence[AudioChunk]) -> AudioChunk:
@@ -187,7 +219,7 @@ class OmniRequestOutput:
 
     `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
     them, stop codes included. `finish_reason`: "length" where any stage reached its limit. `audio`: None without sound.
-    `choices`: see `StageChunk`. `cached_tokens`, `prompt_audio_tokens`: see `TokenCounts`.
+    `choices`, `calls`: see `StageChunk`. `cached_tokens`, `prompt_audio_tokens`: see `TokenCounts`.
     """
 
     request_id: str
@@ -201,6 +233,7 @@ class OmniRequestOutput:
     choices: tuple[TokenChoice, ...] = ()
     cached_tokens: int = 0
     prompt_audio_tokens: int = 0
+    calls: tuple[Call, ...] = ()
 
     @property
     def codec_tokens(self) -> int:

@@ -179,6 +179,15 @@ class RowsChunk:
             return self
         return RowsChunk(position, self.rows[position - self.start :])
 
+    def before(self, position: int) -> RowsChunk | None:
+        """The part before an absolute position, as a view; None when nothing is left."""
+        if position >= self.end:
+            return self
+        if position <= self.start:
+            return None
+        rows = self.rows[: position - self.start]
+        return RowsChunk(self.start, rows, self.positions, prefix=self.prefix, earlier=self.earlier)
+
     def without_facts(self) -> RowsChunk:
         """Without what only a first chunk has: for one that is the first of a request that was begun again."""
         return self if self.positions is None and self.prefix is None else RowsChunk(self.start, self.rows)

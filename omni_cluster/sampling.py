@@ -67,7 +67,10 @@ SWITCHES = frozenset(
     }
 )
 _LISTS = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias"})
-NAMES = frozenset(BOUNDS) | SWITCHES | _LISTS
+STRUCTURE = "structured_outputs"
+"""What the text must be, under one of `STRUCTURES`."""
+STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+NAMES = frozenset(BOUNDS) | SWITCHES | _LISTS | {STRUCTURE}
 """vLLM's parameters that a stage takes; of the others some are the stage's own, and some change what a request is."""
 
 
@@ -100,6 +103,8 @@ def _wish(name: str, value: object) -> str | None:
         return None if _are_stops([value] if isinstance(value, str) else value) else _STOPS
     if name == "stop_token_ids":
         return None if _are_stop_tokens(value) else _STOP_TOKENS
+    if name == STRUCTURE:
+        return None if _is_structure(value) else f"one of {', '.join(STRUCTURES)}, with its value"
     if name == "logit_bias":
         return None if _are_biases(value) else f"token ids, each with {BIAS}"
     return None
@@ -113,6 +118,10 @@ def _are_stops(value: object) -> bool:
     if not isinstance(value, (list, tuple)) or len(value) > MAX_STOPS:
         return False
     return all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_CHARS for stop in value)
+
+
+def _is_structure(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) == 1 and set(value) <= set(STRUCTURES)
 
 
 def _are_words(value: object) -> bool:

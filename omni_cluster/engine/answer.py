@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.outputs import (
     AudioChunk,
+    CallDelta,
     HandoverTimes,
     OmniRequestOutput,
     StageChunk,
@@ -16,6 +17,7 @@ from omni_cluster.outputs import (
     TokenChoice,
     TokenCounts,
     join_audio,
+    join_calls,
 )
 
 
@@ -33,6 +35,7 @@ class StageRecord:
         self.handover: HandoverTimes | None = None
         self.choices: list[TokenChoice] = []
         self.cached_tokens = 0
+        self.calls: list[CallDelta] = []
 
     def add(self, chunk: StageChunk, now_s: float) -> None:
         self.first_s = now_s if self.first_s is None else self.first_s
@@ -41,6 +44,7 @@ class StageRecord:
         self.text.append(chunk.text)
         self.choices.extend(chunk.choices)
         self.cached_tokens += chunk.cached_tokens
+        self.calls.extend(chunk.calls)
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.handover = chunk.handover or self.handover
@@ -112,6 +116,7 @@ class Answer:
             choices=tuple(text.choices),
             cached_tokens=text.cached_tokens,
             prompt_audio_tokens=self._prompt_audio_tokens,
+            calls=join_calls(text.calls),
         )
 
     @property

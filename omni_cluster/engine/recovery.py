@@ -56,6 +56,7 @@ class _Of:
             token_ids=token_ids,
             text="" if self.finish_reason else chunk.text,
             choices=() if self.finish_reason else chunk.choices,
+            calls=() if self.finish_reason else chunk.calls,
             audio=self.new_sound(chunk.audio),
             finish_reason=None if self.finish_reason else chunk.finish_reason,
             prompt_token_ids=None if self.has_prompt else chunk.prompt_token_ids,

@@ -258,7 +258,7 @@ class Family(ABC):
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """The prompt of a conversation, by the checkpoint's own chat template; only its own marks count as marks.
 
-        RequestError for tools, or calls of them, that the template has no place for.
+        Tools, and calls of them, are written as the family was taught where that template has no place for them.
         """
 
     @abstractmethod

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
 from omni_cluster.media import Video
 from omni_cluster.openai_api.bodies import check_size, parsed, validated
@@ -27,8 +26,16 @@ from omni_cluster.openai_api.messages import (
     media_urls,
 )
 from omni_cluster.openai_api.openapi import request_body
+from omni_cluster.openai_api.structured import (
+    Choices,
+    ResponseFormat,
+    Schema,
+    Structure,
+    StructuredOutputs,
+    structure_of,
+)
 from omni_cluster.openai_api.texts import check_text
-from omni_cluster.openai_api.tools import Tool, template_tools
+from omni_cluster.openai_api.tools import Tool, ToolChoice, tool_use_of
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import (
     AS_MANY_AS_FIT,
@@ -41,12 +48,14 @@ from omni_cluster.openai_api.wire import (
     at_most,
     check_model,
     not_blank,
+    shown,
     within,
 )
 from omni_cluster.sampling import BOUNDS
+from omni_cluster.tool_use import ToolUse
 
 AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_MODALITIES = 8
@@ -99,6 +108,7 @@ class ChatRequest:
     `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
     `named_sampling`: the same by the stage's name; a request has one of both at most.
     `choices`: how many answers. `usage_in_chunks`: every chunk of a stream says the tokens so far.
+    `structure`: what the text must be; None for any. `tool_use`: what the answer may call, of `tools`.
     """
 
     model: str
@@ -106,7 +116,7 @@ class ChatRequest:
     audios: tuple[npt.NDArray[np.float32], ...]
     images: tuple[npt.NDArray[np.uint8], ...]
     videos: tuple[Video, ...]
-    tools: tuple[dict[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
     wants_audio: bool
     voice: str | None
     audio_format: AnswerFormat | None
@@ -118,30 +128,12 @@ class ChatRequest:
     named_sampling: Mapping[str, StageSampling] = field(default_factory=dict)
     choices: int = 1
     usage_in_chunks: bool = False
+    structure: Structure | None = None
+    tool_use: ToolUse | None = None
 
     def without_media(self) -> ChatRequest:
         """For what lasts as long as the answer: a video's frames are a hundred megabytes."""
         return replace(self, audios=(), images=(), videos=())
-
-
-def _plain_text(value: object) -> object:
-    if value is None or (isinstance(value, dict) and value.get("type") == "text"):
-        return value
-    raise PydanticCustomError("plain_text", "should be {'type': 'text'}: structured output is not supported")
-
-
-_TEXT_FORMAT: dict[str, Any] = {
-    "anyOf": [
-        {"type": "null"},
-        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
-    ]
-}
-
-
-def _left_to_model(value: object) -> object:
-    if value in (None, "auto", "none"):
-        return value
-    raise PydanticCustomError("left_to_model", "should be 'auto' or 'none': no tool can be forced")
 
 
 class _AnswerAudio(Wire):
@@ -178,7 +170,7 @@ _HABITS = frozenset(
 _IDLE = {
     **AS_MANY_AS_FIT,
     **dict.fromkeys(("function_call", "reasoning_effort"), ("none", "auto")),
-    **dict.fromkeys(("add_generation_prompt", "parallel_tool_calls"), (True,)),
+    "add_generation_prompt": (True,),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),
     **dict.fromkeys(("truncate_prompt_tokens", "thinking_token_budget"), (-1,)),
     "verbosity": ("medium",),
@@ -218,9 +210,15 @@ class _Body(Sampling):
     # SGLang-Omni's name of it.
     stage_sampling: Annotated[dict[str, StageSampling | None], FewKeys(MAX_STAGES)] | None = None
     n: int | None = Field(default=None, ge=1)
-    response_format: Annotated[Any, AfterValidator(_plain_text), WithJsonSchema(_TEXT_FORMAT)] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     tools: Annotated[list[Tool], at_most(MAX_TOOLS)] | None = None
-    tool_choice: Annotated[Any, AfterValidator(_left_to_model), WithJsonSchema({"enum": [None, "auto", "none"]})] = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     use_audio_in_video: bool | None = None
     mm_processor_kwargs: _ProcessorOptions | None = None
     chat_template_kwargs: _TemplateOptions | None = None
@@ -241,6 +239,8 @@ class CheckedChat:
     voice: str | None
     modalities: Sequence[str]
     urls: tuple[MediaUrl, ...]
+    structure: Structure | None = None
+    tool_use: ToolUse | None = None
 
     @property
     def has_media(self) -> bool:
@@ -282,7 +282,9 @@ def _checked(
     _check_choices(wire, limits)
     named = {"audio.voice": wire.audio.voice if wire.audio else None, "speaker": wire.speaker}
     voice = chosen_voice(named, voices, defaults.voice_aliases)
-    return CheckedChat(wire, voice, modalities, media_urls(wire.messages))
+    structure = _structure(wire)
+    tool_use = tool_use_of(wire.tools or (), wire.tool_choice, wire.parallel_tool_calls, structure)
+    return CheckedChat(wire, voice, modalities, media_urls(wire.messages), structure, tool_use)
 
 
 def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits: ApiLimits) -> ChatRequest:
@@ -299,7 +301,7 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
         audios=tuple(reader.audios),
         images=tuple(reader.images),
         videos=tuple(reader.videos),
-        tools=template_tools(wire.tools or ()) if wire.tool_choice != "none" else (),
+        tools=checked.tool_use.tools if checked.tool_use is not None else (),
         wants_audio="audio" in checked.modalities,
         voice=checked.voice,
         audio_format=wire.audio.format if wire.audio else None,
@@ -311,6 +313,8 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
         named_sampling={name: entry for name, entry in _by_name(wire).items() if entry is not None},
         choices=wire.n or 1,
         usage_in_chunks=bool(wire.stream_options and wire.stream_options.continuous_usage_stats),
+        structure=checked.structure,
+        tool_use=checked.tool_use,
     )
 
 
@@ -350,6 +354,26 @@ def _check_choices(wire: _Body, limits: ApiLimits) -> None:
         raise BadRequest(
             f"n is {wire.n}, but at most {limits.max_choices} are accepted.", param="n", code="invalid_value"
         )
+
+
+def _structure(wire: _Body) -> Structure | None:
+    """Raises BadRequest for one that cannot be kept, or not beside what else is asked for."""
+    guided = {
+        "json": wire.guided_json,
+        "regex": wire.guided_regex,
+        "choice": wire.guided_choice,
+        "grammar": wire.guided_grammar,
+    }
+    structure = structure_of(wire.response_format, wire.structured_outputs, guided)
+    for name in ("min_tokens", "ignore_eos"):
+        value = getattr(wire, name)
+        if structure is not None and value:
+            raise BadRequest(
+                f"{name} is {shown(value)}, but {structure.param} says where the answer ends; leave one of them out.",
+                param=name,
+                code="invalid_value",
+            )
+    return structure
 
 
 def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:

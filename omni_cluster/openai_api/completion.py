@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cluster.openai_api.chat import ChatRequest, FinishReason
-from omni_cluster.outputs import TokenChoice, TokenLogprob
+from omni_cluster.outputs import Call, CallDelta, TokenChoice, TokenLogprob
 
 _LEAST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON has no word for."""
@@ -100,6 +100,10 @@ class ChatStream:
         delta = {"audio": self._of_audio(data=base64.b64encode(data).decode("ascii"))}
         return self._chunk(delta) | {"modality": "audio"}
 
+    def calls(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
+        """Pieces of calls: of each call first its id and name, then its arguments."""
+        return self._chunk({"tool_calls": [_call_piece(delta) for delta in deltas]}) | {"modality": "text"}
+
     def finish(self, reason: FinishReason) -> dict[str, Any]:
         """The chunk that says why the answer ends."""
         delta: dict[str, Any] = {}
@@ -137,6 +141,7 @@ class Spoken:
     usage: Usage
     audio: bytes | None = None
     choices: Sequence[TokenChoice] = ()
+    calls: Sequence[Call] = ()
 
 
 def completion(
@@ -163,6 +168,8 @@ def _choice(
     request: ChatRequest, spoken: Spoken, index: int, answer_id: str, created: int, voice: str | None
 ) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": spoken.text, "refusal": None}
+    if spoken.calls:
+        message |= {"content": spoken.text or None, "tool_calls": [_call(call) for call in spoken.calls]}
     if spoken.audio is not None:
         data = base64.b64encode(spoken.audio).decode("ascii")
         audio = {"id": _audio_id(answer_id, index), "data": data, "expires_at": created, "transcript": spoken.text}
@@ -173,6 +180,16 @@ def _choice(
 
 def _of_voice(voice: str | None) -> dict[str, str]:
     return {} if voice is None else {"voice": voice}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_piece(delta: CallDelta) -> dict[str, Any]:
+    if delta.id is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    return {"index": delta.index, **_call(Call(delta.id, delta.name or "", delta.arguments))}
 
 
 def logprobs(request: ChatRequest, choices: Sequence[TokenChoice]) -> dict[str, Any] | None:

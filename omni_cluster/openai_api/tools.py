@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
-from omni_cluster.openai_api.wire import Wire, at_most
+from omni_cluster.openai_api.structured import Structure, check_schema, check_size
+from omni_cluster.openai_api.wire import Wire, at_most, shown
+from omni_cluster.tool_use import ToolUse
 
 MAX_ID_CHARS = 4096
 
 
+_NAME = Field(min_length=1, max_length=64, pattern=r'^[^"\\\x00-\x1f]*$')
+"""Of a function: its calls are JSON."""
+
+
 class _Function(Wire):
-    name: str = Field(min_length=1, max_length=64)
+    name: str = _NAME
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Wire):
@@ -28,6 +35,35 @@ class Tool(Wire):
 
     type: Literal["function"]
     function: _Function
+
+
+class _Named(Wire):
+    name: str = Field(min_length=1, max_length=64)
+
+
+class NamedTool(Wire):
+    """The function that the model must call."""
+
+    type: Literal["function"]
+    function: _Named
+
+
+def _choice_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "#word"
+    return "#tool" if isinstance(value, dict) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[NamedTool, Tag("#tool")],
+    Discriminator(
+        _choice_kind,
+        custom_error_type="tool_choice",
+        custom_error_message=(
+            "should be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': <name>}}"
+        ),
+    ),
+]
 
 
 class _CalledFunction(Wire):
@@ -44,6 +80,48 @@ class ToolCall(Wire):
     id: Annotated[str, at_most(MAX_ID_CHARS)]
     type: Literal["function"] = "function"
     function: _CalledFunction
+
+
+def tool_use_of(
+    tools: Sequence[Tool], choice: ToolChoice | None, is_parallel: bool | None, structure: Structure | None
+) -> ToolUse | None:
+    """What the reply may call; None for nothing. `structure`: what its text is to be if it calls nothing.
+
+    Raises BadRequest for a choice that is not among the tools, and for schemas of arguments that are too large.
+    """
+    if not tools:
+        _check_no_choice(choice)
+    if not tools or choice == "none":
+        return None
+    name = choice.function.name if isinstance(choice, NamedTool) else None
+    chosen = [tool for tool in tools if name in (None, tool.function.name)]
+    if not chosen:
+        param, names = "tool_choice.function.name", ", ".join(sorted(tool.function.name for tool in tools))
+        raise BadRequest(f"{param} is {shown(name)}, but the tools are {names}.", param=param, code="invalid_value")
+    must_call = name is not None or choice == "required"
+    if must_call or structure is not None or any(tool.function.strict for tool in tools):
+        _check_schemas(tools, name)
+    return ToolUse(template_tools(tools), must_call, name, is_parallel is not False)
+
+
+def _check_no_choice(choice: ToolChoice | None) -> None:
+    if choice == "required" or isinstance(choice, NamedTool):
+        raise BadRequest(
+            "tool_choice asks for a call, but no tools are given; send tools, or leave tool_choice out.",
+            param="tool_choice",
+            code="invalid_value",
+        )
+
+
+def _check_schemas(tools: Sequence[Tool], name: str | None) -> None:
+    """Of what the reply is kept to: all tools' together have no more room than one schema."""
+    parameters = {
+        f"[{i}]": tool.function.parameters for i, tool in enumerate(tools) if name in (None, tool.function.name)
+    }
+    check_size(parameters, "tools")
+    for i, tool in enumerate(tools):
+        if name in (None, tool.function.name):
+            check_schema(tool.function.parameters or {}, f"tools[{i}].function.parameters", is_answer=False)
 
 
 def template_tools(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:

@@ -94,7 +94,8 @@ def _client_fields(chat: ChatRequest, stage: StageConfig) -> dict[str, Any]:
     seeded = {} if chat.seed is None else {"seed": chat.seed}
     if stage.final_output_type != "text":
         return seeded
-    return seeded | chat.sampling.asked()
+    structure = {} if chat.structure is None else chat.structure.given()
+    return seeded | chat.sampling.asked() | structure
 
 
 def _taken(given: Mapping[str, Any], stage: StageConfig, limits: Limits, param: str) -> dict[str, Any]:
@@ -173,6 +174,9 @@ def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat) -> bytes:
 
 
 def finish_reason(output: OmniRequestOutput) -> FinishReason:
+    """OpenAI's word for how the text ended, or that it ended with calls."""
+    if output.calls and output.finish_reason != "length":
+        return "tool_calls"
     return cast(FinishReason, output.finish_reason or "stop")
 
 

@@ -32,6 +32,7 @@ def omni_request(pipeline: Pipeline, chat: ChatRequest, request_id: str, prompt_
         seed=chat.seed if chat.seed is not None else random.getrandbits(31),
         streams_audio=chat.stream and chat.wants_audio,
         conversation=conversation_of(chat),
+        tool_use=chat.tool_use,
     )
     pipeline.check(request)
     return request

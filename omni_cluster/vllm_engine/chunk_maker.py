@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from omni_cluster.inputs import KnownOutput
 from omni_cluster.models.family import GivenReply
-from omni_cluster.outputs import StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.outputs import CallDelta, StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.payloads import RowsChunk
 from omni_cluster.vllm_engine.output_processor import RowsSink
+from omni_cluster.vllm_engine.tool_calls import CallReader
 
 
 def is_aborted(output: RequestOutput | None) -> bool:
@@ -19,14 +21,26 @@ def is_aborted(output: RequestOutput | None) -> bool:
 
 
 class ChunkMaker:
-    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`."""
+    """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`.
+
+    `calls` tells calls of tools apart from the text: they are not spoken, so rows from the first one on stay here.
+    """
 
     def __init__(
-        self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None, bytes_of: Callable[[int], bytes]
+        self,
+        sink: RowsSink,
+        known: KnownOutput,
+        given_reply: GivenReply | None,
+        bytes_of: Callable[[int], bytes],
+        calls: CallReader | None = None,
     ) -> None:
         """`bytes_of`: a token's, by its id; asked for tokens whose logprobs are told."""
         self._sink = sink
         self._bytes_of = bytes_of
+        self._calls = calls
+        self._prompt_length = 0
+        self._first_call: int | None = 0 if calls is not None and calls.is_all else None
+        self._note_call(0, known.token_ids)
         self._known = known
         self._given_reply = given_reply
         self._position = len(known.token_ids)
@@ -34,13 +48,13 @@ class ChunkMaker:
 
     def large_rows(self) -> StageChunk | None:
         """Rows that go ahead of the next chunk: a chunk of their own spares the copy that joins them with its rows."""
-        rows = None if self._given_reply is not None else self._sink.take_large()
+        rows = None if self._given_reply is not None else self._of_text(self._sink.take_large())
         return None if rows is None else StageChunk(self._position, rows=rows)
 
     def make(self, output: RequestOutput | None) -> StageChunk:
         """Makes a chunk of what the engine put out; None: of rows that came before its first output."""
         if output is None:
-            return StageChunk(self._position, rows=self._sink.take())
+            return StageChunk(self._position, rows=self._of_text(self._sink.take()))
         if self._given_reply is not None:
             return self._given(output, self._given_reply)
         return self._ending(output) if self._known.has_ended else self._made(output)
@@ -61,7 +75,7 @@ class ChunkMaker:
         """The rows of an output that is known to its end. The one token that vLLM samples after it is dropped."""
         return StageChunk(
             self._position,
-            rows=self._sink.take(),
+            rows=self._of_text(self._sink.take()),
             prompt_token_ids=tuple(output.prompt_token_ids or ()),
             finish_reason=self._known.finish_reason,
         )
@@ -69,18 +83,50 @@ class ChunkMaker:
     def _made(self, output: RequestOutput) -> StageChunk:
         completion = output.outputs[0]
         first, self._is_first = self._is_first, False
+        self._note_call(self._position, completion.token_ids)
+        text, calls = self._read(completion)
+        if calls and self._first_call is None:
+            self._first_call = self._position  # its mark was spelled in pieces, which have gone on
         chunk = StageChunk(
             token_start=self._position,
             token_ids=tuple(completion.token_ids),
-            text=completion.text or "",
-            rows=self._sink.take(),
+            text=text,
+            rows=self._of_text(self._sink.take()),
             prompt_token_ids=tuple(output.prompt_token_ids or ()) if first else None,
             finish_reason=completion.finish_reason,
             choices=token_choices(completion, self._bytes_of),
             cached_tokens=(output.num_cached_tokens or 0) if first else 0,
+            calls=calls,
         )
         self._position = chunk.token_end
         return chunk
+
+    def _read(self, completion: CompletionOutput) -> tuple[str, tuple[CallDelta, ...]]:
+        """What of the next text is text, and what calls; text before a request was begun again is read ahead of it."""
+        text = completion.text or ""
+        if self._calls is None:
+            return text, ()
+        known, self._sink.known_text = self._sink.known_text, ""
+        self._calls.read(known)
+        said, calls = self._calls.read(text)
+        if completion.finish_reason is None:
+            return said, calls
+        rest, last = self._calls.rest(completion.finish_reason)
+        return said + rest, calls + last
+
+    def _note_call(self, position: int, token_ids: Sequence[int]) -> None:
+        """Where in the reply the first call begins, if it does in these tokens from `position` on."""
+        mark = self._calls.mark if self._calls is not None else None
+        if self._first_call is None and mark is not None and mark in token_ids:
+            self._first_call = position + list(token_ids).index(mark)
+
+    def _of_text(self, rows: RowsChunk | None) -> RowsChunk | None:
+        """The rows without those of calls."""
+        if rows is not None and rows.positions is not None:
+            self._prompt_length = rows.positions.shape[1]
+        if rows is None or self._first_call is None:
+            return rows
+        return rows.before(self._prompt_length + self._first_call)
 
 
 def token_choices(made: CompletionOutput, bytes_of: Callable[[int], bytes]) -> tuple[TokenChoice, ...]:

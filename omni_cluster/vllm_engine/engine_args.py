@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import CompilationMode
+from vllm.config import CompilationMode, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -15,6 +15,7 @@ from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageCon
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB
+from omni_cluster.vllm_engine.grammar import SETTINGS
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "compilation_config": compilation,
         "attention_config": {"flash_attn_max_num_splits_for_cuda_graph": MAX_SPLITS},
+        "structured_outputs_config": StructuredOutputsConfig(**SETTINGS),
     }
     if not traits.has_tokenizer:
         # The checkpoint's generation_config speaks of text: its eos would be a legal code here.

@@ -24,12 +24,13 @@ class RowsSink:
     A preempted request computes its positions again; what comes a second time is dropped.
     `admitted`: set once the request is on its way to the engine, behind which later rows may follow.
     `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
-    `known`: output tokens that another engine made, and that were told.
+    `known`: output tokens that another engine made, and that were told; `known_text`: what was told of their text.
     """
 
     def __init__(self, stream_interval: StreamInterval | None = None, known: Sequence[int] = ()) -> None:
         self.stream_interval = stream_interval
         self.known = known
+        self.known_text = ""
         self.prefill_stats: Any = None
         self.admitted = asyncio.Event()
         self._filled = asyncio.Event()
@@ -130,7 +131,7 @@ class OmniOutputProcessor(OutputProcessor):
         super().add_request(request, *args, **kwargs)
         sink = self._sinks.get(request.external_req_id or request.request_id)
         if sink is not None:
-            go_on_behind(sink.known, self.request_states[request.request_id])
+            sink.known_text = go_on_behind(sink.known, self.request_states[request.request_id])
             sink.admitted.set()  # vLLM sends it now, before any other task runs
 
     def process_outputs(
@@ -187,14 +188,18 @@ class OmniOutputProcessor(OutputProcessor):
         return True
 
 
-def go_on_behind(known: Sequence[int], state: RequestState) -> None:
-    """Brings a request that has just come to where one is that has said `known`: what follows is text behind theirs."""
+def go_on_behind(known: Sequence[int], state: RequestState) -> str:
+    """Brings a request that has just come to where one is that has said `known`: what follows is text behind theirs.
+
+    Returns the text that one has said.
+    """
     detokenizer, logprobs = state.detokenizer, state.logprobs_processor
     if not known or detokenizer is None:
-        return
+        return ""
     detokenizer.update(list(known), stop_terminated=False)
-    detokenizer.get_next_output_text(finished=False, delta=True)
+    said: str = detokenizer.get_next_output_text(finished=False, delta=True)
     state.sent_tokens_offset = len(known)
     if logprobs is not None and logprobs.logprobs is not None:
         # Of a token that ends a character, vLLM reads here which ones began it.
         logprobs.logprobs += [{token: Logprob(0.0)} for token in known]
+    return said

@@ -42,6 +42,7 @@ MOST_BESIDE_NEWCOMERS = 8
 """Where more requests run, short steps cost more than they give: a step's work on the host grows with its requests."""
 NOT_FINITE = "omni: not finite"
 """What vLLM's stop reason says of a request that ended for this."""
+WAITS_FOR_GRAMMAR = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 NEVER = 1 << 62
 """A step that is not reached: vLLM's loop passes over a running request until `next_decode_eligible_step`."""
 
@@ -133,6 +134,18 @@ class OmniSchedulerMixin(_Scheduler):
         if extra is not None and extra.known:
             resume(request, extra.known)
         super().add_request(request)
+
+    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
+        """A grammar that is compiled is brought to where the known output of a request that is begun again ends."""
+        is_compiling = request.status == WAITS_FOR_GRAMMAR
+        if not super()._try_promote_blocked_waiting_request(request):
+            return False
+        known = list(request.output_token_ids) if is_compiling else []
+        if self.structured_output_manager.accept_tokens(request, known):
+            return True
+        request.status = WAITS_FOR_GRAMMAR
+        self.grammar_compile_error_reqs.add(request.request_id)
+        return False
 
     def _take(self, request: Request, extra: StageExtra) -> None:
         if extra.hold:
@@ -363,12 +376,13 @@ class OmniSchedulerMixin(_Scheduler):
         """What a test or a metric asks: requests, held ones, preemptions and steps so far, KV blocks in use.
 
         `computed`: positions so far, of prompts and replies; those that the prefix cache answered are none.
-        `held` counts `blocked` ones too, which have not been admitted.
+        `held` counts `blocked` ones too, which have not been admitted. `compiling`: those without their grammar.
         """
         pool = self.kv_cache_manager.block_pool
         return {
             "running": len(self.running),
             "waiting": len(self.waiting) + len(self.skipped_waiting),
+            "compiling": sum(r.status == WAITS_FOR_GRAMMAR for r in (*self.waiting, *self.skipped_waiting)),
             "held": self.num_held(),
             "blocked": self.num_blocked(),
             "preemptions": self._num_preemptions,

@@ -23,22 +23,33 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import NotFinite, OmniError, PayloadError, PromptTooLong, RequestError, RequestGone, StageDied
+from omni_cluster.errors import (
+    GrammarRefused,
+    NotFinite,
+    OmniError,
+    PayloadError,
+    PromptTooLong,
+    RequestError,
+    RequestGone,
+    StageDied,
+)
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput, Family
 from omni_cluster.outputs import StageChunk, answering
 from omni_cluster.payloads import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
-from omni_cluster.sampling import LEAST_TOP_P, check_sampling
+from omni_cluster.sampling import LEAST_TOP_P, STRUCTURE, check_sampling
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
+from omni_cluster.vllm_engine.grammar import INVALID, NO_WAY, GrammarCheck, with_grammar
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.vllm_engine.scheduler import NOT_FINITE
 from omni_cluster.vllm_engine.token_bytes import TokenBytes
+from omni_cluster.vllm_engine.tool_calls import CallReader, structure_with_calls
 from omni_cluster.vllm_engine.version_check import check_names
 
 T = TypeVar("T")
@@ -84,6 +95,7 @@ class StageLLM:
         self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, self._traits)
         self._llm: OmniAsyncLLM | None = None
         self._token_bytes: TokenBytes | None = None
+        self._grammars: GrammarCheck | None = None
         self._checkpoint_sampling: Mapping[str, Any] = {}
         self._pusher = RowsPusher(self._send_rows)
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
@@ -95,6 +107,7 @@ class StageLLM:
         llm.output_processor.max_row_elements = self._pipeline.limits.max_payload_elements
         _forget_media_in_turn(llm.renderer)
         self._llm = llm
+        self._grammars = GrammarCheck(llm.input_processor)
         self._checkpoint_sampling = llm.model_config.get_diff_sampling_param()
         if not self._traits.has_tokenizer:
             # vLLM would count the text's end token among this stage's stops, by an id that means something else here.
@@ -143,7 +156,7 @@ class StageLLM:
             feeder = None
             if engine_input.is_part:
                 feeder = self._fed(request.request_id, session, sink, cleanup)
-            chunks = ChunkMaker(sink, known, engine_input.given_reply, self._bytes_of)
+            chunks = ChunkMaker(sink, known, engine_input.given_reply, self._bytes_of, self._call_reader(request))
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)
@@ -242,6 +255,8 @@ class StageLLM:
         )
         _check_rows(extra, self._pipeline.limits.max_payload_elements)
         params = self._sampling_params(request, engine_input.sampling)
+        if params.structured_outputs is not None and self._grammars is not None:
+            await asyncio.to_thread(self._grammars.check, params)
         params.extra_args = extra.to_extra_args()
         rendered = await self._rendered(prompt)
         outputs = self._outputs(request.request_id, prompt, rendered, params)
@@ -276,6 +291,8 @@ class StageLLM:
                     return
             if has_begun:
                 break
+        if params.structured_outputs is not None and (has_begun or not rendered.get("mm_hashes")):
+            raise GrammarRefused(NO_WAY)  # it would be given up again
         raise self._gone()
 
     async def _rendered(self, prompt: Mapping[str, Any]) -> Any:
@@ -320,17 +337,34 @@ class StageLLM:
         asked = request.sampling.get(self._stage.model_stage, {})
         chosen = {**self._checkpoint_sampling, **self._stage.default_sampling_params, **asked, **forced}
         check_sampling(chosen, self._stage.model_stage)
+        chosen[STRUCTURE] = self._structure(request, chosen.get(STRUCTURE))
         chosen["max_tokens"] = self._pipeline.limits.most_tokens(self._stage.final_output_type, chosen)
         if chosen.get("seed") is not None:
             chosen["seed"] %= 2**64  # vLLM takes -1 for none
         if chosen.get("top_p") is not None:
             chosen["top_p"] = max(chosen["top_p"], LEAST_TOP_P)
         try:
-            params = SamplingParams(**chosen, output_kind=RequestOutputKind.DELTA)
+            params = SamplingParams(
+                **with_grammar(chosen, self._stage.model_stage), output_kind=RequestOutputKind.DELTA
+            )
         except (ValueError, TypeError, VLLMClientError) as error:
             raise RequestError(f"sampling parameters of stage {self._stage.model_stage}: {error}") from error
         self._check_token_ids(params)
         return params
+
+    def _structure(self, request: OmniRequest, structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What the stage's text is kept to: calls of tools too, where the request may make some."""
+        if request.tool_use is None or not self._traits.tool_parser:
+            return structure
+        try:
+            return structure_with_calls(self._traits.tool_parser, request.tool_use, structure)
+        except (ValueError, TypeError, KeyError) as error:
+            raise GrammarRefused(INVALID) from error
+
+    def _call_reader(self, request: OmniRequest) -> CallReader | None:
+        if request.tool_use is None or not self._traits.tool_parser:
+            return None
+        return CallReader(self._traits.tool_parser, request.tool_use, self.llm.renderer.get_tokenizer())
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         """Raises RequestError for ids that the stage's model has not: vLLM would refuse them when others have begun."""
@@ -391,7 +425,8 @@ class StageLLM:
         counts = await self.counts()
         # Where some wait for another stage's rows, those that are not admitted yet may wait for what these hold.
         held = counts["held"] - counts["blocked"]
-        ready = counts["running"] - held if counts["held"] else counts["running"] + counts["waiting"]
+        waiting = counts["waiting"] - counts["compiling"]  # a grammar may take long, and no step waits for it
+        ready = counts["running"] - held if counts["held"] else counts["running"] + waiting
         return Progress(counts["steps"], ready > 0)
 
     async def counts(self) -> dict[str, int]:

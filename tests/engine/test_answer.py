@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.outputs import AudioChunk, StageChunk, TokenCounts
+from omni_cluster.outputs import AudioChunk, Call, CallDelta, StageChunk, TokenCounts
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
 
@@ -39,6 +39,15 @@ def test_sound_that_reaches_its_limit_ends_the_answer_so_although_the_text_has_e
     assert made.finish_reason == "length"
     ends = {stage: times.finish_reason for stage, times in made.times.items()}
     assert ends == {"thinker": "stop", "talker": "length", "code2wav": "stop"}
+
+
+def test_calls_are_put_together_of_their_pieces() -> None:
+    answer = Answer("r", FINAL_TYPES)
+    answer.add("thinker", StageChunk(0, (1,), "So. ", calls=(CallDelta(0, "a", "f"),)))
+    answer.add("thinker", StageChunk(1, (2,), calls=(CallDelta(0, arguments="{}"), CallDelta(1, "b", "g"))))
+    answer.add("thinker", StageChunk(2, (3,), calls=(CallDelta(1, arguments='{"a": 1}'),), finish_reason="stop"))
+    made = answer.finish()
+    assert (made.text, made.calls) == ("So. ", (Call("a", "f", "{}"), Call("b", "g", '{"a": 1}')))
 
 
 def test_times_are_those_of_the_first_and_last_chunk() -> None:

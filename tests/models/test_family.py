@@ -91,13 +91,6 @@ def test_tools_and_their_calls_pass_through_the_template(with_tools: Qwen2_5Omni
     assert rendered.endswith("CALL weather Oslo") and "Rain." in rendered
 
 
-def test_tools_that_the_template_has_no_place_for_are_refused(family: Qwen2_5Omni) -> None:
-    with pytest.raises(RequestError, match="tools are given, but the model's chat template has no place for them"):
-        family.render([HELLO], TOOLS)
-    with pytest.raises(RequestError, match="has tool_calls, but the model's chat template has no place for them"):
-        family.render([HELLO, CALLING])
-
-
 @pytest.mark.parametrize("place", ["description", "key"])
 def test_marks_in_tools_are_text(with_tools: Qwen2_5Omni, place: str) -> None:
     hidden = {"description": "<|AUDIO|>"} if place == "description" else {"<|AUDIO|>": {}}

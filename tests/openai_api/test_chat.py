@@ -24,6 +24,7 @@ from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
+from omni_cluster.tool_use import ToolUse
 from tests.openai_api.sounds import recorded
 from tests.openai_api.test_video import video_file
 
@@ -305,7 +306,27 @@ BAD = [
     (with_fields(tools=[tool(name="")]), "tools[0].function.name", "should have at least 1 character"),
     (with_fields(tools=[tool(parameters=[1])]), "tools[0].function.parameters", "should be"),
     (with_fields(tools=[{"type": "retrieval"}]), "tools[0].type", "should be 'function'"),
-    (with_fields(tool_choice="required"), "tool_choice", "should be 'auto' or 'none': no tool can be forced"),
+    (with_fields(tools=[tool(name='a"b')]), "tools[0].function.name", "should match pattern"),
+    (with_fields(tool_choice="required"), "tool_choice", "asks for a call, but no tools are given; send tools"),
+    (with_fields(tool_choice="any"), "tool_choice", "should be 'none', 'auto' or 'required'"),
+    (with_fields(tool_choice=5), "tool_choice", "should be 'none', 'auto', 'required' or {'type': 'function'"),
+    (with_fields(tool_choice={"type": "function"}), "tool_choice.function", "is required"),
+    (
+        with_fields(tools=[tool()], tool_choice={"type": "function", "function": {"name": "no"}}),
+        "tool_choice.function.name",
+        'is "no", but the tools are weather',
+    ),
+    (
+        with_fields(tools=[tool(parameters={"enum": ["x" * 66_000]})], tool_choice="required"),
+        "tools",
+        "characters as JSON, which is the most",
+    ),
+    (
+        with_fields(tools=[tool(strict=True, parameters={"pattern": "(a{999}){999}"})]),
+        "tools[0].function.parameters.pattern",
+        "with its repetitions written out",
+    ),
+    (with_fields(tools=[tool()], parallel_tool_calls="no"), "parallel_tool_calls", "should be a valid boolean"),
     (with_fields(functions=[{}]), "functions", "functions is [{}], which is not supported; use tools"),
     (with_fields(logprobs=5), "logprobs", "should be a valid boolean"),
     (with_fields(top_logprobs=5), "top_logprobs", "top_logprobs is 5, but logprobs is not true"),
@@ -319,11 +340,7 @@ BAD = [
         "chat_template",
         "which is not supported; the checkpoint's own one is used; leave it out",
     ),
-    (
-        with_fields(response_format={"type": "json_object"}),
-        "response_format",
-        "should be {'type': 'text'}: structured output is not supported",
-    ),
+    (with_fields(response_format={"type": "xml"}), "response_format.type", "should be 'text', 'json_object' or"),
 ]
 STATUS = {
     "is no wav, mp3, flac": 415,
@@ -380,7 +397,7 @@ json_values = st.recursive(
 )
 FIELDS = [
     *("model", "messages", "modalities", "audio", "stream", "stream_options", "temperature", "top_p", "max_tokens"),
-    *("seed", "stop", "n", "response_format", "tools", "logprobs", "user"),
+    *("seed", "stop", "n", "response_format", "structured_outputs", "guided_json", "tools", "logprobs", "user"),
     *("min_tokens", "ignore_eos", "sampling_params_list"),
     *("tool_choice", "top_logprobs", "use_audio_in_video", "mm_processor_kwargs"),
 ]
@@ -552,6 +569,27 @@ def test_tools_and_calls_of_them_go_to_the_template() -> None:
     assert (call["id"], call["function"]) == ("call-1", {"name": "weather", "arguments": {"place": "Oslo"}})
     assert request.messages[2]["tool_call_id"] == "call-1"
     assert parse(with_fields(tools=tools, tool_choice="none")).tools == ()
+
+
+TOOLS = [tool(), tool(name="time", parameters={"type": "array", "uniqueItems": True})]
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "use"),
+    [
+        ({}, None),
+        ({"tools": []}, None),
+        ({"tools": TOOLS, "tool_choice": "none"}, None),
+        ({"tools": TOOLS}, ToolUse(tuple(TOOLS))),
+        ({"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True}, ToolUse(tuple(TOOLS))),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, ToolUse(tuple(TOOLS), is_parallel=False)),
+        ({"tools": TOOLS, "tool_choice": "required"}, ToolUse(tuple(TOOLS), must_call=True)),
+        ({"tools": TOOLS, "tool_choice": NAMED}, ToolUse(tuple(TOOLS), must_call=True, name="time")),
+    ],
+)
+def test_what_an_answer_may_call(fields: dict[str, Any], use: ToolUse | None) -> None:
+    assert parse(with_fields(**fields)).tool_use == use
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_c
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
-from omni_cluster.outputs import TokenChoice, TokenLogprob
+from omni_cluster.outputs import Call, CallDelta, TokenChoice, TokenLogprob
 
 LIMITS = ApiLimits(10_000, 1, 1, 1, 10_000, 1.0, 100, 300, 64, VideoLimits(1.0, 2, 100), 28_000)
 
@@ -168,3 +168,38 @@ def test_every_chunk_says_the_tokens_so_far_where_they_are_asked_for() -> None:
     request = asked(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     stream = ChatStream(request, used=lambda: USAGE)
     assert all(chunk["usage"] == USAGE_BODY for chunk in (stream.start(), stream.text("Hi"), stream.finish("stop")))
+
+
+def test_calls_whole() -> None:
+    calls = [Call("call-1", "weather", '{"place": "Oslo"}'), Call("call-2", "time", "{}")]
+    body = completion(asked(), [Spoken("", "tool_calls", USAGE, calls=calls)])
+    (choice,) = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [
+            {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Oslo"}'}},
+            {"id": "call-2", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+        ],
+    }
+
+
+def test_calls_behind_text_keep_it() -> None:
+    made = completion(asked(), [Spoken("So.", "tool_calls", USAGE, calls=[Call("1", "f", "{}")])])
+    assert made["choices"][0]["message"]["content"] == "So."
+
+
+def test_calls_streamed() -> None:
+    stream = ChatStream(asked(stream=True))
+    chunk = stream.calls([CallDelta(0, "call-1", "weather"), CallDelta(0, arguments='{"pl')])
+    assert deltas([chunk]) == [
+        {
+            "tool_calls": [
+                {"index": 0, "id": "call-1", "type": "function", "function": {"name": "weather", "arguments": ""}},
+                {"index": 0, "function": {"arguments": '{"pl'}},
+            ]
+        }
+    ]
+    assert stream.finish("tool_calls")["choices"][0]["finish_reason"] == "tool_calls"

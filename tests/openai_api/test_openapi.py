@@ -54,8 +54,10 @@ def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
         {"best_of": 2},
         {"messages": [{"role": "user", "content": "Hi", "mood": "good"}]},
         {"functions": [{}]},
-        {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "any"},
+        {"response_format": {"type": "xml"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+        {"structured_outputs": {"choice": "a"}},
         {"sampling_params_list": [{"heat": 1}]},
     ]
     assert not [fields for fields in wrong if validator.is_valid(body | fields)]

@@ -29,7 +29,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, To
 if TYPE_CHECKING:
     import torch
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 # Of the seeds tried, one whose tiny codes change with the voice and with the codec rows for each kind of input.
 SEED = 1247
 MAX_SHARD_BYTES = 5_000_000_000

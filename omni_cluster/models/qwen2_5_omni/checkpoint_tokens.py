@@ -75,7 +75,7 @@ class TokenLayout:
         return {"Chelsie": self.chelsie, "Ethan": self.ethan}
 
 
-TINY_TOKENS = TokenLayout(400, SPECIAL_TOKENS, 480, 481, 482, chelsie=490, ethan=491)
+TINY_TOKENS = TokenLayout(400, SPECIAL_TOKENS + TOOL_TOKENS, 480, 481, 482, chelsie=490, ethan=491)
 HUB_TOKENS = TokenLayout(151643, SPECIAL_TOKENS + TOOL_TOKENS, 151859, 151860, 151861, chelsie=151872, ethan=151870)
 
 

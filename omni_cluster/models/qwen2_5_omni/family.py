@@ -31,6 +31,7 @@ from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
 from omni_cluster.models.qwen2_5_omni.special_ids import MediaIds, SpecialIds
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
+from omni_cluster.models.qwen2_5_omni.tool_messages import as_text
 from omni_cluster.models.qwen2_5_omni.voices import (
     Voice,
     aliases_of,
@@ -47,6 +48,14 @@ if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name
 
 READ_ALOUD = "Read this aloud."
 """What a text that is only to be spoken is the reply to."""
+_FUNCTION = {"name": "f", "arguments": {"a": 1}}
+_HELLO = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+_CALLING = {"role": "assistant", "content": [], "tool_calls": [{"id": "1", "type": "function", "function": _FUNCTION}]}
+_RESULT = {"role": "tool", "content": [{"type": "text", "text": "1"}], "tool_call_id": "1"}
+_TOOLS = ({"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}},)
+_ASKED = (_HELLO, _CALLING, _RESULT)
+_UNCALLED = (_HELLO, {**_CALLING, "tool_calls": []}, _RESULT)
+"""A conversation with a call, and without it: what a template writes of them."""
 
 
 class Qwen2_5Omni(Family):
@@ -98,7 +107,7 @@ class Qwen2_5Omni(Family):
         if model_stage == "thinker":
             from omni_cluster.models.qwen2_5_omni.thinker_model import thinker_config
 
-            return EngineTraits(thinker_config, emits_rows=True, relied_on=THINKER)
+            return EngineTraits(thinker_config, emits_rows=True, relied_on=THINKER, tool_parser="hermes")
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
         return EngineTraits(
@@ -136,16 +145,19 @@ class Qwen2_5Omni(Family):
         return Code2WavModel(self._folder, self._voices, device, config)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        prompt = self.prompts.render(self._templated, messages, tools)
-        if tools and prompt.text == self._templated(messages, ()):
-            raise RequestError("tools are given, but the model's chat template has no place for them; leave them out.")
-        without_calls = [{name: message[name] for name in message if name != "tool_calls"} for message in messages]
-        if without_calls != list(messages) and prompt.text == self._templated(without_calls, tools):
-            raise RequestError("a message has tool_calls, but the model's chat template has no place for them.")
-        return prompt
+        return self.prompts.render(self._templated, messages, tools)
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        return self._template.render(messages, tools)
+        is_plain = not tools and not any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
+        if is_plain or self._has_place_for_tools:
+            return self._template.render(messages, tools)
+        return self._template.render(as_text(messages, tools))
+
+    @cached_property
+    def _has_place_for_tools(self) -> bool:
+        """Whether the checkpoint's template writes both tools and their calls."""
+        plain, tooled = self._template.render(_ASKED), self._template.render(_ASKED, _TOOLS)
+        return tooled not in (plain, self._template.render(_UNCALLED, _TOOLS))
 
     def reading(self, text: str) -> Prompt:
         return self.render([{"role": "user", "content": READ_ALOUD}])

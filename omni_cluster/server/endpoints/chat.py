@@ -18,6 +18,7 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
+from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.sampling import BOUNDS
 from omni_cluster.server.answers import (
@@ -71,7 +72,8 @@ class ChatEndpoint:
                 )
                 told, requests = chat.without_media(), choices_of(request, chat.choices)
                 answered = self._streamed if told.stream else self._whole
-                return await answered(told, requests, visit, http_request.state.meter)
+                with structure_named(told.structure if told.tool_use is None else None):
+                    return await answered(told, requests, visit, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error), error)
 
@@ -129,6 +131,8 @@ class ChatEndpoint:
                 async for chunk in chunks:
                     if chunk.text or chunk.choices:
                         yield sse.event(stream.text(chunk.text, chunk.choices))
+                    if chunk.calls:
+                        yield sse.event(stream.calls(chunk.calls))
                     if (audio := chunk.audio) is not None:
                         said = functools.partial(_sound_event, stream, functools.partial(sound.push, audio))
                         if piece := said() if sound.is_quick(audio) else await off_loop.run(said):
@@ -176,6 +180,7 @@ def _spoken(chat: ChatRequest, output: OmniRequestOutput) -> Spoken:
         usage=usage(output),
         audio=whole_audio(chat, output.audio) if chat.wants_audio else None,
         choices=output.choices,
+        calls=output.calls,
     )
 
 

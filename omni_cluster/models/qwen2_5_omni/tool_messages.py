@@ -1,0 +1,84 @@
+"""Tools, calls and their results as messages of text: as the family's published template for text, that of
+Qwen2.5-Instruct, writes them. The template of the omni checkpoints has no place for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+Message = Mapping[str, Any]
+Objects = Sequence[Mapping[str, Any]]
+
+SYSTEM = "You are a helpful assistant."
+"""What the omni checkpoints' template says in place of a system message."""
+_BEFORE_TOOLS = (
+    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_BEHIND_TOOLS = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+def as_text(messages: Objects, tools: Objects) -> list[Message]:
+    """The conversation for a template that knows system, user and assistant alone."""
+    return [*_results_joined([_called(message) for message in _with_tools(messages, tools)])]
+
+
+def _with_tools(messages: Objects, tools: Objects) -> list[Message]:
+    """With the tools at the end of the system message, which is made if there is none."""
+    if not tools:
+        return list(messages)
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    first: Message = messages[0] if has_system else {"role": "system", "content": SYSTEM}
+    listed = "".join(f"\n{_json(tool)}" for tool in tools)
+    system = {**first, "content": [*_parts(first), _text(_BEFORE_TOOLS + listed + _BEHIND_TOOLS)]}
+    return [system, *messages[has_system:]]
+
+
+def _called(message: Message) -> Message:
+    """Calls of an earlier answer as the text that they were."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    said = _parts(message)
+    has_said = any(part.get("text", True) for part in said)
+    text = "\n".join(_call(call["function"]) for call in calls)
+    parts = [*said, _text(f"\n{text}")] if has_said else [_text(text)]
+    return {"role": message["role"], "content": parts}
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {_json(function["arguments"])}}}\n</tool_call>'
+
+
+def _results_joined(messages: Objects) -> Iterator[Message]:
+    """Results that follow each other as one message of the user."""
+    for is_result, some in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            yield {"role": "user", "content": [part for i, each in enumerate(some) for part in _result(each, i > 0)]}
+        else:
+            yield from some
+
+
+def _result(message: Message, follows: bool) -> list[Mapping[str, Any]]:
+    opening = "\n<tool_response>\n" if follows else "<tool_response>\n"
+    return [_text(opening), *_parts(message), _text("\n</tool_response>")]
+
+
+def _parts(message: Message) -> list[Mapping[str, Any]]:
+    content = message.get("content") or ()
+    return [_text(content)] if isinstance(content, str) else list(content)
+
+
+def _text(text: str) -> Mapping[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
