@@ -90,7 +90,7 @@ class Wire(BaseModel):
         """Those that ask for something. Of those that are not known, the first is told."""
         if not isinstance(value, dict):
             return value
-        fields = cls.model_fields
+        fields = _names(cls)
         unknown = next((name for name in value if name not in fields and cls.others.asks(name, value[name])), None)
         if unknown is not None:
             wish = cls.others.wish(unknown, fields)
@@ -109,7 +109,13 @@ class Wire(BaseModel):
 def _kinds(cls: type[Wire]) -> Mapping[str, frozenset[type]]:
     """The kinds of the fields that may be left out."""
     fields = cls.model_fields.items()
-    return {name: kinds_of(field.annotation) for name, field in fields if not field.is_required()}
+    return {field.alias or name: kinds_of(field.annotation) for name, field in fields if not field.is_required()}
+
+
+@cache
+def _names(cls: type[Wire]) -> frozenset[str]:
+    """Of its fields, as clients write them."""
+    return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
 
 def at_most(count: int) -> Any:
