@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_cluster.openai_api.completion import Usage, logprobs
 from omni_cluster.openai_api.responses import ResponsesRequest
-from omni_cluster.outputs import TokenChoice
+from omni_cluster.outputs import CallDelta, TokenChoice
 
 Event = dict[str, Any]
 
@@ -120,6 +120,16 @@ class ResponseAnswer:
         events = self._close("completed")
         events += self._begin(_Call(len(self._done), call_id, name))
         return events + self.arguments(arguments)
+
+    def calls(self, deltas: Sequence[CallDelta]) -> list[Event]:
+        """Pieces of calls, each call begun after the one before it has all."""
+        events: list[Event] = []
+        for delta in deltas:
+            if delta.id is None:
+                events += self.arguments(delta.arguments)
+            else:
+                events += self.call(delta.id, delta.name or "", delta.arguments)
+        return events
 
     def arguments(self, piece: str) -> list[Event]:
         """A further piece of the arguments of the call that began last."""

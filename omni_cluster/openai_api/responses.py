@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
@@ -234,7 +234,10 @@ def open_responses_request(
     """Decodes the media, see `open_chat_request`. `fetched`: what each of `checked.urls` led to, by its param."""
     of_chat = {each.param: fetched[checked.paths.own(each.param)] for each in checked.chat.urls}
     with checked.paths.told():
-        return ResponsesRequest(open_chat_request(checked.chat, of_chat, limits), checked.repeated)
+        chat = open_chat_request(checked.chat, of_chat, limits)
+    if chat.structure is not None:
+        chat = replace(chat, structure=replace(chat.structure, param=checked.paths.own(chat.structure.param)))
+    return ResponsesRequest(chat, checked.repeated)
 
 
 def _conversation(wire: _Body, paths: Paths) -> Conversation:

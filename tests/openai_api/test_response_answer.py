@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import error_body
 from omni_cluster.openai_api.response_answer import ResponseAnswer
-from omni_cluster.outputs import TokenChoice, TokenLogprob
+from omni_cluster.outputs import CallDelta, TokenChoice, TokenLogprob
 from tests.openai_api.test_responses import TOOL, parse
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -67,8 +67,9 @@ def test_one_that_was_cut_off_is_incomplete_and_so_is_its_last_item() -> None:
 
 def test_calls_are_items_of_their_own() -> None:
     response = answer(tools=[TOOL])
-    events = response.text("I look.") + response.call("call_1", "weather", '{"city"') + response.arguments(': "Rome"}')
-    events += response.call("call_2", "weather", "{}") + response.end("tool_calls", USAGE)
+    pieces = [CallDelta(0, "call_1", "weather"), CallDelta(0, arguments='{"city"'), CallDelta(0, arguments=': "Rome"}')]
+    events = response.text("I look.") + response.calls(pieces)
+    events += response.calls([CallDelta(1, "call_2", "weather", "{}")]) + response.end("tool_calls", USAGE)
     called = ["output_item.added", "function_call_arguments.delta"]
     done = ["function_call_arguments.done", "output_item.done"]
     wanted = [*MESSAGE, *MESSAGE_DONE, *called, called[1], *done, *called, *done, "completed"]

@@ -16,9 +16,11 @@ from omni_cluster.openai_api.responses import (
     check_responses_request,
     open_responses_request,
 )
+from omni_cluster.openai_api.structured import Structure
 from tests.openai_api.test_chat import LIMITS, png_of, wav_of
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": None}
+FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object"}}
 PICTURE = {"type": "input_image", "image_url": png_of("red"), "detail": "auto"}
 
 
@@ -137,6 +139,16 @@ def test_tools_and_sampling_go_by_a_chat_s_names() -> None:
     assert asked.chat.seed == 3
 
 
+def test_what_may_be_called_and_what_the_text_must_be() -> None:
+    chosen = {"type": "function", "name": "weather"}
+    use = parse(tools=[TOOL | {"strict": True}], tool_choice=chosen, parallel_tool_calls=False).chat.tool_use
+    assert use is not None and (use.must_call, use.name, use.is_parallel) == (True, "weather", False)
+    form = {"type": "json_schema", "name": "place", "strict": True, "schema": {"type": "object"}}
+    asked = parse(text={"format": form})
+    assert asked.chat.structure == Structure("json", {"type": "object"}, "text.format.schema")
+    assert asked.repeated["text"] == {"format": form}
+
+
 @pytest.mark.parametrize(
     ("fields", "most"),
     [
@@ -202,7 +214,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning": {"effort": "high"}}, "reasoning.effort", 'is "high", which is not supported'),
     ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "not supported"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
-    ({"text": {"format": {"type": "yaml"}}}, "text.format", "is "),
+    ({"text": {"format": {"type": "yaml"}}}, "text.format.type", 'is "yaml"'),
+    ({"text": {"format": FORM | {"colour": 1}}}, "text.format.colour", "is 1"),
+    ({"text": {"format": FORM | {"schema": {"type": "number", "multipleOf": 3}}}}, "text.format.schema.multipleOf", ""),
+    ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name", "the tools are weather"),
     ({"include": ["all"]}, "include[0]", 'is "all"'),
     ({"colour": "red"}, "colour", 'colour is "red", which is not supported'),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function': the server runs no tools of its own"),

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import openai
@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from PIL import Image
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from omni_cluster.engine.answer import Answer
 from omni_cluster.errors import DIED, StageDied
@@ -44,8 +44,10 @@ async def async_client(local: LocalApp) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-def asked(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": QUESTION, "max_output_tokens": 6, **fields}
+def asked(**fields: Any) -> Any:
+    """`seed` is no field of OpenAI's."""
+    body = {"seed": fields.pop("seed")} if "seed" in fields else {}
+    return {"model": MODEL, "input": QUESTION, "max_output_tokens": 6, "extra_body": body, **fields}
 
 
 def chat_text(client: OpenAI, *messages: Any, **fields: Any) -> str | None:
@@ -100,7 +102,8 @@ async def test_the_events_of_a_stream(async_client: AsyncOpenAI) -> None:
 
 
 def test_each_event_is_named_beside_its_data(local: LocalApp) -> None:
-    with local.client.stream("POST", PATH, json=asked(stream=True)) as answer:
+    body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 6, "stream": True}
+    with local.client.stream("POST", PATH, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         blocks = answer.read().decode().split("\n\n")
     assert blocks.pop() == "" and len(blocks) > 8
@@ -136,6 +139,52 @@ def test_an_earlier_answer_is_given_back_as_its_items(client: OpenAI) -> None:
     second = client.responses.create(**asked(input=[question, *first.output, question]))
     earlier: Any = {"role": "assistant", "content": first.output_text}
     assert second.output_text == chat_text(client, question, earlier, question)
+
+
+TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"enum": ["Oslo", "Lima"]}},
+        "required": ["place"],
+        "additionalProperties": False,
+    },
+}
+CALLING: Any = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 150}
+
+
+def test_a_call_and_its_result(client: OpenAI) -> None:
+    question: Any = {"role": "user", "content": "What is it like in Oslo?"}
+    response = client.responses.create(**asked(input=[question], **CALLING, seed=3))
+    Response.model_validate(response.to_dict(), strict=True)
+    (call,) = response.output
+    assert call.type == "function_call" and call.name == "weather" and response.status == "completed"
+    assert json.loads(call.arguments)["place"] in ("Oslo", "Lima")
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+    later = client.responses.create(**asked(input=[question, call, result], tools=[TOOL]))
+    assert later.usage is not None and later.usage.input_tokens > response.usage.input_tokens  # type: ignore[union-attr]
+
+
+def test_a_call_by_its_events(client: OpenAI) -> None:
+    with client.responses.stream(**asked(**CALLING, seed=3)) as stream:
+        events = list(stream)
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call"
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call.arguments and json.loads(call.arguments)["place"] in ("Oslo", "Lima")
+
+
+class Place(BaseModel):
+    name: Literal["Oslo", "Lima"]
+
+
+def test_a_text_that_keeps_to_a_schema(client: OpenAI) -> None:
+    response = client.responses.parse(**asked(max_output_tokens=150), text_format=Place)
+    assert response.output_parsed is not None and response.output_parsed.name in ("Oslo", "Lima")
+    question: Any = {"role": "user", "content": QUESTION}
+    assert client.responses.create(**asked(input=[question, *response.output, question])).output_text is not None
 
 
 def test_logprobs(client: OpenAI) -> None:

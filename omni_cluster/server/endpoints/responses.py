@@ -17,6 +17,7 @@ from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.response_answer import Event, ResponseAnswer
 from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
+from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.server.answers import error_answer, finish_reason, timings, usage
@@ -75,7 +76,8 @@ class ResponsesEndpoint:
                 )
                 told = asked.without_media()  # nothing here looks at them again
                 answered = self._streamed if told.chat.stream else self._whole
-                return await answered(told, request, visit, http_request.state.meter)
+                with structure_named(told.chat.structure if told.chat.tool_use is None else None):
+                    return await answered(told, request, visit, http_request.state.meter)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
 
@@ -96,6 +98,8 @@ def _completed(asked: ResponsesRequest, output: OmniRequestOutput) -> Response:
     response = ResponseAnswer(asked)
     if output.text or output.choices:
         response.text(output.text, output.choices)
+    for call in output.calls:
+        response.call(call.id, call.name, call.arguments)
     _end(response, output)
     return JSONResponse(response.body())
 
@@ -115,6 +119,8 @@ async def response_events(
             async for chunk in chunks:
                 if chunk.text or chunk.choices:
                     yield _sent(response.text(chunk.text, chunk.choices))
+                if chunk.calls:
+                    yield _sent(response.calls(chunk.calls))
         output = answer.finish()
         yield await asyncio.to_thread(lambda: _sent(_end(response, output)))
     except Exception as error:  # the boundary to the client, after the first byte
