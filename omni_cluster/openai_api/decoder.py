@@ -158,7 +158,7 @@ def _serve(link: socket.socket, memory_bytes: int, max_parcel_bytes: int) -> Non
     while parcel := _received(link):
         job = unpacked(parcel, Job, max_parcel_bytes)
         answer = answered(job, memory_bytes)
-        sent = packed(answer, max_answer_bytes(job.limits))
+        sent = _packed(answer, max_answer_bytes(job.limits))
         del parcel, job, answer
         _trim()
         is_last = room_bytes() < memory_bytes - memory_bytes // _KEPT_PART
@@ -166,6 +166,15 @@ def _serve(link: socket.socket, memory_bytes: int, max_parcel_bytes: int) -> Non
         sent.close()
         if is_last:
             return
+
+
+def _packed(answer: Answer, max_bytes: int) -> Parcel:
+    """MessagePack has no whole numbers of more than 64 bits; JSON has, in what a client writes for the model alone."""
+    try:
+        return packed(answer, max_bytes)
+    except OverflowError:
+        sentence = "The request has a whole number of more than 64 bits; send a smaller one, or send it as text."
+        return packed(Refused(sentence, None, "invalid_value", 400), max_bytes)
 
 
 def _received(link: socket.socket) -> Parcel | None:

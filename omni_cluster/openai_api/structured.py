@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from omni_cluster.errors import GrammarRefused
 from omni_cluster.openai_api.errors import BadRequest
@@ -55,8 +55,6 @@ class ResponseFormat(Wire):
 
 class StructuredOutputs(Wire):
     """vLLM's way to say it: one of these."""
-
-    model_config = ConfigDict(extra="allow")
 
     json_: Schema | str | None = Field(default=None, alias="json")
     regex: str | None = None

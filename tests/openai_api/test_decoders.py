@@ -266,6 +266,18 @@ async def test_more_memory_than_its_bound_is_refused_and_the_next_request_is_fin
         assert (await pool.open(body_of(image(png_of("red"))), none_fetched)).images[0].shape == (4, 5, 3)
 
 
+async def test_a_number_that_does_not_travel_is_refused_and_its_process_goes_on() -> None:
+    weather = {"name": "weather", "parameters": {"type": "integer", "maximum": 10**30}}
+    async with decoders() as pool:
+        body = body_of(image(png_of("red")), tools=[{"type": "function", "function": weather}])
+        error = await refused(pool, body)
+        assert (error.status, error.code) == (400, "invalid_value")
+        assert "a whole number of more than 64 bits" in error.message
+        (before,) = children()
+        assert (await pool.open(body_of(image(png_of("red"))), none_fetched)).images[0].shape == (4, 5, 3)
+        assert children() == [before]
+
+
 async def test_a_process_that_ends_in_the_middle_is_its_requests_fault() -> None:
     async with decoders() as pool:
         await pool.open(body_of(image(png_of("red"))), none_fetched)
