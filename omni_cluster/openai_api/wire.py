@@ -113,9 +113,9 @@ def _kinds(cls: type[Wire]) -> Mapping[str, frozenset[type]]:
 
 
 @cache
-def _names(cls: type[Wire]) -> frozenset[str]:
-    """Of its fields, as clients write them."""
-    return frozenset(field.alias or name for name, field in cls.model_fields.items())
+def _names(cls: type[Wire]) -> tuple[str, ...]:
+    """Of its fields, in their order, as clients write them."""
+    return tuple(field.alias or name for name, field in cls.model_fields.items())
 
 
 def at_most(count: int) -> Any:
