@@ -570,7 +570,7 @@ RESPONSE = (
     in_response("a picture that is none", {"input": [{"role": "user", "content": [
                 {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}]},
                 "input[0].content[0].image_url", "input[0].content[0].image_url", status=415,
-                code="unsupported_media_type"),
+                code="unsupported_image"),
     in_response("a response of many tokens", {"max_output_tokens": 10**6}, "max_output_tokens", "is 1000000, but at"),
 )  # fmt: skip
 

@@ -178,10 +178,12 @@ def test_a_second_turn_gives_the_first_answer_back(local: LocalApp) -> None:
         assert second.choices[0].message.audio.transcript == second.choices[0].message.content
 
 
-def test_the_example_of_the_docs_runs(local: LocalApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_docs_run(local: LocalApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OpenAI(" in code]
+    examples = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OpenAI(" in code]
+    assert len(examples) == 2
     monkeypatch.chdir(tmp_path)
-    exec(compile(example.replace("http://127.0.0.1:8000", local.url), "docs/api.md", "exec"), {})
+    for example in examples:
+        exec(compile(example.replace("http://127.0.0.1:8000", local.url), "docs/api.md", "exec"), {})
     with wave.open("answer.wav") as file:
         assert file.getframerate() == 24_000 and file.getnframes() > 0
