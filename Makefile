@@ -14,14 +14,18 @@ export RAY_USAGE_STATS_ENABLED := 0
 # On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 
-.PHONY: demo test coverage fuzz chaos lint setup format clean
+.PHONY: demo test clients coverage fuzz chaos lint setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
 
 # CONTRIBUTING.md says where the time goes.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not gpu" --cov --durations=15
+	$(BIN)/python -m pytest -m "not gpu and not slow" --cov --durations=15
+
+# All clients of the field, each in an environment of its own under .cache/clients; CLIENTS="-k litellm" for one.
+clients: $(READY)
+	$(BIN)/python -m pytest tests/clients $(CLIENTS)
 
 # Lines of API and configuration that their own tests reach: 96 %, the floor of `make test` too.
 coverage: $(READY)
@@ -58,4 +62,4 @@ $(READY): pyproject.toml $(VENV)-uv/bin/uv
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-uv
+	rm -rf $(VENV) $(VENV)-uv .cache/clients

@@ -1,0 +1,51 @@
+"""The table of docs/api.md names the versions that are run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.clients.environments import REQUIREMENTS
+from tests.clients.field import CLIENTS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "openai1": ("openai",),
+    "openai2": ("openai",),
+    "litellm": ("litellm",),
+    "litellm_proxy": ("litellm",),
+    "langchain": ("langchain-openai",),
+    "llama_index": ("llama-index-llms-openai-like",),
+    "pydantic_ai": ("pydantic-ai-slim",),
+    "instructor": ("instructor",),
+    "openai_agents": ("openai-agents",),
+    "smolagents": ("smolagents",),
+    "dspy": ("dspy",),
+    "semantic_kernel": ("semantic-kernel",),
+    "pipecat": ("pipecat-ai",),
+    "livekit": ("livekit-agents", "livekit-plugins-openai"),
+    "open_webui": ("open-webui",),
+    "aiperf": ("aiperf",),
+    "guidellm": ("guidellm",),
+    "node": ("openai", "ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible"),
+}
+"""What each environment is made for."""
+
+
+def test_the_table_has_the_versions_that_run() -> None:
+    _, table = (ROOT / "docs" / "api.md").read_text().split("\n## Clients\n")
+    assert {client.requirements for client in CLIENTS} == {*PACKAGES, None}
+    for requirements, packages in PACKAGES.items():
+        versions = pinned(requirements)
+        assert all(versions[package] in table for package in packages), requirements
+    (ours,) = re.findall(r'"openai==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert ours in table
+
+
+def pinned(requirements: str) -> dict[str, str]:
+    if requirements == "node":
+        return json.loads((REQUIREMENTS / "node" / "package.json").read_text())["dependencies"]
+    lines = (REQUIREMENTS / f"{requirements}.txt").read_text().splitlines()
+    return dict(re.fullmatch(r"([\w.\[\]-]+)==([^ ;]+).*", line).groups() for line in lines)
