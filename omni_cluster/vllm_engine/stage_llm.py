@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -53,6 +54,7 @@ from omni_cluster.vllm_engine.tool_calls import CallReader, structure_with_calls
 from omni_cluster.vllm_engine.version_check import check_names
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _LENGTHS = ("input_text", "input_tokens")
 """What vLLM's errors name for a prompt that is too long."""
@@ -233,7 +235,7 @@ class StageLLM:
             async for output in outputs:
                 yield output
         except VLLMClientError as error:
-            raise RequestError(f"request to stage {self._stage.model_stage}: {error}") from error
+            raise self._refused(error) from error
 
     async def _start(
         self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...], hold: str
@@ -348,7 +350,7 @@ class StageLLM:
                 **with_grammar(chosen, self._stage.model_stage), output_kind=RequestOutputKind.DELTA
             )
         except (ValueError, TypeError, VLLMClientError) as error:
-            raise RequestError(f"sampling parameters of stage {self._stage.model_stage}: {error}") from error
+            raise self._refused(error) from error
         self._check_token_ids(params)
         return params
 
@@ -365,6 +367,12 @@ class StageLLM:
         if request.tool_use is None or not self._traits.tool_parser:
             return None
         return CallReader(self._traits.tool_parser, request.tool_use, self.llm.renderer.get_tokenizer())
+
+    def _refused(self, error: Exception) -> RequestError:
+        """vLLM's own words are for the log: they name what clients do not know."""
+        stage = self._stage.model_stage
+        logger.warning("stage %s refused sampling parameters: %s", stage, error)
+        return RequestError(f"sampling parameters of stage {stage} do not go together; leave some of them out.")
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         """Raises RequestError for ids that the stage's model has not: vLLM would refuse them when others have begun."""
