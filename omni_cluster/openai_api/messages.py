@@ -276,7 +276,7 @@ class MessageReader:
         role = "system" if message.role == "developer" else message.role
         read: TemplateMessage = {"role": role, "content": self._content(f"{param}.content", message)}
         if message.tool_calls:
-            read["tool_calls"] = template_calls(message.tool_calls, f"{param}.tool_calls")
+            read["tool_calls"] = template_calls(message.tool_calls)
         if message.tool_call_id is not None:
             read["tool_call_id"] = message.tool_call_id
         return read

@@ -128,18 +128,20 @@ def template_tools(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
     return tuple(tool.model_dump(exclude_none=True) for tool in tools)
 
 
-def template_calls(calls: Sequence[ToolCall], param: str) -> list[dict[str, Any]]:
-    """With arguments as objects, which templates write by their own rules. Raises BadRequest that names `param`."""
-    return [_template_call(call, f"{param}[{i}].function.arguments") for i, call in enumerate(calls)]
+def template_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """With arguments as objects, which templates write by their own rules."""
+    return [_template_call(call) for call in calls]
 
 
-def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """As the text that it is where it is no object: a call that reached its limit was cut in it."""
     try:
-        arguments = from_json(call.function.arguments)  # refuses what is nested too deep, as for bodies
+        arguments = from_json(text)  # refuses what is nested too deep, as for bodies
     except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise BadRequest(
-            f"{param} is no JSON object; send it as the model wrote it.", param=param, code="invalid_value"
-        )
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        return text
+    return arguments if isinstance(arguments, dict) else text

@@ -138,14 +138,6 @@ BAD = [
         "messages[0].tool_calls",
         "only the assistant calls tools",
     ),
-    *[
-        (
-            with_fields(messages=calling(arguments=wrong)),
-            "messages[1].tool_calls[0].function.arguments",
-            "no JSON object",
-        )
-        for wrong in ("", "{", "[]", "5", "[" * 100_000)
-    ],
     (
         with_fields(messages=calling(arguments={})),
         "messages[1].tool_calls[0].function.arguments",

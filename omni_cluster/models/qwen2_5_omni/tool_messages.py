@@ -54,7 +54,10 @@ def _called(message: Message) -> Message:
 
 
 def _call(function: Mapping[str, Any]) -> str:
-    return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {_json(function["arguments"])}}}\n</tool_call>'
+    """Arguments that are text were cut, and stay as they are."""
+    arguments = function["arguments"]
+    written = arguments if isinstance(arguments, str) else _json(arguments)
+    return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {written}}}\n</tool_call>'
 
 
 def _results_joined(messages: Objects) -> Iterator[Message]:
