@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.encoding import SoundFormat
+from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.voices import chosen_voice
@@ -88,10 +89,12 @@ def parse_speech_request(
     models: Collection[str],
     voices: Collection[str],
     defaults: ApiDefaults = NO_DEFAULTS,
+    max_codec_tokens: int = MAX_INPUT_CHARS,
 ) -> SpeechRequest:
     """Raises BadRequest with one sentence and the field's path."""
     wire = parsed(_Body, body)
     check_model(wire.model, models)
+    _check_can_be_spoken(wire.input, max_codec_tokens)
     return SpeechRequest(
         wire.model,
         wire.input,
@@ -101,6 +104,17 @@ def parse_speech_request(
         wire.seed,
         tuple(name for name in ("instructions", "language") if getattr(wire, name) is not None),
     )
+
+
+def _check_can_be_spoken(text: str, max_codec_tokens: int) -> None:
+    """Raises BadRequest for a text that would surely break off: each character takes a codec token at least."""
+    if len(text) > max_codec_tokens:
+        raise BadRequest(
+            f"input has {len(text)} characters, but at most {max_codec_tokens} can be spoken, the codec tokens that a "
+            "request may take; send it in parts.",
+            param="input",
+            code="invalid_value",
+        )
 
 
 def delta_event(sound: bytes) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Reader:
         self._limits = api_limits(bound.config)
         self._fetcher = Fetcher(fetch_limits(bound.config))
         self._defaults = api_defaults(bound)
+        self._max_codec_tokens = bound.config.limits.max_codec_tokens
         self._decoders = Decoders(
             decoder_limits(bound.config), self._limits, self._models, self._voices, self._defaults
         )
@@ -95,7 +96,13 @@ class Reader:
         visit: Visit = http_request.state.visit
         body = await visit.body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
         return await self.off_loop(
-            lambda: parse_speech_request(body, models=self._models, voices=self._voices, defaults=self._defaults)
+            lambda: parse_speech_request(
+                body,
+                models=self._models,
+                voices=self._voices,
+                defaults=self._defaults,
+                max_codec_tokens=self._max_codec_tokens,
+            )
         )
 
     async def transcription(self, http_request: Request, task: Task) -> TranscriptionRequest:
