@@ -14,7 +14,7 @@ import numpy as np
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.build import samples_tokens
+from omni_cluster.engine.build import BoundPipeline, samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import (
     DIED,
@@ -40,6 +40,7 @@ from omni_cluster.server.log import logger
 
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
+_OF_TOKENS = frozenset({"stop_token_ids", "allowed_token_ids", "logit_bias"})
 _OF_TEXT = frozenset({"stop", "bad_words", "include_stop_str_in_output"})
 _OF_DECODING = frozenset({"skip_special_tokens", "spaces_between_special_tokens"})
 """How text is made of tokens: clients send vLLM's defaults to every stage."""
@@ -65,6 +66,24 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
         asked[stage.model_stage] = _client_fields(chat, stage) | taken
         _check_lengths(asked[stage.model_stage], stage, config.limits)
     return asked
+
+
+def check_token_ids(chat: ChatRequest, bound: BoundPipeline) -> None:
+    """Raises BadRequest for ids that the model of the text has not. Other stages' are for their engines to check."""
+    check_text_ids(chat.sampling.asked(), bound)
+    stages = bound.config.stages
+    for stage, (param, given) in zip(stages, _entries(chat, stages), strict=True):
+        if stage.final_output_type == "text":
+            check_text_ids(given, bound, f"{param}.")
+
+
+def check_text_ids(asked: Mapping[str, Any], bound: BoundPipeline, prefix: str = "") -> None:
+    """The same for sampling parameters of the text by vLLM's names; `prefix`: of their fields' paths."""
+    vocab_size = bound.family.vocab_size
+    for name in _OF_TOKENS & asked.keys():
+        if beyond := [i for i in asked[name] if i >= vocab_size]:
+            param = f"{prefix}{name}"
+            raise _bad(param, f"{param} has the token {beyond[0]}, but the model's are 0 to {vocab_size - 1}.")
 
 
 def text_sampling(asked: Mapping[str, Any], config: PipelineConfig) -> dict[str, dict[str, Any]]:

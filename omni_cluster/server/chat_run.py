@@ -9,7 +9,7 @@ from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api.chat import ChatRequest
 from omni_cluster.openai_api.errors import blamed_on
-from omni_cluster.server.answers import stage_sampling
+from omni_cluster.server.answers import check_token_ids, stage_sampling
 from omni_cluster.server.conversation import conversation_of
 
 
@@ -19,6 +19,7 @@ def omni_request(pipeline: Pipeline, chat: ChatRequest, request_id: str, prompt_
     Raises RequestError for what no stage would take.
     """
     bound = pipeline.bound
+    check_token_ids(chat, bound)
     with blamed_on(prompt_param):
         prompt = bound.family.render(chat.messages, chat.tools)
     request = OmniRequest(

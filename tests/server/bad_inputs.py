@@ -313,7 +313,6 @@ def frames(*urls: Any, **fields: Any) -> dict[str, Any]:
 
 VIDEO_PARAM = "messages[0].content[0].video_url.url"
 FRAMES_PARAM = "messages[0].content[0].video"
-ARGUMENTS_PARAM = "messages[0].tool_calls[0].function.arguments"
 
 
 def calling(arguments: Any) -> dict[str, Any]:
@@ -361,7 +360,12 @@ TOOLS_AND_LOGPROBS = (
     refused("a tool of a schema that is none",
             chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}],
                  tool_choice="required"), "tools", "is invalid, or has"),
-    refused("arguments that are no JSON", calling("{"), ARGUMENTS_PARAM, "is no JSON object"),
+    refused("a bias of a token too large", chat(logit_bias={"584": 1}), "logit_bias",
+            "has the token 584, but the model's are 0 to 511"),
+    refused("a stop token too large", chat(stage_sampling_params={"thinker": {"stop_token_ids": [9, 512]}}),
+            "stage_sampling_params.thinker.stop_token_ids", "has the token 512, but the model's are 0 to 511"),
+    refused("an end of a text too large", {"model": MODEL, "prompt": "Hi", "allowed_token_ids": [600]},
+            "allowed_token_ids", "has the token 600", path=COMPLETIONS),
     refused("a user who calls a tool", said("user", "Hi", tool_calls=calling("{}")["messages"][0]["tool_calls"]),
             "messages[0].tool_calls", "only the assistant calls tools"),
     refused("logprobs as a number", chat(logprobs=3), "logprobs", "should be a valid boolean"),
@@ -521,6 +525,7 @@ SPOKEN = (
               code="model_not_found", status=404),
     in_speech("an empty text", {"input": ""}, "input", "should not be empty"),
     in_speech("a long text", {"input": "x" * 4097}, "input", ", but it should have at most 4096 characters"),
+    in_speech("a text of more sound than may be made", {"input": "x" * 2049}, "input", "at most 2048 can be spoken"),
     in_speech("a text no string", {"input": ["Hi."]}, "input", "but it should be a valid string"),
     in_speech("speech in a new voice", {"voice": "Bob"}, "voice", "is \"Bob\", but the voices are Chelsie, Ethan"),
     in_speech("speech in another voice's id", {"voice": {"id": "Bob"}}, "voice", "but the voices are Chelsie, Ethan"),

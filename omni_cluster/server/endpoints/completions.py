@@ -20,7 +20,7 @@ from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.text_completion import ChoiceText, CompletionRequest, TextStream, completion_body
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
-from omni_cluster.server.answers import error_answer, finish_reason, text_sampling, usage
+from omni_cluster.server.answers import check_text_ids, error_answer, finish_reason, text_sampling, usage
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.endpoints.chat import choices_of
 from omni_cluster.server.metrics import HttpMeter, recoveries_counted
@@ -68,6 +68,7 @@ class CompletionsEndpoint:
         """One a choice, those of a prompt beside each other."""
         with blamed_on(_PROMPT):
             prompts = [self._bound.family.completing(prompt) for prompt in asked.prompts]
+        check_text_ids(asked.sampling, self._bound)
         requests = [self._request(asked, prompt, request_id) for prompt in prompts]
         for request in requests:
             self._pipeline.check(request)
