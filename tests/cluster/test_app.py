@@ -146,7 +146,7 @@ def test_a_text_is_spoken_whole_and_in_pieces_of_the_same_length(served: ServedA
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        ({"input": "word " * 819}, 400, "at most 1536"),
+        ({"input": "word " * 819}, 400, "at most 2048 can be spoken"),
         ({"model": "nobody"}, 404, "preset:tiny"),
         ({"speed": 1.5}, 400, "speed"),
     ],
@@ -301,9 +301,9 @@ async def test_a_text_request_costs_the_audio_stages_nothing(served: ServedApp) 
         (
             {"messages": [{"role": "user", "content": "word " * 900}]},
             400,
-            "has 1824 tokens, media included; at most 1536",
+            "length is 1536 tokens, but the prompt has 1824 tokens, media included",
         ),
-        ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "8024 tokens; at most 1536"),
+        ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "length is 1536 tokens, but the prompt has 8024 tokens"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DASHBOARD_URL}}]}]},
             400,
