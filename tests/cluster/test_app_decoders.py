@@ -127,7 +127,7 @@ async def test_bombs_are_refused_in_one_sentence_and_the_ingress_stays_small(
 def test_a_large_body_is_checked_beside_the_ingress(served: ServedApp, ingress: psutil.Process) -> None:
     assert served.client.post(CHAT, json=asking(image(png_bomb(64, 64)))).status_code == 200  # one is idle, and has it
     before = {each: cpu_s(each) for each in decoders()}
-    body = json.dumps(asking(junk="\u00e9" * 5_000_000)).encode()  # escapes, which take longest to read
+    body = json.dumps(asking(user="\u00e9" * 5_000_000)).encode()  # escapes, which take longest to read
     answer = served.client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200, answer.text
     # Three of the ticks in which it is counted.
