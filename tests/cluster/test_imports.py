@@ -15,14 +15,15 @@ HEAVY = ("torch", "vllm", "transformers", "scipy", "torchvision", "torchaudio", 
 DRIVER = "from deployments import app; app({})"
 DEMO = "import omni_cluster.demo, omni_cluster.cluster.local; omni_cluster.cluster.local.LocalCluster()"
 INGRESS = """
+from types import SimpleNamespace
 import omni_cluster.cluster.ingress
-from omni_cluster.server.app import GREETING
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.models.registry import known_families
+from omni_cluster.server.app import HttpServer
 
-family = bind(load_config(None, known_families=known_families())).family
-assert family.voices and family.render(GREETING)
+bound = bind(load_config(None, known_families=known_families()))
+assert bound.family.voices and HttpServer(SimpleNamespace(bound=bound)).app()
 """
 REPLICA = "import omni_cluster.cluster.stage_deployment"
 

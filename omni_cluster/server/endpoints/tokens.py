@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.inputs import Prompt
-from omni_cluster.memory.needs import max_model_len
-from omni_cluster.memory.sizes import ARSizes
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.errors import BadRequest, blamed_on
 from omni_cluster.openai_api.tokens import TokenizeRequest, detokenize_body, tokenize_body
@@ -98,6 +96,9 @@ class TokensEndpoint:
 
 
 def _longest(bound: BoundPipeline) -> int:
-    """Tokens of the longest prompt and its answer, in the stage that a request enters, which samples text."""
+    """Tokens of the longest prompt and its answer, in the stage that a request enters; of a prompt, if none is set.
+
+    The engine would tell what the model was made for: to read that here takes the libraries of engines.
+    """
     stage = next(each for each in bound.config.stages if not each.engine_input_source)
-    return max_model_len(stage, cast(ARSizes, bound.family.memory(stage.model_stage)))
+    return int(stage.engine_args.get("max_model_len") or bound.config.limits.max_prompt_tokens)
