@@ -303,7 +303,11 @@ async def test_a_text_request_costs_the_audio_stages_nothing(served: ServedApp) 
             400,
             "length is 1536 tokens, but the prompt has 1824 tokens, media included",
         ),
-        ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "length is 1536 tokens, but the prompt has 8024 tokens"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 4000}]},
+            400,
+            "1536 tokens, but the prompt has 8024 tokens",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DASHBOARD_URL}}]}]},
             400,

@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], int, str]] = {
     "frames above the pixels": (lambda: body_of(film(size=(4098, 2160), frames=2, rate=2)), 413, "8847360"),
     "frames above their number": (lambda: body_of(frames(*[png_bomb(56, 56)] * 129)), 413, "at most 128"),
     "sound above the prompt": (lambda: body_of(sound(120 * 16_000)), 400, "context length is 1536"),
-    "text above the prompt": (lambda: body_of({"type": "text", "text": "word " * 200_000}), 400, "context length is 1536"),
+    "text above the prompt": (lambda: body_of({"type": "text", "text": "word " * 200_000}), 400, "length is 1536"),
 }
 
 
