@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
+from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
@@ -23,9 +23,9 @@ from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.server.answers import check_text_ids, error_answer, finish_reason, text_sampling, usage
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.endpoints.chat import choices_of
-from omni_cluster.server.metrics import HttpMeter, recoveries_counted
+from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered
+from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered, whole_output
 
 _PROMPT = "prompt"
 _Group = list[tuple[OmniRequest, Begun]]
@@ -93,12 +93,8 @@ class CompletionsEndpoint:
     ) -> Response:
         outputs: list[OmniRequestOutput] = []
         for group in self._groups(requests):
-            outputs += await gathered([self._output(request, visit, meter) for request in group])
+            outputs += await gathered([whole_output(self._pipeline, request, visit, meter) for request in group])
         return await asyncio.to_thread(_completed, asked, requests, outputs)
-
-    async def _output(self, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
-        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
-        return await filled(answer_to(request.request_id, self._bound), events)
 
     async def _streamed(
         self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
+from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.family import Hearing
 from omni_cluster.openai_api import openapi, sse
@@ -25,9 +25,9 @@ from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, tr
 from omni_cluster.outputs import StageChunk
 from omni_cluster.server.answers import error_answer, text_sampling
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter, recoveries_counted
+from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import begun
+from omni_cluster.server.streamed import begun, whole_output
 
 
 class TranscriptionsEndpoint:
@@ -89,8 +89,7 @@ class TranscriptionsEndpoint:
     async def _whole(
         self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
     ) -> Response:
-        events = recoveries_counted(self._pipeline.stream(request, visit.deadline), meter)
-        output = await filled(answer_to(request.request_id, self._bound), events)
+        output = await whole_output(self._pipeline, request, visit, meter)
         if asked.format in ("json", "verbose_json"):
             return await asyncio.to_thread(lambda: JSONResponse(transcript(asked, output)))
         text = plain_transcript(asked, output.text)
