@@ -51,7 +51,7 @@ async def test_the_longest_prompt_is_answered_and_a_longer_one_is_refused(watche
     assert not spoken or answer.json()["choices"][0]["message"]["audio"]["data"]
     refused = ask(watched, text(num_words + 1), **talk)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert f"at most {MAX_TOKENS}" in refused.json()["error"]["message"]
+    assert f"length is {MAX_TOKENS} tokens" in refused.json()["error"]["message"]
     await until(lambda: nothing_is_left(watched), "all stages let go of the requests")
     await until(lambda: store_is_at_most(before), "no object of the requests is left in the store")
 

@@ -104,7 +104,7 @@ async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
             await post(body_of(8, 30, stream=True), **AUTHORIZED),
             await post(body_of(6, 24), **AUTHORIZED),
             await post(body_of(5, 24, modalities=["text"], audio=None), **AUTHORIZED),
-            await post(body_of(8, 30, voice="x", model="nobody"), **AUTHORIZED),
+            await post(body_of(8, 30, model="nobody"), **AUTHORIZED),
             await post(body_of(8, 30)),
         ]
     moved = grown(await scraped_at_rest(watched), before)
