@@ -58,5 +58,6 @@ def test_an_id_that_the_model_has_not_is_told_in_one_sentence(local: LocalApp) -
     sampling = {"stage_sampling_params": {"thinker": {"stop_token_ids": [2**31 - 1]}}}
     answer = local.client.post("/v1/chat/completions", json=body | sampling)
     assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert message.startswith("stop_token_ids of stage thinker has 2147483647, but the model's tokens are 0 to ")
+    error, field = answer.json()["error"], "stage_sampling_params.thinker.stop_token_ids"
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field} has the token 2147483647, but the model's are 0 to ")
