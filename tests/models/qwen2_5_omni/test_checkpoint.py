@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, Qwen2_5OmniForConditionalGeneration, Q
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.qwen2_5_omni import checkpoint as checkpoint_module
 from omni_cluster.models.qwen2_5_omni.checkpoint import (
+    RECIPE_VERSION,
     CheckpointSummary,
     _count_by_part,
     _weights,
@@ -273,7 +274,7 @@ def test_embedded_checkpoint_is_made_once_by_two_processes(tmp_path: Path) -> No
     answers = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert answers[0] == answers[1]
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["qwen2_5_omni-tiny-1"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [f"qwen2_5_omni-tiny-{RECIPE_VERSION}"]
 
 
 def test_embedded_checkpoint_lies_in_the_platform_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
