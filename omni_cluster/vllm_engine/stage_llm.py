@@ -122,6 +122,9 @@ class StageLLM:
         return self._llm
 
     def _bytes_of(self, token_id: int) -> bytes:
+        """No bytes for a token that is no text."""
+        if not self._traits.has_tokenizer:
+            return b""
         if self._token_bytes is None:
             self._token_bytes = TokenBytes(self.llm.renderer.get_tokenizer())
         return self._token_bytes.of(token_id)
