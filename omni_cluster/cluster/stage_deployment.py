@@ -164,7 +164,7 @@ class StageReplica:
         self._parcels.bring(request_id, parcel)
 
     async def _until_let_go(self, log: OutputLog, filling: Coroutine[Any, Any, None]) -> None:
-        """Fills the log until the request is cancelled, or nobody wants it any more."""
+        """Fills the log until the request is cancelled, or no reader wants it any more."""
         filler = asyncio.create_task(filling)
         try:
             async with asyncio.timeout(self._bound.config.limits.request_timeout_s):

@@ -93,11 +93,11 @@ class OutputLog:
         self._is_let_go = True
 
     def abandon(self) -> None:
-        """Nobody reads any more: the request has its whole answer, or a reader disappeared without closing."""
+        """No reader is left: the request has its whole answer, or a reader disappeared without closing."""
         self._is_abandoned.set()
 
     async def until_given_up(self, first_reader_s: float) -> None:
-        """Returns once the log is abandoned, or no reader has come within `first_reader_s`: nobody wants it."""
+        """Returns once the log is abandoned, or no reader has come within `first_reader_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(first_reader_s):
                 await self._has_reader.wait()

@@ -43,7 +43,7 @@ def _kept(kind: str, value: Any) -> Any:
     try:
         read = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
-        return value  # what is no JSON is refused by who reads it next
+        return value  # vLLM refuses what is no JSON
     return json.dumps(valid_strings(read))
 
 

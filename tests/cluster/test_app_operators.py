@@ -1,4 +1,4 @@
-"""What who runs the default application sees of it: Ray's own tools, and what Serve says of its calls."""
+"""What an operator sees of the default application: Ray's own tools, and what Serve says of its calls."""
 
 from __future__ import annotations
 
