@@ -27,6 +27,7 @@ EVERYWHERE: Names = {
     "vllm._custom_ops:apply_repetition_penalties": (),
     "vllm.config:CUDAGraphMode": ("FULL", "NONE", "PIECEWISE", "decode_mode", "separate_routine"),
     "vllm.config:CompilationMode": ("NONE",),
+    "vllm.config:ModelConfig": ("get_diff_sampling_param", "get_vocab_size"),
     "vllm.config:StructuredOutputsConfig": (),
     "vllm.config:SchedulerConfig": ("long_prefill_token_threshold", "max_num_batched_tokens"),
     "vllm.config:VllmConfig": ("additional_config", "lora_config", "model_config", "scheduler_config"),

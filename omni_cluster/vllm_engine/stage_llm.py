@@ -17,7 +17,6 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.renderers.base import BaseRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -39,18 +38,18 @@ from omni_cluster.models.family import ARSession, EngineInput, Family
 from omni_cluster.outputs import StageChunk, answering
 from omni_cluster.payloads import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
-from omni_cluster.sampling import LEAST_TOP_P, STRUCTURE, check_sampling
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
-from omni_cluster.vllm_engine.grammar import INVALID, NO_WAY, GrammarCheck, with_grammar
+from omni_cluster.vllm_engine.grammar import NO_WAY, GrammarCheck
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
+from omni_cluster.vllm_engine.sampling_params import StageSampling, refused
 from omni_cluster.vllm_engine.scheduler import NOT_FINITE
 from omni_cluster.vllm_engine.token_bytes import TokenBytes
-from omni_cluster.vllm_engine.tool_calls import CallReader, structure_with_calls
+from omni_cluster.vllm_engine.tool_calls import CallReader
 from omni_cluster.vllm_engine.version_check import check_names
 
 T = TypeVar("T")
@@ -98,7 +97,7 @@ class StageLLM:
         self._llm: OmniAsyncLLM | None = None
         self._token_bytes: TokenBytes | None = None
         self._grammars: GrammarCheck | None = None
-        self._checkpoint_sampling: Mapping[str, Any] = {}
+        self._started_sampling: StageSampling | None = None
         self._pusher = RowsPusher(self._send_rows)
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
 
@@ -110,16 +109,23 @@ class StageLLM:
         _forget_media_in_turn(llm.renderer)
         self._llm = llm
         self._grammars = GrammarCheck(llm.input_processor)
-        self._checkpoint_sampling = llm.model_config.get_diff_sampling_param()
+        self._started_sampling = StageSampling(self._stage, self._pipeline.limits, self._traits, llm.model_config)
         if not self._traits.has_tokenizer:
             # vLLM would count the text's end token among this stage's stops, by an id that means something else here.
             llm.input_processor.generation_config_fields = {}
 
     @property
     def llm(self) -> OmniAsyncLLM:
-        if self._llm is None:
+        return self._started(self._llm)
+
+    @property
+    def _sampling(self) -> StageSampling:
+        return self._started(self._started_sampling)
+
+    def _started(self, part: T | None) -> T:
+        if part is None:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
-        return self._llm
+        return part
 
     def _bytes_of(self, token_id: int) -> bytes:
         """No bytes for a token that is no text."""
@@ -131,7 +137,7 @@ class StageLLM:
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`."""
-        self._sampling_params(request, {})
+        self._sampling.params(request, {})
 
     async def admit(self, request_id: str) -> bool:
         """See `Stage.admit`: nobody hears tokens."""
@@ -238,7 +244,7 @@ class StageLLM:
             async for output in outputs:
                 yield output
         except VLLMClientError as error:
-            raise self._refused(error) from error
+            raise refused(self._stage.model_stage, error) from error
 
     async def _start(
         self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...], hold: str
@@ -259,7 +265,7 @@ class StageLLM:
             additional_information=prompt.pop("additional_information", None),
         )
         _check_rows(extra, self._pipeline.limits.max_payload_elements)
-        params = self._sampling_params(request, engine_input.sampling)
+        params = self._sampling.params(request, engine_input.sampling)
         if params.structured_outputs is not None and self._grammars is not None:
             await asyncio.to_thread(self._grammars.check, params)
         params.extra_args = extra.to_extra_args()
@@ -337,56 +343,10 @@ class StageLLM:
         is_entry = not self._stage.engine_input_source
         return min(fitting, self._pipeline.limits.max_prompt_tokens) if is_entry else fitting
 
-    def _sampling_params(self, request: OmniRequest, forced: Mapping[str, Any]) -> SamplingParams:
-        """What the checkpoint says, then the configuration, then the client, then what the family insists on."""
-        asked = request.sampling.get(self._stage.model_stage, {})
-        chosen = {**self._checkpoint_sampling, **self._stage.default_sampling_params, **asked, **forced}
-        check_sampling(chosen, self._stage.model_stage)
-        chosen[STRUCTURE] = self._structure(request, chosen.get(STRUCTURE))
-        chosen["max_tokens"] = self._pipeline.limits.most_tokens(self._stage.final_output_type, chosen)
-        if chosen.get("seed") is not None:
-            chosen["seed"] %= 2**64  # vLLM takes -1 for none
-        if chosen.get("top_p") is not None:
-            chosen["top_p"] = max(chosen["top_p"], LEAST_TOP_P)
-        try:
-            params = SamplingParams(
-                **with_grammar(chosen, self._stage.model_stage), output_kind=RequestOutputKind.DELTA
-            )
-        except (ValueError, TypeError, VLLMClientError) as error:
-            raise self._refused(error) from error
-        self._check_token_ids(params)
-        return params
-
-    def _structure(self, request: OmniRequest, structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """What the stage's text is kept to: calls of tools too, where the request may make some."""
-        if request.tool_use is None or not self._traits.tool_parser:
-            return structure
-        try:
-            return structure_with_calls(self._traits.tool_parser, request.tool_use, structure)
-        except (ValueError, TypeError, KeyError) as error:
-            raise GrammarRefused(INVALID) from error
-
     def _call_reader(self, request: OmniRequest) -> CallReader | None:
         if request.tool_use is None or not self._traits.tool_parser:
             return None
         return CallReader(self._traits.tool_parser, request.tool_use, self.llm.renderer.get_tokenizer())
-
-    def _refused(self, error: Exception) -> RequestError:
-        """vLLM's own words are for the log: they name what clients do not know."""
-        stage = self._stage.model_stage
-        logger.warning("stage %s refused sampling parameters: %s", stage, error)
-        return RequestError(f"sampling parameters of stage {stage} do not go together; leave some of them out.")
-
-    def _check_token_ids(self, params: SamplingParams) -> None:
-        """Raises RequestError for ids that the stage's model has not: vLLM would refuse them when others have begun."""
-        vocab_size = self.llm.model_config.get_vocab_size()
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            beyond = [i for i in getattr(params, name) or () if not 0 <= i < vocab_size]
-            if beyond:
-                raise RequestError(
-                    f"{name} of stage {self._stage.model_stage} has {beyond[0]}, "
-                    f"but the model's tokens are 0 to {vocab_size - 1}."
-                )
 
     def _fed(
         self, request_id: str, session: ARSession, sink: RowsSink, cleanup: contextlib.AsyncExitStack
