@@ -28,7 +28,7 @@ from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, TELL_S, Addres
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription, WireChunk
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
-from omni_cluster.outputs import AudioChunk, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import RowsChunk
 from tests.cluster.clock import Clock
 
@@ -127,6 +127,7 @@ def test_all_that_a_message_says_arrives() -> None:
             audio=AudioChunk(487, np.zeros(0, np.float32), 24_000),
             finish_reason="stop",
             handover=HandoverTimes(1, 2),
+            calls=(CallDelta(0, "call_1", "now", "{}"), CallDelta(0, arguments="ü")),
         ),
     ]
     told = {name for chunk in sent for name in chunk.__struct_fields__ if getattr(chunk, name)}
