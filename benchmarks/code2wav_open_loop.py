@@ -38,7 +38,7 @@ from omni_cluster.bench.record import AudioArrival
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.round_cost import RoundCost
+from omni_cluster.engine.slack import Slack
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
@@ -362,9 +362,9 @@ class Bench:
         watched, talkers = Watched(policy.scheduler(self.config)), Talkers(near)
         config = self.config.model_copy(update={"max_pieces_at_once": policy.pieces_at_once})
         rate_hz = self.model.sample_rate_hz
-        cost = RoundCost(self.model.steps, config.max_batch_frames)
+        slack = Slack(self.model.steps, config.max_batch_frames, StepCost(), time.monotonic)
         stopped = functools.partial(DiffusionEngineStopped, "ended")
-        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, cost)
+        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, slack)
         tasks = [asyncio.create_task(loop.run()), asyncio.create_task(talkers.run())]
         gaps = random.Random(seed)
         arrivals = itertools.accumulate(gaps.expovariate(rate) for _ in itertools.count())

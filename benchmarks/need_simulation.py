@@ -1,12 +1,11 @@
-"""No work past the need, simulated: talkers that rest, and streams that are turned away.
+"""No work past the need, simulated: talkers that rest.
 
-    python -m benchmarks.need_simulation [--ahead 4 6 8] [--max-stall 0.1 0.25 0.5 1] [--loads 3 5 7 9 -32 16 24 48]
-        [--seeds 0 1] [--contention fitted] [--json OUT.json]
+    python -m benchmarks.need_simulation [--ahead 4 6 8] [--loads 3 5 7 9 -32 16 24 48] [--seeds 0 1]
+        [--contention fitted] [--json OUT.json]
 
-`benchmarks/code2wav_simulation.py` and two rules. A talker rests while its player is ahead by so many seconds and
-others need codes sooner: by codes and sound (`ahead`), or by sound alone (`heard`). A stream begins only if the
-product's own `RoundCost` lets it; it waits, and then leaves. Loads: requests a second, at once from 16 on, or clients
-if negative.
+`benchmarks/code2wav_simulation.py` and one rule. A talker rests while its player is ahead by so many seconds and
+others need codes sooner: by codes and sound (`ahead`), or by sound alone (`heard`). Loads: requests a second, at once
+from 16 on, or clients if negative.
 """
 
 from __future__ import annotations
@@ -15,25 +14,10 @@ import argparse
 import itertools
 import json
 import math
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.code2wav_simulation import (
-    BATCH_BLOCKS,
-    BLOCK_FRAMES,
-    STEPS,
-    Card,
-    Contention,
-    Load,
-    Piece,
-    Policy,
-    Steps,
-    Stream,
-)
-from omni_cluster.engine.admission import expected_stall_s
-from omni_cluster.engine.round_cost import URGENT_S, RoundCost
-from omni_cluster.models.family import StepTime
+from benchmarks.code2wav_simulation import Card, Contention, Load, Policy, Steps, Stream
 
 CODE_S = 0.02
 CONTENTIONS = {
@@ -65,60 +49,6 @@ class RestingCard(Card):
         return stream.dry_s - self._now_s + (0 if self._heard else (stream.codes - stream.start) * CODE_S)
 
 
-class ClosedDoor(Card):
-    """Streams begin in turn, once none is expected to stand still longer than `max_stall_s`; or leave after that."""
-
-    def __init__(self, policy: Policy, load: Load, contention: Contention, max_stall_s: float) -> None:
-        super().__init__(policy, load, contention)
-        self._max_stall_s = max_stall_s
-        self._cost = RoundCost(STEPS, BATCH_BLOCKS * BLOCK_FRAMES)
-        self._waiting: deque[Stream] = deque()
-        self._frames = 0
-        self.turned_away = 0
-
-    def _enter(self, stream: Stream, code2wav: bool) -> None:
-        self._waiting.append(stream)
-        self._let_in(code2wav)
-
-    def _speak(self, step_s: float, code2wav: bool) -> None:
-        self._let_in(code2wav)
-        super()._speak(step_s, code2wav)
-
-    def _let_in(self, code2wav: bool) -> None:
-        while self._waiting:
-            first = self._waiting[0]
-            waited_s = self._now_s - first.arrival_s
-            if self._has_room():
-                super()._enter(self._waiting.popleft(), code2wav)
-                first.first_code_s += waited_s
-            elif waited_s > self._max_stall_s:
-                self._waiting.popleft()
-                self.turned_away += 1
-            else:
-                return
-
-    def _has_room(self) -> bool:
-        left = [0.0 if each.dry_s == math.inf else each.dry_s - self._now_s for each in self._open.values()]
-        urgent = sum(left_s < URGENT_S for left_s in left)
-        return not urgent or expected_stall_s(self._cost, urgent + 1) <= self._max_stall_s
-
-    def _make(self, batch: list[Piece], steps: int) -> None:
-        for piece in batch:
-            if not piece.begun:
-                self._cost.began(piece.frames, piece.due_s - self._now_s)
-        self._frames = sum(piece.frames for piece in batch)
-        super()._make(batch, steps)
-
-    def _finish(self) -> None:
-        self._frames = sum(piece.frames for piece in self._pieces if not piece.steps_left)
-        super()._finish()
-
-    def _work(self, part: str, launch_s: float, work_s: float) -> float:
-        taken_s = super()._work(part, launch_s, work_s)
-        (self._cost.stepped if part == "flow" else self._cost.finished)(StepTime(self._frames, taken_s))
-        return taken_s
-
-
 def load_of(number: float, seed: int) -> Load:
     if number < 0:
         return Load.closed(int(-number), int(-5 * number))
@@ -131,14 +61,11 @@ def cards(options: argparse.Namespace, load: Load) -> Iterable[tuple[str, Card]]
     for ahead_s, heard in itertools.product(options.ahead, (False, True)):
         name = f"rests {'heard' if heard else 'ahead'} {ahead_s:g} s"
         yield name, RestingCard(Steps(1), load, of, ahead_s, heard=heard)
-    for max_stall_s in options.max_stall:
-        yield f"max stall {max_stall_s:g} s", ClosedDoor(Steps(1), load, of, max_stall_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ahead", type=float, nargs="*", default=[4, 6, 8])
-    parser.add_argument("--max-stall", type=float, nargs="*", default=[0.1, 0.25, 0.5, 1])
     parser.add_argument("--loads", type=float, nargs="*", default=[3, 5, 7, 9, -32, 16, 24, 48])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--contention", choices=CONTENTIONS, default="fitted")
@@ -149,10 +76,9 @@ def main() -> None:
         for name, card in cards(options, load := load_of(number, seed)):
             figures = card.run().figures()
             shown = {key: round(figures[key], 4) for key in SHOWN}
-            away = getattr(card, "turned_away", 0)
-            rows.append({"rule": name, "load": load.name, "seed": seed, "turned_away": away, **shown})
+            rows.append({"rule": name, "load": load.name, "seed": seed, **shown})
             told = " ".join(f"{figure:.3f}" for figure in shown.values())
-            print(f"{load.name:10} {seed} {name:16} {away:4} turned away | {told}", flush=True)
+            print(f"{load.name:10} {seed} {name:16} | {told}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -61,10 +61,6 @@ NO_ROOM = "Ray's object store has no room for this request now; send it again la
 """What a client is told of StoreFull."""
 
 
-class TooManyVoices(OmniError):
-    """One more stream of sound would make those that are heard stand still for too long."""
-
-
 class DiffusionEngineStopped(StageDied):
     """A diffusion stage was shut down, or broke, while a request waited for it."""
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
 from omni_cluster.cluster.loads import LOST_S, SILENT_S
 from omni_cluster.cluster.parcel import Posted
-from omni_cluster.cluster.run import Run, StageAccess, cause_awaited
+from omni_cluster.cluster.run import Run, StageAccess
 from omni_cluster.cluster.suspect import ASK_S, Suspect, all_are_up
-from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaSilent
+from omni_cluster.cluster.transport import RemoteStage, ReplicaSilent
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
@@ -40,7 +40,7 @@ class Orchestrator:
 
         Closing the iterator ends the request in every stage. When a replica is lost, the request is begun again in all
         stages that it still needs, and goes on where it was, at most `limits.max_restarts` times. Raises StageDied when
-        it may not be begun again, and TooManyVoices.
+        it may not be begun again.
         """
         course = Course(self._bound, posted.request)
         while stages := course.stages_left():
@@ -49,7 +49,6 @@ class Orchestrator:
                 choose_late = functools.partial(self._choose_late, course, chosen)
                 run = Run(self._bound, self._stages, course.next_request(), posted, chosen, choose_late)
                 try:
-                    await self._admit(course, run)
                     async with contextlib.aclosing(run.events(deadline)) as events:
                         async for event in events:
                             if (new := course.new(event)) is not None:
@@ -139,20 +138,6 @@ class Orchestrator:
 
     def _calls(self, stage: StageConfig) -> RemoteStage:
         return self._stages[stage.model_stage].calls
-
-    async def _admit(self, course: Course, run: Run) -> None:
-        """Before any stage begins, and once. As long as no replica is known here, there is none to ask."""
-        stage = None if course.is_admitted else self._bound.admitting_stage(run.request)
-        replica_id = run.replica_of(stage) if stage is not None else ""
-        if stage is not None and replica_id:
-            wait_s = ANSWER_S + (self._bound.config.limits.max_stall_s or 0)
-            async with cause_awaited():
-                may = await self._calls(stage).call(
-                    "admit", run.request.request_id, replica_id=replica_id, wait_s=wait_s
-                )
-            if not may:
-                raise self._bound.too_many_voices()
-        course.is_admitted = True
 
     def _note(self, loss: Loss, error: StageDied) -> Loss:
         """No other request is brought to what was lost."""

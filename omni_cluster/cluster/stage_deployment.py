@@ -145,10 +145,6 @@ class StageReplica:
             self._logs.remove(request.request_id)
             self._end(request, meter, "cancelled")
 
-    async def admit(self, request_id: str) -> bool:
-        """See `Stage.admit`."""
-        return await self._engine.admit(request_id)
-
     async def reserve(self, request_id: str) -> Turn:
         """See `Reservation.ask`."""
         self._check_engine()

@@ -59,13 +59,6 @@ class Limits(Strict):
     max_choices: int = Field(default=4, ge=1, le=64, description="Answers to one chat request, its n.", examples=[4])
     max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
     max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
-    # None: every stream begins at once.
-    max_stall_s: float | None = Field(
-        default=None,
-        ge=0,
-        description="Expected seconds in which a player stands still, above which a new stream waits, then gets a 429.",
-        examples=[0.25],
-    )
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
     )

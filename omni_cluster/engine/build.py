@@ -9,7 +9,7 @@ from pathlib import Path
 from omni_cluster.config.plan import in_data_order
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.stage import Stage
-from omni_cluster.errors import ConfigError, PromptTooLong, RequestError, TooManyVoices
+from omni_cluster.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family, StageKind
@@ -50,18 +50,6 @@ class BoundPipeline:
             if stage.stage_id in needed:
                 needed.update(stage.engine_input_source)
         return [s for s in ordered if s.stage_id in needed]
-
-    def admitting_stage(self, request: OmniRequest) -> StageConfig | None:
-        """The stage that is asked, before any begins, whether it can speak the answer as it is heard."""
-        if self.config.limits.max_stall_s is None or not request.streams_audio:
-            return None
-        return next((s for s in self.stages_for(request) if s.final_output_type == "audio"), None)
-
-    def too_many_voices(self) -> TooManyVoices:
-        return TooManyVoices(
-            f"one more voice would make some stand still for more than limits.max_stall_s = "
-            f"{self.config.limits.max_stall_s:g} s; send it again later."
-        )
 
     def source(self, stage: StageConfig) -> StageConfig | None:
         """The stage that feeds this one."""

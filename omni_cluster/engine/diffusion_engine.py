@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.admission import Admission
 from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.round_cost import RoundCost
+from omni_cluster.engine.slack import Slack
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import COUNTED, StepLoop
 from omni_cluster.engine.step_scheduler import StepScheduler
@@ -35,7 +34,7 @@ _DEVICE_BROKE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|Triton Err
 """Messages of errors after which nothing more is computed: CUDA's, and vLLM's when a worker's process is gone."""
 
 SLACK_PERCENT = "slack_percent"
-"""Of `counts`: see `Admission.slack_use`."""
+"""Of `counts`: see `Slack.use`."""
 
 
 class DiffusionEngine:
@@ -46,12 +45,11 @@ class DiffusionEngine:
         self._family = family
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
         self._config = stage.diffusion_settings
-        self._max_stall_s = pipeline.limits.max_stall_s
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._worker: StageWorker | None = None
         self._loop: StepLoop | None = None
-        self._admission: Admission | None = None
+        self._slack: Slack | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._sample_rate_hz = 0
 
@@ -59,21 +57,16 @@ class DiffusionEngine:
         self._worker = await self._in_thread(lambda: StageWorker(self._args))
         self._sample_rate_hz = await self._call("sample_rate_hz")
         steps, config = await self._call("steps_of_a_job"), self._config
+        cost = StepCost()
         scheduler: StepScheduler[LoopJob] = StepScheduler(
-            config.max_batch_frames, config.max_batch_size, StepCost(), time.monotonic
+            config.max_batch_frames, config.max_batch_size, cost, time.monotonic
         )
-        cost = RoundCost(steps, config.max_batch_frames)
-        self._admission = Admission(self._max_stall_s, cost, time.monotonic)
-        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped, cost)
+        self._slack = Slack(steps, config.max_batch_frames, cost, time.monotonic)
+        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped, self._slack)
         self._loop_task = asyncio.create_task(self._loop.run())
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`: voice and codes are the family's to check."""
-
-    async def admit(self, request_id: str) -> bool:
-        """See `Stage.admit`."""
-        self._running_loop()
-        return self._admission is None or await self._admission.admit(request_id)
 
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
@@ -100,9 +93,9 @@ class DiffusionEngine:
 
     def _player(self, request: OmniRequest) -> contextlib.AbstractContextManager[Playback]:
         """The request's player. Nobody hears a whole answer while it is made."""
-        if self._admission is None or not request.streams_audio:
+        if self._slack is None or not request.streams_audio:
             return contextlib.nullcontext(Playback())
-        return self._admission.player(request.request_id)
+        return self._slack.player(request.request_id)
 
     def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> DiffusionSession:
         return self._family.diffusion_session(self._stage.model_stage, request, upstream, self._config)
@@ -168,9 +161,9 @@ class DiffusionEngine:
 
     async def counts(self) -> dict[str, int]:
         """See `Stage.counts`."""
-        if self._loop is None or self._admission is None:
+        if self._loop is None or self._slack is None:
             return dict.fromkeys((*COUNTED, SLACK_PERCENT), 0)
-        return {**self._loop.counts(), SLACK_PERCENT: round(100 * self._admission.slack_use())}
+        return {**self._loop.counts(), SLACK_PERCENT: round(100 * self._slack.use())}
 
     async def shutdown(self) -> None:
         self._probe.close()

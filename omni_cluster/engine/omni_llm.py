@@ -101,12 +101,11 @@ class AsyncOmniLLM:
             self._stages[stage.model_stage].check(request)
 
     async def stream(self, request: OmniRequest, deadline: Deadline | None = None) -> AsyncGenerator[StageEvent, None]:
-        """Chunks of all stages that the request needs, as they are made. Raises RequestError, and TooManyVoices.
+        """Chunks of all stages that the request needs, as they are made. Raises RequestError.
 
         Closing the iterator ends the request in every stage. `deadline`: the configuration's if None.
         """
         self.check(request)
-        await self._admit(request)
         run = FanIn(deadline or Deadline(self.config.limits.request_timeout_s))
         stages = self.bound.stages_for(request)
         logs = {each.stage_id: OutputLog(request.request_id, self.config.limits.outbox_max_bytes) for each in stages}
@@ -116,11 +115,6 @@ class AsyncOmniLLM:
             async with contextlib.aclosing(run.events()) as events:
                 async for event in events:
                     yield event
-
-    async def _admit(self, request: OmniRequest) -> None:
-        stage = self.bound.admitting_stage(request)
-        if stage is not None and not await self._stages[stage.model_stage].admit(request.request_id):
-            raise self.bound.too_many_voices()
 
     @contextlib.contextmanager
     def _counted(self, stages: Sequence[str]) -> Iterator[None]:

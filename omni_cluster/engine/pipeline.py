@@ -35,7 +35,7 @@ class Pipeline(Protocol):
         """Chunks of all stages that a request needs, as they are made; `check` let the request pass.
 
         Closing the iterator ends the request in every stage. Raises RequestError for what a stage refuses,
-        TooManyVoices, StageDied, StoreFull, DeadlineExceeded, and what else broke in a stage.
+        StageDied, StoreFull, DeadlineExceeded, and what else broke in a stage.
         """
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 
 class Playback:
@@ -12,13 +11,11 @@ class Playback:
     A player that ran dry goes on when the next piece comes, and hears all that follows so much later.
     """
 
-    def __init__(self, on_delivery: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self._runs_dry_s = -math.inf
-        self._on_delivery = on_delivery
 
     def deliver(self, sound_s: float, now_s: float) -> None:
         self._runs_dry_s = max(self._runs_dry_s, now_s) + sound_s
-        self._on_delivery()
 
     def due_s(self, now_s: float) -> float:
         """When the next piece is needed: the first one at once, a later one when the client's player runs dry."""

@@ -140,7 +140,6 @@ class Course:
     """A request over all of its runs."""
 
     def __init__(self, bound: BoundPipeline, request: OmniRequest) -> None:
-        self.is_admitted = False
         self._bound = bound
         self._request = request
         self._delivered = Delivered()

@@ -18,9 +18,6 @@ class Stage(Protocol):
     def check(self, request: OmniRequest) -> None:
         """Raises RequestError for what this stage would refuse, before any stage has begun."""
 
-    async def admit(self, request_id: str) -> bool:
-        """Whether a request whose sound is streamed may begin; waits for up to `limits.max_stall_s` until it may."""
-
     def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:

@@ -16,7 +16,7 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.job_queue import JobQueue
 from omni_cluster.engine.loop_job import LoopJob, heard_codes, heard_frames
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.round_cost import RoundCost
+from omni_cluster.engine.slack import Slack
 from omni_cluster.engine.step_scheduler import Scheduler
 from omni_cluster.engine.streams import Streams
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
@@ -37,7 +37,7 @@ class StepLoop:
     """The jobs of one model, from when they are asked for until their sound is made.
 
     `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error for those who
-    still wait when the loop ends. `cost` is told what was done.
+    still wait when the loop ends. `slack` is told of pieces and passes.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class StepLoop:
         config: DiffusionConfig,
         scheduler: Scheduler[LoopJob],
         stopped: Callable[[], DiffusionEngineStopped],
-        cost: RoundCost,
+        slack: Slack,
     ) -> None:
         self._call, self._steps, self._sample_rate_hz = call, steps, sample_rate_hz
-        self._config, self._scheduler, self._stopped, self._cost = config, scheduler, stopped, cost
+        self._config, self._scheduler, self._stopped, self._slack = config, scheduler, stopped, slack
         self._numbers = itertools.count()
         self._jobs: list[LoopJob] = []
         self._work = asyncio.Event()
@@ -167,7 +167,7 @@ class StepLoop:
             return False
         job.begin(number)
         if job.job.stream is not None:
-            self._cost.began(job.frames, job.due_s - time.monotonic())
+            self._slack.began(job.frames, job.due_s - time.monotonic())
         return True
 
     async def _step(self, jobs: Sequence[LoopJob]) -> None:
@@ -179,7 +179,6 @@ class StepLoop:
             job.steps_left -= 1
         if taken is not None:
             self._scheduler.took(taken)
-            self._cost.stepped(taken)
 
     async def _finish(self, jobs: Sequence[LoopJob]) -> None:
         began_s = time.monotonic()
@@ -187,7 +186,7 @@ class StepLoop:
         if error is not None:
             await self._one_by_one(self._finish, jobs, error)
             return
-        self._cost.finished(StepTime(sum(job.frames for job in jobs), time.monotonic() - began_s))
+        self._slack.finished(StepTime(sum(job.frames for job in jobs), time.monotonic() - began_s))
         self._jobs = [job for job in self._jobs if job not in jobs]
         for job, wave in zip(jobs, waves, strict=True):
             job.make(wave)

@@ -25,7 +25,6 @@ from omni_cluster.errors import (
     ServerClosing,
     StageDied,
     StoreFull,
-    TooManyVoices,
 )
 from omni_cluster.openai_api.access import VOICE_HEADER, ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
@@ -222,8 +221,6 @@ def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[
         return 400, error_body(str(error), param=prompt, code="context_length_exceeded")
     if isinstance(error, RequestError):
         return 400, error_body(str(error))
-    if isinstance(error, TooManyVoices):
-        return 429, error_body(str(error), status=429, code="too_many_voices")
     if isinstance(error, ServerClosing):
         return 503, error_body(str(error), status=503, code=CLOSING)
     logger.exception("a request failed")

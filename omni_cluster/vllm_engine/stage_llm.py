@@ -139,10 +139,6 @@ class StageLLM:
         """See `Stage.check`."""
         self._sampling.params(request, {})
 
-    async def admit(self, request_id: str) -> bool:
-        """See `Stage.admit`: nobody hears tokens."""
-        return True
-
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None
     ) -> AsyncGenerator[StageChunk, None]:

@@ -142,7 +142,6 @@ def watched(shared: dict[str, Shared]) -> ServedApp:
 @pytest.fixture(scope="module")
 def served_2x2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
     """Two thinkers, two talkers, a code2wav that gets a second replica when it has more than two jobs; few may wait.
-    Streams of sound are let in by code2wav, however long others may stand still.
 
     Bodies have to come quickly, and little may be left unread. Clients need `KEY`, and may name media on this machine
     by URL.
@@ -151,7 +150,7 @@ def served_2x2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
     del config["stages"][2]["num_replicas"]
     config["stages"][2]["autoscaling"] = {"max_replicas": 2, "target": 2, "upscale_delay_s": 0.5}
     config["limits"] |= {"max_ongoing_requests": 12, "max_queued_requests": 24}
-    config["limits"] |= {"upload_timeout_s": 3, "max_unread_bytes": 262_144, "max_stall_s": 600}
+    config["limits"] |= {"upload_timeout_s": 3, "max_unread_bytes": 262_144}
     config["fetch"] = {"allow_private": True}
     path = tmp_path_factory.mktemp("config") / "autoscaled.yaml"
     config["api"] = {"keys_file": str(path.with_name("keys.txt")), "cors_origins": ["https://app.example"]}

@@ -38,7 +38,7 @@ Breaks = Callable[[str, Ticket], Exception | None]
 class Stage:
     """Replicas of a stage, calls of them, and what is read from them: an answer of six tokens."""
 
-    def __init__(self, name: str, breaks: Breaks, *, admits: bool = True, replicas: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, breaks: Breaks, *, replicas: tuple[str, ...] = ()) -> None:
         self.loads = Loads()
         self.replicas = list(replicas or (f"{name}-0", f"{name}-1"))
         self.said: list[tuple[str, str]] = []
@@ -59,7 +59,7 @@ class Stage:
         self.clock = Clock()
         self._logs: dict[str, OutputLogs] = {}
         self._reservations: dict[str, Reservation] = {}
-        self._name, self._breaks, self._admits = name, breaks, admits
+        self._name, self._breaks = name, breaks
 
     def living(self) -> list[str] | None:
         return self.loads.living(self.replicas) if self.replicas else None
@@ -96,7 +96,7 @@ class Stage:
             self.clock.now_s += ASK_S
             return self.reservation_of(replica_id).ask(*args)
         self.said.append((method, args[0]))
-        return self._admits
+        return True
 
     async def stream(self, method: str, request: OmniRequest, *_: Any, replica_id: str) -> AsyncGenerator[Any, None]:
         self.said.append((method, request.request_id))
@@ -149,12 +149,8 @@ class Stage:
 class Cluster:
     """Three stages, and an ingress's orchestrator over them."""
 
-    def __init__(
-        self, breaks: Breaks = lambda *_: None, *, admits: bool = True, talkers: tuple[str, ...] = (), **limits: Any
-    ) -> None:
-        self.stages = {
-            name: Stage(name, breaks, admits=admits, replicas=talkers if name == "talker" else ()) for name in STAGES
-        }
+    def __init__(self, breaks: Breaks = lambda *_: None, *, talkers: tuple[str, ...] = (), **limits: Any) -> None:
+        self.stages = {name: Stage(name, breaks, replicas=talkers if name == "talker" else ()) for name in STAGES}
         self.orchestrator = Orchestrator(
             bound(**limits),
             {name: StageAccess(cast(RemoteStage, each), cast(Any, each)) for name, each in self.stages.items()},

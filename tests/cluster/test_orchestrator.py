@@ -22,7 +22,7 @@ from omni_cluster.cluster.running import Place
 from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.recovery import MOST_UNTAKEN, AnswerDiffers
-from omni_cluster.errors import RequestError, RequestGone, StageDied, TooManyVoices
+from omni_cluster.errors import RequestError, RequestGone, StageDied
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.outputs import StageChunk
 from tests.cluster.stand_ins import ANSWER, CHUNKS, STAGES, Cluster, once, recovered_from, tokens_of
@@ -38,34 +38,6 @@ async def test_each_stage_is_asked_for_a_replica_near_the_one_that_feeds_it(tiny
         "talker": [Place(f"node of {ran_on['thinker']}")],
         "code2wav": [Place(f"node of {ran_on['talker']}")],
     }
-
-
-# ------------------------------------------------------------ admission
-
-
-async def test_a_stream_that_the_speaking_replica_refuses_begins_nowhere(tiny: Path) -> None:
-    cluster = Cluster(admits=False, max_stall_s=0.5)
-    with pytest.raises(TooManyVoices, match=r"limits\.max_stall_s = 0\.5 s"):
-        await cluster.ask(streams_audio=True)
-    assert [each.said for each in cluster.stages.values()] == [[], [], [("admit", "r")]]
-
-
-@pytest.mark.parametrize(
-    ("max_stall_s", "fields"),
-    [(None, {"streams_audio": True}), (0.5, {"streams_audio": False}), (0.5, {"wants_audio": False})],
-)
-async def test_only_streams_of_sound_are_asked_for_and_only_with_a_limit(
-    tiny: Path, max_stall_s: float | None, fields: dict[str, bool]
-) -> None:
-    cluster = Cluster(admits=False, max_stall_s=max_stall_s)
-    await cluster.ask(**fields)
-    assert all(method == "generate" for each in cluster.stages.values() for method, _ in each.said)
-
-
-async def test_a_stream_that_was_let_in_is_not_asked_for_again(tiny: Path) -> None:
-    cluster = Cluster(once("code2wav"), max_stall_s=0.5)
-    await cluster.ask(streams_audio=True)
-    assert cluster.stages["code2wav"].said == [("admit", "r"), ("generate", "r"), ("generate", "r-again1")]
 
 
 # ------------------------------------------------------------ stages that sleep

@@ -18,7 +18,7 @@ import torch
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.round_cost import RoundCost
+from omni_cluster.engine.slack import Slack
 from omni_cluster.engine.step_cost import StepCost
 from omni_cluster.engine.step_loop import StepLoop
 from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
@@ -70,7 +70,7 @@ class Stage:
             CONFIG,
             scheduler,
             lambda: DiffusionEngineStopped("ended"),
-            RoundCost(model.steps, CONFIG.max_batch_frames),
+            Slack(model.steps, CONFIG.max_batch_frames, StepCost(), time.monotonic),
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -280,10 +280,10 @@ async def test_what_a_round_costs_is_learned_from_streams_and_not_from_whole_ans
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr(stage.loop._cost, "began", lambda frames, left_s: told.append(frames))
-    unmeasured_s = stage.loop._cost.seconds(1)
+    monkeypatch.setattr(stage.loop._slack, "began", lambda frames, left_s: told.append(frames))
+    unmeasured_s = stage.loop._slack.round_s(1)
     await stage.sound("whole", 0, at_once([codes(60, 0)]), streams=False)
-    assert not told and stage.loop._cost.seconds(1) != unmeasured_s  # its steps and its pass were measured
+    assert not told and stage.loop._slack.round_s(1) != unmeasured_s  # its pass was measured
     await stage.sound("stream", 0, at_once([codes(40, 0)]))
     assert told == [3 * BLOCK * 2, 16 * 2]  # two blocks and a look-ahead, and the rest
 

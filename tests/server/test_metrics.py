@@ -157,7 +157,7 @@ async def test_refusals_are_counted_by_their_status_and_in_no_time() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b'{"error": {"message": "a", "code": "too_many_voices", "param": null}}', "too_many_voices"),
+        (b'{"error": {"message": "a", "code": "rate_limit_exceeded", "param": null}}', "rate_limit_exceeded"),
         (b'{"error": {"message": "a", "code": null}}', "none"),
         (b'{"error": "a"}', "none"),
         (b'{"error": {"code": "x"', "none"),
