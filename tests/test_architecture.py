@@ -272,3 +272,11 @@ def test_an_error_that_is_raised_again_is_not_swallowed() -> None:
 def test_a_model_may_be_made_of_the_layers_that_vllm_offers() -> None:
     code = "from vllm import ModelRegistry\nfrom vllm.model_executor.layers.layernorm import RMSNorm"
     assert not list(vllm_out_of_place(Source("models/family/a.py", ast.parse(code))))
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several of them use is in a module beside them, so that each is run and moved by itself."""
+    tests = ROOT / "tests"
+    imports = re.compile(r"^\s*(?:from|import) (tests\.[\w.]*\btest_\w+)", re.MULTILINE)
+    found = {path.relative_to(tests).as_posix(): imports.findall(path.read_text()) for path in tests.rglob("*.py")}
+    assert {name: modules for name, modules in found.items() if modules} == {}

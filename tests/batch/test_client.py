@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cluster.batch.client import MAX_DEATHS, RowClient
@@ -19,49 +14,17 @@ from omni_cluster.batch.errors import ApplicationLost, BatchError
 from omni_cluster.batch.limits import BatchLimits
 from omni_cluster.batch.sources import Application
 from omni_cluster.openai_api.errors import error_body
-
-LIMITS = BatchLimits(rows_at_once=3, rows_a_block=2, patience_s=60)
-ANSWER = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+from tests.batch.scripted import ANSWER, LIMITS, Scripted, row
 
 
 def refused(status: int, code: str | None, **headers: str) -> Response:
     return JSONResponse(error_body(f"It is {code}.", status=status, code=code), status, headers)
 
 
-class Scripted:
-    """An application that refuses as it is told: no running one refuses when a test wants it."""
-
-    def __init__(self, said: Callable[[int], Response], is_ready: bool = True) -> None:
-        self.asked: Counter[str] = Counter()
-        self.most_at_once = self._now = 0
-        self._said = said
-        self._is_ready = is_ready
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await (await self._response(Request(scope, receive)))(scope, receive, send)
-
-    async def _response(self, request: Request) -> Response:
-        if request.url.path == "/v1/models":
-            return JSONResponse({"data": [{"id": "scripted"}]})
-        if request.url.path == "/ready":
-            return Response(status_code=200 if self._is_ready else 503)
-        row = json.loads(await request.body())["messages"]
-        self.asked[row] += 1
-        self._now += 1
-        self.most_at_once = max(self.most_at_once, self._now)
-        await asyncio.sleep(0)
-        self._now -= 1
-        return self._said(self.asked[row])
-
-
 @asynccontextmanager
 async def client_of(app: Scripted, limits: BatchLimits = LIMITS) -> AsyncIterator[RowClient]:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://scripted") as http:
         yield await RowClient.found(http, limits)
-
-
-def row(row_id: str) -> dict[str, Any]:
-    return {"id": row_id, "messages": json.dumps(row_id)}
 
 
 async def test_rows_are_answered_in_their_order_and_no_more_at_once_than_may_be() -> None:

@@ -17,7 +17,7 @@ from omni_cluster.batch.limits import BatchLimits
 from omni_cluster.batch.sources import Application
 from omni_cluster.batch.worker import Answering
 from omni_cluster.serve_local import listening
-from tests.batch.test_client import ANSWER, LIMITS, Scripted, row
+from tests.batch.scripted import ANSWER, LIMITS, Scripted, row
 
 
 @pytest.fixture

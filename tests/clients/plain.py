@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.cluster.test_app import MODEL
+from tests.http_app import MODEL
 
 QUESTION, SECOND_QUESTION = "Tell me.", "And then?"
 MAX_TOKENS = 16

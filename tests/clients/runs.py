@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.clients.environments import NoPackages, node_of, python_of
-from tests.cluster.test_app import MODEL
+from tests.http_app import MODEL
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT_S = 300

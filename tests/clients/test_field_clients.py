@@ -17,7 +17,7 @@ from tests.clients.environments import INSTALL_S
 from tests.clients.field import CLIENTS
 from tests.clients.plain import MAX_TOKENS, Plain
 from tests.clients.runs import SCRIPT_S, Client, Runs
-from tests.cluster.test_app import MODEL
+from tests.http_app import MODEL
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_A_CODE = 480

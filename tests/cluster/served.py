@@ -335,3 +335,8 @@ def request_for(
         seed=seed,
         sampling={"thinker": {"max_tokens": 16}, "talker": {"max_tokens": 60}},
     )
+
+
+async def work(served: ServedApp) -> list[tuple[int, int | None]]:
+    """Of the stages, in their order: requests that each has had, and steps of its engine."""
+    return [(status["requests"], status["engine"].get("steps")) for status in await served.statuses()]

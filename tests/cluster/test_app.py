@@ -9,9 +9,8 @@ import dataclasses
 import io
 import json
 import wave
-from typing import Any, Protocol
+from typing import Any
 
-import av
 import httpx
 import numpy as np
 import psutil
@@ -24,36 +23,31 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.engine.caches import PARTS
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.openai_api.audio import wav_bytes
 from omni_cluster.payloads import RowsChunk
-from tests.cluster.leftovers import KEPT, store_bytes
+from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
 from tests.engine.stages import whole_rows
+from tests.http_app import (
+    MODEL,
+    PCM16_STEP,
+    STREAM_TOLERANCE,
+    WAVE_TOLERANCE,
+    as_parts,
+    assert_comes_in,
+    assert_equals_reference,
+    chat,
+    events,
+    nothing_is_left,
+    sounds,
+    talker_runs,
+    with_lengths,
+)
 from tests.processes import engine_of
 from tests.reference import KINDS, Reference, media, prompt_text
 
-MODEL = "preset:tiny"
 SAMPLES_A_CODE = 480
 DASHBOARD_URL = "http://127.0.0.1:8265"
-WAVE_TOLERANCE = 1e-4
-STREAM_TOLERANCE = 2e-3
-"""Between a streamed answer and the whole one: at the edge of a piece the vocoder sees an estimate of what follows."""
 SAMPLES_PER_CODE = 480
-PCM16_STEP = 1 / 32768
-
-
-class HttpApp(Protocol):
-    """A server's client: of a cluster, or of a server in this process."""
-
-    client: httpx.Client
-
-
-def assert_equals_reference(output: Any, expected: Any) -> None:
-    assert list(output.prompt_token_ids) == list(expected.prompt_ids)
-    assert list(output.token_ids) == list(expected.token_ids)
-    assert list(output.stage_token_ids["talker"]) == list(expected.codes)
-    np.testing.assert_allclose(output.audio.samples, expected.waveform, atol=WAVE_TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,23 +98,6 @@ def test_sound_comes_in_the_format_asked_for(served: ServedApp, stream: bool) ->
     assert_comes_in("opus", served, stream=stream)
 
 
-def assert_comes_in(audio_format: str, served: HttpApp, *, stream: bool) -> None:
-    answer = chat(
-        served, "Say it.", modalities=["text", "audio"], audio={"voice": "Chelsie", "format": audio_format},
-        stream=stream, max_tokens=8, seed=3, stage_sampling_params={"talker": {"max_tokens": 200}},
-    )  # fmt: skip
-    if stream:
-        pieces = sounds(events(answer))
-        assert len(pieces) > 1 and all(len(base64.b64decode(piece)) % 6 == 0 for piece in pieces[:-1])
-        codes = events(answer)[-1]["omni"]["stages"]["talker"]["tokens"]
-    else:
-        pieces = [answer.json()["choices"][0]["message"]["audio"]["data"]]
-        codes = answer.json()["usage"]["completion_tokens_details"]["audio_tokens"]
-    with av.open(io.BytesIO(base64.b64decode("".join(pieces)))) as container:
-        decoded_s = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
-    assert decoded_s == pytest.approx(codes / 50, abs=0.1)  # a code is 20 ms; stop codes are no sound, mp3 is padded
-
-
 def speak_text(served: ServedApp, **options: Any) -> httpx.Response:
     body = {"model": MODEL, "input": "Hello there, my friend.", "voice": "Ethan", "seed": 4, **options}
     return served.client.post("/v1/audio/speech", json=body)
@@ -161,37 +138,6 @@ async def test_bad_speech_requests_get_their_sentence_and_start_nothing(
     assert answer.status_code == status and words in answer.json()["error"]["message"]
     assert await steps_taken(served) == before
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
-
-
-def chat(served: HttpApp, content: Any, **options: Any) -> httpx.Response:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **options}
-    return served.client.post("/v1/chat/completions", json=body)
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
-
-
-def sounds(streamed: list[dict[str, Any]]) -> list[str]:
-    """The base64 texts of a stream's audio deltas."""
-    audio = [choice["delta"].get("audio", {}) for event in streamed for choice in event["choices"]]
-    return [a["data"] for a in audio if "data" in a]
-
-
-def as_parts(kind: str) -> list[dict[str, Any]]:
-    audios, images = media(kind)
-    parts: list[dict[str, Any]] = []
-    for audio in audios:
-        data = base64.b64encode(wav_bytes(audio, 16_000)).decode()
-        parts.append({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
-    for image in images:
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-        parts.append({"type": "image_url", "image_url": {"url": url}})
-    return [*parts, {"type": "text", "text": "Hello world, describe it."}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -337,14 +283,6 @@ async def test_an_error_of_a_stage_reaches_the_caller_as_what_it_is(served: Serv
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
-async def nothing_is_left(served: ServedApp) -> bool:
-    return all(
-        status["open_outboxes"] == status["held_bytes"] == 0
-        and all(status["engine"].get(name, 0) == 0 for name in KEPT)
-        for status in await served.statuses()
-    )
-
-
 async def steps_taken(served: ServedApp) -> list[int | None]:
     """By each engine: what is refused by a stage itself was sent there, and gets no further."""
     return [status["engine"].get("steps") for status in await served.statuses()]
@@ -396,10 +334,6 @@ def has_sound(line: str) -> bool:
     return line.startswith("data: {") and bool(sounds([json.loads(line.removeprefix("data: "))]))
 
 
-async def talker_runs(served: ServedApp) -> bool:
-    return any(s["engine"]["running"] for s in await served.statuses_of("talker"))
-
-
 async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_other(served: ServedApp) -> None:
     await until(lambda: no_call_for_rows_is_open(served), "the calls of earlier requests have ended")
     opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 480)))
@@ -414,13 +348,6 @@ async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_
 
 async def no_call_for_rows_is_open(served: ServedApp) -> bool:
     return not any(status["open_rows_calls"] for status in await served.statuses_of("thinker"))
-
-
-def with_lengths(request: OmniRequest, text_tokens: int, codes: int) -> OmniRequest:
-    exact = {"thinker": text_tokens, "talker": codes}
-    return dataclasses.replace(
-        request, sampling={stage: {"max_tokens": n, "min_tokens": n} for stage, n in exact.items()}
-    )
 
 
 async def test_all_rows_cross_as_objects_and_none_of_them_stays(served: ServedApp, reference: Reference) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.cluster.beside import Harm, streams_beside
 from tests.cluster.connections import Connections, read_all
-from tests.cluster.served import BASE_URL, ServedApp, until
-from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_app_decoders import BOMBS, asking
-from tests.cluster.test_app_door import DEADLINE, body
-from tests.cluster.test_app_media import body_of, picture, sound
+from tests.cluster.decoder_bodies import BOMBS, asking
+from tests.cluster.door_bodies import DEADLINE, body
+from tests.cluster.media_bodies import body_of, picture, sound
+from tests.cluster.served import BASE_URL, ServedApp, until, work
+from tests.http_app import nothing_is_left
 from tests.server.bad_inputs import CHAT, JSON, STAGES, chat
-from tests.server.test_sampling import LONG
+from tests.server.neighbours import LONG
 
 PATIENCE_S = 300
 SLOW = 20
@@ -86,11 +86,6 @@ REFUSED: dict[str, Harm] = {
     each.__name__: each for each in (sampling_that_cannot_be, texts_that_are_long, bombs, bodies_that_do_not_come)
 }
 TAKEN: dict[str, Harm] = {each.__name__: each for each in (a_seeded_long_prompt, a_phone_s_media)}
-
-
-async def work(served: ServedApp) -> list[tuple[int, int | None]]:
-    """Of the stages, in their order: requests that each has had, and steps of its engine."""
-    return [(status["requests"], status["engine"].get("steps")) for status in await served.statuses()]
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -15,9 +15,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.cluster.served import BASE_URL, ServedApp, until
-from tests.cluster.test_app import MODEL, STREAM_TOLERANCE, nothing_is_left
+from tests.http_app import MODEL, STREAM_TOLERANCE, nothing_is_left
 from tests.openai_api.forms import sound
-from tests.server.test_clients import QUESTION, audio_delta, spoken, streamed_pieces, wav_samples, whole_samples
+from tests.server.sdk import QUESTION, audio_delta, spoken, streamed_pieces, wav_samples, whole_samples
 
 
 @pytest.fixture

@@ -8,28 +8,21 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from tests.cluster.decoder_bodies import BOMBS, asking
+from tests.cluster.door_bodies import DEADLINE
 from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
-from tests.cluster.test_app import MODEL, nothing_is_left
-from tests.cluster.test_app_door import DEADLINE
-from tests.openai_api.test_decoders import frames, image, long_video, png_bomb, png_claiming, video
-from tests.openai_api.test_video import box_place, patched, video_file
+from tests.http_app import MODEL, nothing_is_left
+from tests.openai_api.bombs import image, long_video, png_bomb
 from tests.processes import kill
 
 CHAT = "/v1/chat/completions"
-HELLO = [{"type": "text", "text": "Hello."}]
 ROOM_BYTES = 256 << 20
 """For what an ingress may take more while it is sent bombs, each of which would take more in it."""
-
-
-def asking(*parts: Any, **options: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": [*parts, *HELLO]}]
-    return {"model": MODEL, "messages": messages, "max_tokens": 2, **options}
 
 
 def decoders() -> list[psutil.Process]:
@@ -89,22 +82,6 @@ def most_rss_bytes(process: psutil.Process) -> Iterator[Callable[[], int]]:
     finally:
         ends.set()
         watch.join()
-
-
-def hostile_mp4() -> dict[str, Any]:
-    """FFmpeg would take gigabytes for the samples that its table claims."""
-    data = video_file()
-    place, chunk = box_place(data, b"stsz") + 4, box_place(data, b"stsc") + 12
-    claims = (80_000_000).to_bytes(4, "big")
-    return video(patched(patched(data, place, (1).to_bytes(4, "big") + claims), chunk, claims))
-
-
-BOMBS: dict[str, tuple[list[dict[str, Any]], int, str]] = {
-    "a picture": ([image(png_claiming(20_000, 20_000))], 413, "image_too_large"),
-    "pictures together": ([image(png_bomb(8_000, 8_000))] * 4, 413, "media_too_large"),
-    "a list of pictures": ([frames(*[png_bomb(3_000, 3_000)] * 16)], 413, "video_frame_too_large"),
-    "a table of samples": ([hostile_mp4()], 400, "bad_video"),
-}
 
 
 async def test_bombs_are_refused_in_one_sentence_and_the_ingress_stays_small(

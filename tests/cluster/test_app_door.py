@@ -16,25 +16,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.connections import Connections, head, read_all
+from tests.cluster.door_bodies import DEADLINE, DEADLINE_S, body
 from tests.cluster.served import BASE_URL, ServedApp, scrape, until
-from tests.cluster.test_app import nothing_is_left
+from tests.http_app import nothing_is_left
 from tests.server.offering import WAYS, Offering
 
 CHAT = "/v1/chat/completions"
-MODEL = "preset:tiny"
 IDLE, SLOW, UNREAD = 1000, 200, 200
 WAVE = 100
 """Of those that read nothing, as many as are asked at once: all get a place, or may wait for one."""
 TIMES = 9
 BUSY_S = 20
 """Within which a machine that others use is quiet for a moment; the slow senders are sent away after a minute."""
-DEADLINE_S = 4
-"""Of requests that take far longer."""
-DEADLINE = {"x-request-timeout-seconds": str(DEADLINE_S)}
-
-
-def body(**options: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Tell me."}], **options}
 
 
 def long_body(**options: Any) -> dict[str, Any]:

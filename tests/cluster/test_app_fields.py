@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.cluster.served import ServedApp
 from tests.reference import Reference
-from tests.server.test_sampling import LONG, assert_same_beside_others
-from tests.server.test_video import assert_answered_as_by_the_reference
+from tests.server.expected import assert_answered_as_by_the_reference
+from tests.server.neighbours import LONG, assert_same_beside_others
 
 
 def test_a_seeded_answer_is_the_same_alone_and_beside_others(served: ServedApp) -> None:

@@ -17,11 +17,10 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.openai_api.errors import BadRequest
 from tests.cluster.beside import streams_beside
-from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until
-from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_app_beside import work
+from tests.cluster.served import BASE_URL, PATIENCE_S, ServedApp, until, work
 from tests.fuzz.bodies import chat_body, speech_body, take_chat, take_speech
 from tests.fuzz.hostile import HOSTILE
+from tests.http_app import nothing_is_left
 from tests.processes import command_line
 from tests.server.bad_inputs import CHAT, SPEECH, chat
 

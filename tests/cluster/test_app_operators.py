@@ -17,7 +17,7 @@ import ray
 import yaml
 
 from tests.cluster.served import BASE_URL, STAGES, ServedApp, until
-from tests.cluster.test_app import nothing_is_left
+from tests.http_app import nothing_is_left
 
 CHAT = "/v1/chat/completions"
 DEPLOYMENTS = (*STAGES, "ingress")

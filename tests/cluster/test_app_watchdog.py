@@ -16,37 +16,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.cluster.served import BASE_URL, STAGES, ServedApp, request_for, until
-from tests.cluster.test_app import MODEL, PCM16_STEP, STREAM_TOLERANCE, assert_equals_reference, nothing_is_left
+from tests.cluster.replaced import CHAT, NOTICED_S, REPLACED_S, all_are_replaced, body, process_ids
+from tests.cluster.served import BASE_URL, ServedApp, request_for, until
+from tests.http_app import PCM16_STEP, STREAM_TOLERANCE, assert_equals_reference, nothing_is_left
 from tests.processes import engine_of, family, running_after
 from tests.reference import Reference, prompt_text
-
-CHAT = "/v1/chat/completions"
-REPLACED_S = 300
-"""A new replica imports vLLM and starts an engine, while tests compute."""
-NOTICED_S = 60
-"""That a process is stopped, and ended: 10 to 15 s on a quiet host."""
-
-
-def body(text_tokens: int, codes: int, **fields: Any) -> dict[str, Any]:
-    lengths = {"thinker": text_tokens, "talker": codes}
-    return {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "Tell me."}],
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "Ethan", "format": "wav"},
-        "stage_sampling_params": {name: {"max_tokens": n, "min_tokens": n} for name, n in lengths.items()},
-        **fields,
-    }
-
-
-async def process_ids(served: ServedApp) -> dict[str, int]:
-    """Of the stages' replicas; each has one."""
-    ids = {}
-    for stage in STAGES:
-        (status,) = await served.statuses_of(stage)
-        ids[stage] = status["pid"]
-    return ids
 
 
 async def heard_though_stopped(pid: int) -> tuple[str, np.ndarray]:
@@ -67,17 +41,6 @@ async def heard_though_stopped(pid: int) -> tuple[str, np.ndarray]:
     pieces = [base64.b64decode((delta.get("audio") or {}).get("data") or "") for delta in deltas]
     text = "".join(delta.get("content") or "" for delta in deltas)
     return text, np.frombuffer(b"".join(pieces), np.int16) * PCM16_STEP
-
-
-async def all_are_replaced(served: ServedApp, before: dict[str, int]) -> dict[str, int]:
-    async def are_new() -> bool:
-        try:
-            return not set((await process_ids(served)).values()) & set(before.values())
-        except Exception:  # while a stage has no replica, or one that is going
-            return False
-
-    await until(are_new, f"new replicas of {', '.join(before)}", REPLACED_S)
-    return await process_ids(served)
 
 
 async def assert_answers_exactly(served: ServedApp, reference: Reference) -> None:

@@ -41,7 +41,7 @@ from omni_cluster.batch import (
 )
 from omni_cluster.serve_local import listening
 from tests.cluster.served import BASE_URL, ROOT, ServedApp, until
-from tests.cluster.test_app import MODEL, STREAM_TOLERANCE
+from tests.http_app import MODEL, STREAM_TOLERANCE
 from tests.processes import command_line, running_after
 from tests.server.bad_inputs import png
 

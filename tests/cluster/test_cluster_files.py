@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 import pytest
-import tomllib
 import yaml
 from ray._private.label_utils import parse_node_labels_string
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -22,8 +21,8 @@ from ray.serve.scripts import cli as serve_cli
 from omni_cluster.cli import _parser
 from omni_cluster.config.loader import check_config, load_config
 from omni_cluster.models.registry import known_families
+from tests.cluster.image_files import ROOT, built_from
 
-ROOT = Path(__file__).parents[2]
 CLUSTER_FILES = ("ray_cluster.yaml", "deploy/ray_cluster_aws.yaml")
 PAGE = ROOT / "docs/clusters.md"
 HOME = "~/omni_cluster/"
@@ -92,14 +91,6 @@ def parse(command: list[str]) -> None:
             parse(arguments[arguments.index(IMAGE) + 1 :])
     else:
         assert name in BUILTINS or (ROOT / name).is_relative_to(ROOT / ".venv-uv"), name
-
-
-def built_from() -> set[str]:
-    """What of the checkout the package is built from, and the files of its deployments."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    described = {project["project"]["readme"], *project["project"]["license-files"]}
-    return {"pyproject.toml", "Makefile", "deploy", *described, *wheel["packages"], *wheel["force-include"]}
 
 
 @pytest.mark.parametrize("name", CLUSTER_FILES)

@@ -20,9 +20,9 @@ import yaml
 from openai import AsyncOpenAI
 from ray import serve
 
+from tests.cluster.replaced import CHAT, REPLACED_S, body, process_ids
 from tests.cluster.served import BASE_URL, PATIENCE_S, ROOT, STAGES, ServedApp, until
-from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_app_watchdog import CHAT, REPLACED_S, body, process_ids
+from tests.http_app import nothing_is_left
 from tests.processes import command_line, running_after, shared_memory_of
 
 LONG = 2000

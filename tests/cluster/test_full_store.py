@@ -14,12 +14,12 @@ import pytest
 import ray
 from ray.exceptions import OutOfDiskError
 
+from tests.cluster.at_work import asked, at_work, is_whole
 from tests.cluster.leftovers import store_bytes
+from tests.cluster.media_bodies import QUESTION, picture
+from tests.cluster.replaced import process_ids
 from tests.cluster.served import ServedApp, until
-from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_app_media import QUESTION, picture
-from tests.cluster.test_app_watchdog import process_ids
-from tests.cluster.test_outages import asked, at_work, is_whole
+from tests.http_app import nothing_is_left
 
 SMALLEST_BYTES = 64 << 10
 """Less than what Ray gives away without its store."""

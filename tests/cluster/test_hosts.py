@@ -13,7 +13,7 @@ from ray.util.state import list_actors
 
 from omni_cluster.vllm_engine.hosts_executor import CpuWorkerProc
 from tests.cluster.served import ROOT, ServedApp, request_for, serve_run_over_nodes, until
-from tests.cluster.test_app import assert_equals_reference, nothing_is_left
+from tests.http_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS
 
 PARTS = 2

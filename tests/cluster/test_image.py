@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.test_cluster_files import built_from
+from tests.cluster.image_files import built_from
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy/docker/Dockerfile"

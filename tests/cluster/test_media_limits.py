@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.cluster.leftovers import store_bytes
+from tests.cluster.media_bodies import CHAT, SPOKEN, body_of, film, sound, store_is_at_most
 from tests.cluster.served import BASE_URL, KEY, ServedApp, long_checkpoint, until
-from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_app_media import CHAT, body_of, film, sound, store_is_at_most
+from tests.http_app import nothing_is_left
 
 PATIENCE_S = 500
 MAX_TOKENS = 28_000
@@ -32,13 +32,6 @@ def words_that_fit(watched: ServedApp) -> int:
     """How many make a prompt of the most tokens: each is as many as the last."""
     few, more = (ask(watched, text(n), max_tokens=1).json()["usage"]["prompt_tokens"] for n in (10, 20))
     return 10 + (MAX_TOKENS - few) * 10 // (more - few)
-
-
-SPOKEN: dict[str, Any] = {
-    "modalities": ["text", "audio"],
-    "audio": {"format": "wav"},
-    "stage_sampling_params": {"talker": {"max_tokens": 24}},
-}
 
 
 @pytest.mark.parametrize("spoken", [False, True])

@@ -14,8 +14,8 @@ import ray
 from omni_cluster.api_client import Part, events_of_async
 from tests.cluster.prometheus_server import Prometheus, expressions, needs_prometheus, prometheus
 from tests.cluster.served import BASE_URL, ServedApp, until, whole_scrape
-from tests.cluster.test_app import nothing_is_left
-from tests.cluster.test_tracing import BODY, CHAT
+from tests.cluster.traces import BODY, CHAT
+from tests.http_app import nothing_is_left
 from tests.server.samples import Totals, totals
 
 CLIENTS = 4

@@ -12,8 +12,8 @@ import ray
 from omni_cluster.cluster.zones import zone_of
 from tests.cluster.leftovers import store_bytes
 from tests.cluster.served import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
-from tests.cluster.test_app import assert_equals_reference, nothing_is_left, talker_runs, with_lengths
-from tests.cluster.test_tracing import BODY, CALLER, CHAT, is_whole, of_trace
+from tests.cluster.traces import BODY, CALLER, CHAT, is_whole, of_trace
+from tests.http_app import assert_equals_reference, nothing_is_left, talker_runs, with_lengths
 from tests.reference import KINDS, Reference, media, prompt_text
 
 LONG = "Count with me. " * 40

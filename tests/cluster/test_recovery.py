@@ -27,7 +27,7 @@ from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.chaos.soak import Plan, nothing_is_left, soaked
 from tests.cluster.served import BASE_URL, ROOT, STAGES, ServedApp, scrape, serve_run, until
-from tests.cluster.test_app import MODEL, PCM16_STEP, STREAM_TOLERANCE
+from tests.http_app import MODEL, PCM16_STEP, STREAM_TOLERANCE
 from tests.processes import engine_of, family, running_after
 from tests.reference import media
 from tests.server.samples import totals

@@ -26,10 +26,9 @@ from omni_cluster.errors import StageDied
 from tests.cluster.beside import streams_beside
 from tests.cluster.connections import Connections, read_all
 from tests.cluster.leftovers import store_bytes
+from tests.cluster.media_bodies import ANSWERED, SPOKEN, body_of, full_body, store_is_at_most
 from tests.cluster.served import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until, whole_scrape
-from tests.cluster.test_app import assert_equals_reference, nothing_is_left
-from tests.cluster.test_app_media import ANSWERED, body_of, full_body, store_is_at_most
-from tests.cluster.test_media_limits import SPOKEN
+from tests.http_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 from tests.server.samples import totals
 

@@ -9,7 +9,7 @@ import pytest
 from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.errors import ConfigError
 from tests.engine.stages import MAX_TOKENS, pipeline_config, request, running, talker_stage, thinker_stage
-from tests.engine.test_thinker_stage import assert_equal, think
+from tests.engine.thinking import assert_equal, think
 from tests.reference import KINDS, Reference, media, prompt_text
 
 SPLIT = {"pipeline_parallel_size": 2}

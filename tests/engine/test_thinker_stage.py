@@ -19,11 +19,17 @@ from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     MAX_TOKENS,
     THINKER_STEP_TOKENS,
-    collect,
     request,
     until_free,
 )
+from tests.engine.thinking import assert_equal, think
 from tests.reference import KINDS, Audio, Reference, ThinkerReference, media, prompt_text, synthetic_audio
+
+
+@pytest.fixture(scope="module")
+def thinker(tight_thinker: Stage) -> Stage:
+    return tight_thinker
+
 
 pytestmark = pytest.mark.parity
 
@@ -44,25 +50,8 @@ def cacheable(length: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def thinker(tight_thinker: Stage) -> Stage:
-    return tight_thinker
-
-
-@pytest.fixture(scope="module")
 def thought(reference: Reference) -> dict[str, ThinkerReference]:
     return {kind: reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=MAX_TOKENS) for kind in KINDS}
-
-
-async def think(thinker: Stage, asked: OmniRequest) -> StageChunk:
-    return await collect(thinker.generate(asked, None))
-
-
-def assert_equal(made: StageChunk, wanted: ThinkerReference) -> None:
-    assert list(made.token_ids) == wanted.token_ids
-    assert list(made.prompt_token_ids or ()) == wanted.prompt_ids
-    assert made.rows is not None and made.rows.start == 0 and made.rows.positions is not None
-    assert torch.equal(made.rows.positions, wanted.positions)
-    torch.testing.assert_close(made.rows.rows, wanted.rows, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,8 +18,8 @@ from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
 from omni_cluster.openai_api.encoding import encode
 from tests.fuzz.hostile import MODEL
 from tests.fuzz.mutate import changed_bytes
+from tests.openai_api.parts import LIMITS
 from tests.openai_api.sounds import RECORDED, recorded, wide_band_amr
-from tests.openai_api.test_chat import LIMITS
 
 MEDIA_LIMITS = replace(LIMITS, max_media_bytes=1_000_000, max_body_bytes=4_000_000)
 _TONE = 0.3 * np.sin(np.arange(1600, dtype=np.float32) / 9)

@@ -20,9 +20,8 @@ from omni_cluster.openai_api.messages import MAX_CALLS, MAX_PARTS, MAX_URL_CHARS
 from omni_cluster.openai_api.tools import MAX_ID_CHARS
 from omni_cluster.openai_api.wire import shown
 from tests.fuzz.hostile import HOSTILE, MODEL
-from tests.openai_api.test_chat import LIMITS as SMALL
+from tests.openai_api.parts import LIMITS_OF_64_MIB as LIMITS
 
-LIMITS = replace(SMALL, max_body_bytes=67_108_864)
 MEGABYTE = 1 << 20
 MOST_FAULTS = 8
 """Of a refused body: one of each list, and one of each of few fields."""
@@ -73,7 +72,7 @@ def test_of_a_bad_body_only_the_first_faults_are_gathered(name: str, faults: lis
 _CHILD = """
 from pathlib import Path
 from tests.fuzz.hostile import HOSTILE, MODEL
-from tests.openai_api.test_bodies import LIMITS
+from tests.openai_api.parts import LIMITS_OF_64_MIB as LIMITS
 from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 

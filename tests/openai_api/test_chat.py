@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from omni_cluster.openai_api.chat import (
-    ChatRequest,
     CheckedChat,
     TextSampling,
     check_chat_request,
@@ -22,62 +18,14 @@ from omni_cluster.openai_api.chat import (
 )
 from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.tool_use import ToolUse
+from tests.openai_api.films import video_file
+from tests.openai_api.parts import HELLO, LIMITS, audio_part, image_part, parse, png_of, wav_of, with_fields
 from tests.openai_api.sounds import recorded
-from tests.openai_api.test_video import video_file
-
-LIMITS = ApiLimits(
-    max_body_bytes=200_000,
-    max_audio_parts=2,
-    max_image_parts=2,
-    max_video_parts=1,
-    max_media_bytes=50_000,
-    max_audio_s=1.0,
-    max_image_pixels=400,
-    max_decoded_bytes=1_000_000,
-    max_output_tokens=256,
-    video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400),
-    max_prompt_tokens=28_000,
-    max_choices=4,
-)
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-def wav_of(values: Any) -> str:
-    file = io.BytesIO()
-    soundfile.write(file, np.asarray(values, np.int16), 16_000, format="WAV")
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def png_of(color: str, size: tuple[int, int] = (5, 4)) -> str:
-    file = io.BytesIO()
-    Image.new("RGB", size, color).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def parse(body: Any, limits: ApiLimits = LIMITS) -> ChatRequest:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return open_chat_request(
-        check_chat_request(raw, models=["omni"], voices=["Chelsie", "Ethan"], limits=limits), {}, limits
-    )
-
-
-def with_fields(**fields: Any) -> dict[str, Any]:
-    return {"model": "omni", "messages": HELLO, **fields}
 
 
 def with_part(part: Any, role: str = "user") -> dict[str, Any]:
     return with_fields(messages=[{"role": "system", "content": "s"}, {"role": role, "content": [part]}])
-
-
-def audio_part(data: Any, format: Any = "wav") -> dict[str, Any]:
-    return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
-
-
-def image_part(url: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def video_url_part(url: Any, **fields: Any) -> dict[str, Any]:

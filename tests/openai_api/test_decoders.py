@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import fcntl
-import functools
 import gc
 import io
 import json
@@ -14,13 +13,11 @@ import signal
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import av
 import numpy as np
 import psutil
 import pytest
@@ -36,9 +33,10 @@ from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
 from omni_cluster.openai_api.transcription import open_transcription
 from omni_cluster.openai_api.video import VideoLimits
+from tests.openai_api.bombs import frames, image, long_video, png_bomb, png_claiming, video
+from tests.openai_api.films import video_file
 from tests.openai_api.forms import CONTENT_TYPE, form, sound
-from tests.openai_api.test_chat import audio_part, png_of, wav_of
-from tests.openai_api.test_video import video_file
+from tests.openai_api.parts import audio_part, png_of, wav_of
 from tests.processes import command_line, resident_bytes, running_after
 
 PATIENCE_S = 120
@@ -61,50 +59,6 @@ BOUNDS = DecoderLimits(processes=1, memory_bytes=1 << 30, timeout_s=PATIENCE_S, 
 def body_of(*parts: Mapping[str, Any], **fields: Any) -> bytes:
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
     return json.dumps({"model": "omni", "messages": messages, **fields}).encode()
-
-
-def image(url: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def frames(*urls: str) -> dict[str, Any]:
-    return {"type": "video", "video": list(urls)}
-
-
-def video(data: bytes) -> dict[str, Any]:
-    return {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{base64.b64encode(data).decode()}"}}
-
-
-def png_claiming(width: int, height: int) -> str:
-    """A header alone: what it says is all that anyone can know before decoding."""
-    head = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x01\0\0\0\0"
-    data = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4, "big") + head + zlib.crc32(head).to_bytes(4, "big")
-    return "data:image/png;base64," + base64.b64encode(data + b"\0\0\0\4IDAT" + bytes(8)).decode()
-
-
-def png_bomb(width: int, height: int) -> str:
-    """Some kilobytes that are a whole picture."""
-    file = io.BytesIO()
-    Image.new("1", (width, height)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-@functools.cache
-def long_video(repeats: int = 298) -> dict[str, Any]:
-    """The same second again and again, as long as a video may be: no decoder is done before it is seen to work."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as output:
-        written: Any = None
-        data = video_file(frames=100, rate=100, size=(640, 480))
-        for number in range(repeats):
-            with av.open(io.BytesIO(data)) as second:
-                stream = second.streams.video[0]
-                written = written or output.add_stream_from_template(stream)
-                for packet in filter(lambda packet: packet.size, second.demux(stream)):
-                    later = int(number / packet.time_base)
-                    packet.pts, packet.dts, packet.stream = packet.pts + later, packet.dts + later, written
-                    output.mux(packet)
-    return video(file.getvalue())
 
 
 @asynccontextmanager

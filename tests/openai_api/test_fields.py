@@ -17,7 +17,7 @@ from omni_cluster.openai_api.fields import is_nothing, kinds_of
 from omni_cluster.openai_api.messages import Message
 from omni_cluster.openai_api.speech import _Body as _SpeechBody
 from omni_cluster.openai_api.wire import Wire
-from tests.openai_api.test_chat import HELLO, LIMITS
+from tests.openai_api.parts import HELLO, LIMITS
 
 NOTHINGS: list[Any] = [None, "", [], {}, False, 0]
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"

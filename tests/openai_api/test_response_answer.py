@@ -11,7 +11,7 @@ from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import error_body
 from omni_cluster.openai_api.response_answer import ResponseAnswer
 from omni_cluster.outputs import CallDelta, TokenChoice, TokenLogprob
-from tests.openai_api.test_responses import TOOL, parse
+from tests.openai_api.response_bodies import TOOL, parse
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(prompt_tokens=5, completion_tokens=2)

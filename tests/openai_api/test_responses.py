@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 import pytest
@@ -11,26 +10,14 @@ import pytest
 from omni_cluster.openai_api.chat import TextSampling
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.responses import (
-    CheckedResponses,
-    ResponsesRequest,
-    check_responses_request,
     open_responses_request,
 )
 from omni_cluster.openai_api.structured import Structure
-from tests.openai_api.test_chat import LIMITS, png_of, wav_of
+from tests.openai_api.parts import LIMITS, png_of, wav_of
+from tests.openai_api.response_bodies import TOOL, checked, parse
 
-TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": None}
 FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object"}}
 PICTURE = {"type": "input_image", "image_url": png_of("red"), "detail": "auto"}
-
-
-def checked(**fields: Any) -> CheckedResponses:
-    body = json.dumps({"model": "omni", "input": "hello", **fields}).encode()
-    return check_responses_request(body, models=["omni"], limits=LIMITS)
-
-
-def parse(**fields: Any) -> ResponsesRequest:
-    return open_responses_request(checked(**fields), {}, LIMITS)
 
 
 def user(*parts: Any) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from omni_cluster.openai_api.structured import (
     Structure,
     structure_named,
 )
-from tests.openai_api.test_chat import LIMITS
+from tests.openai_api.parts import LIMITS
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SCHEMA_PARAM = "response_format.json_schema.schema"

@@ -17,7 +17,7 @@ from omni_cluster.openai_api.text_completion import (
     parse_completion,
 )
 from omni_cluster.outputs import TokenChoice, TokenLogprob
-from tests.openai_api.test_chat import LIMITS
+from tests.openai_api.parts import LIMITS
 
 
 def parse(**fields: Any) -> CompletionRequest:

@@ -9,7 +9,7 @@ import pytest
 
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
-from tests.openai_api.test_chat import HELLO, LIMITS, png_of
+from tests.openai_api.parts import HELLO, LIMITS, png_of
 
 
 def tokenize(**fields: Any) -> TokenizeRequest:

@@ -13,7 +13,7 @@ from omni_cluster.openai_api.languages import language_name
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, open_transcription
 from tests.openai_api.forms import CONTENT_TYPE, RATE_HZ, form, sound
-from tests.openai_api.test_chat import LIMITS
+from tests.openai_api.parts import LIMITS
 
 SOUND = sound()
 MODEL = ("model", "omni")

@@ -4,7 +4,6 @@ import functools
 import io
 import math
 import struct
-import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -25,12 +24,11 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.kept_frames import MAX_KEPT_PIXELS, spread_indices
 from omni_cluster.openai_api.media import Picture, read_picture
 from omni_cluster.openai_api.video import VideoLimits, decode_video, video_of_frames
+from tests.openai_api.films import HEIGHT, QUIET, WIDTH, box_place, mux_tone, numbered, patched, sound_track, video_file
 
 PARAM = "messages[0].content[0].video_url.url"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<none>", "/tmp", "<_io")
 LIMITS = VideoLimits(max_s=60.0, max_frames=768, max_frame_pixels=1_000_000)
-WIDTH, HEIGHT = 64, 48
-QUIET = {"libx265": {"x265-params": "log-level=none"}, "libvpx": {"auto-alt-ref": "0"}}
 CONTAINERS = [
     ("mp4", "libx264"),
     ("mp4", "libx265"),
@@ -43,13 +41,6 @@ CONTAINERS = [
 ]
 
 
-def numbered(number: int, width: int = WIDTH, height: int = HEIGHT) -> npt.NDArray[np.uint8]:
-    """A picture of twelve bars, black or white: the number in binary, lowest bit on the left."""
-    bits = (number >> np.arange(12)) & 1
-    bars = np.repeat(bits, width // 12 + 1)[:width] * 255
-    return np.broadcast_to(bars[None, :, None], (height, width, 3)).astype(np.uint8)
-
-
 def number_of(frame: npt.NDArray[np.uint8]) -> int:
     width = frame.shape[1] // 12 + 1
     bars = [frame[:, place : place + width].mean() > 127 for place in range(0, frame.shape[1], width)]
@@ -58,37 +49,6 @@ def number_of(frame: npt.NDArray[np.uint8]) -> int:
 
 def numbers_of(video: Video) -> list[int]:
     return [number_of(frame) for frame in video.frames]
-
-
-@functools.cache
-def video_file(
-    container: str = "mp4",
-    codec: str = "libx264",
-    frames: int = 30,
-    rate: Fraction | int = 30,
-    size: tuple[int, int] = (WIDTH, HEIGHT),
-    rotation: int | None = None,
-    movflags: str = "",
-    sound: str | None = None,
-) -> bytes:
-    options = {"movflags": movflags} if movflags else {}
-    # A file with a name, because the muxer reads it again to move the header.
-    with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", format=container, options=options) as output:
-        stream = output.add_stream(codec, rate=rate, options={"preset": "ultrafast"} if codec == "libx264" else {})
-        stream.options = QUIET.get(codec, stream.options)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        if rotation is not None:
-            stream.set_display_rotation(rotation)
-        track = sound_track(output, sound) if sound else None
-        for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(numbered(number, *size), format="rgb24")
-            frame.pts, frame.time_base = number, 1 / Fraction(rate)
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
-        if track:
-            mux_tone(output, track, frames / Fraction(rate))
-        output.close()
-        return Path(file.name).read_bytes()
 
 
 @functools.cache
@@ -103,24 +63,6 @@ def ramp_film(container: str, codec: str, layout: str) -> bytes:
             output.mux(stream.encode(av.VideoFrame.from_ndarray(ramp, format="rgb24")))
         output.mux(stream.encode(None))
     return file.getvalue()
-
-
-def sound_track(output: Any, codec: str) -> Any:
-    return output.add_stream(codec, rate=48_000, layout="stereo", options={"strict": "experimental"})
-
-
-def mux_tone(output: Any, track: Any, seconds: Fraction, hz: float = 440.0) -> None:
-    samples = (0.5 * np.sin(2 * np.pi * hz * np.arange(int(seconds * 48_000)) / 48_000) * 32767).astype(np.int16)
-    context = track.codec_context
-    if not context.is_open:
-        context.open()
-    resampler = av.AudioResampler(context.format, "stereo", 48_000, frame_size=context.frame_size or 1_024)
-    frame = av.AudioFrame.from_ndarray(np.repeat(samples, 2)[None], format="s16", layout="stereo")
-    frame.sample_rate = 48_000
-    for piece in [*resampler.resample(frame), *resampler.resample(None)]:
-        output.mux(track.encode(piece))
-    # FLAC ends in a packet without sound, which cannot be written.
-    output.mux([packet for packet in track.encode(None) if packet.size])
 
 
 def pcm_mov(samples: npt.NDArray[Any], rate: int, layout: str) -> bytes:
@@ -191,16 +133,6 @@ def evenly_spread(numbers: Sequence[int], total: int, count: int) -> bool:
     places = [Fraction(total - 1) * place / (count - 1) for place in range(count)]
     near = Fraction(1, 2) + Fraction(total, 2**20)
     return len(numbers) == count and all(abs(n - p) <= near for n, p in zip(numbers, places, strict=True))
-
-
-def box_place(data: bytes, kind: bytes) -> int:
-    """Where the body of the first box of this kind begins."""
-    place = data.index(kind)
-    return place + 4
-
-
-def patched(data: bytes, place: int, value: bytes) -> bytes:
-    return data[:place] + value + data[place + len(value) :]
 
 
 class TestContainers:

@@ -16,7 +16,7 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.errors import ServerClosing
 from omni_cluster.models.registry import known_families
 from tests.server.speaker import Face, face_of
-from tests.server.test_overload import SPOKEN, begun
+from tests.server.streams import SPOKEN, begun
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

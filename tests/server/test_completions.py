@@ -10,8 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.cluster.test_app import MODEL, events
 from tests.engine.stages import until
+from tests.http_app import MODEL, events
 from tests.server.local import LocalApp
 
 COMPLETIONS = "/v1/completions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omni_cluster.server.conversation import conversation_of
-from tests.openai_api.test_chat import audio_part, image_part, parse, png_of, wav_of, with_fields
+from tests.openai_api.parts import audio_part, image_part, parse, png_of, wav_of, with_fields
 
 SYSTEM = {"role": "system", "content": "You listen."}
 LATER = [{"role": "assistant", "content": "I see."}, {"role": "user", "content": [audio_part(wav_of(range(900)))]}]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cluster.test_app import chat
+from tests.http_app import chat
 from tests.server.local import LocalApp
 
 LOUD = [1e-45, 1e-30, 1.0, 32_768.0, 1e6, 1e12, 1e18, 1e30, 3e38]

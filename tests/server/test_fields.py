@@ -14,8 +14,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.cluster.test_app import MODEL, as_parts
 from tests.engine.stages import until
+from tests.http_app import MODEL, as_parts
 from tests.server.local import LocalApp
 
 QUESTION = [{"role": "user", "content": "Tell me."}]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.cluster.test_app import MODEL, assert_comes_in, events
 from tests.engine.stages import MAX_CODES
+from tests.http_app import MODEL, assert_comes_in, events
 from tests.server.local import LocalApp
 
 

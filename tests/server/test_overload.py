@@ -16,10 +16,10 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.places import Places
-from tests.server.speaker import CHAT, Face, face_of
+from tests.server.speaker import CHAT, face_of
+from tests.server.streams import SPOKEN, begun
 
 ONE, OTHER = "the-first-key-0001", "the-other-key-0002"
-SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -103,12 +103,6 @@ def test_a_rate_without_keys_is_refused(tmp_path: Path, rate: str) -> None:
     path.write_text(f"{shipped.read_text()}\napi:\n  {rate}: 5\n")
     with pytest.raises(ConfigError, match=rf"api\.{rate} is 5.0.*keys_file or keys_variable"):
         load_config(path, known_families=known_families())
-
-
-async def begun(face: Face, count: int) -> None:
-    async with asyncio.timeout(60):
-        while len(face.speaker.begun) < count:
-            await asyncio.sleep(0)
 
 
 async def test_ten_times_as_many_as_may_be_are_told_when_to_come_again_and_start_nothing(tmp_path: Path) -> None:

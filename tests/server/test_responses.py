@@ -22,7 +22,7 @@ from omni_cluster.openai_api.audio import wav_bytes
 from omni_cluster.outputs import StageChunk
 from omni_cluster.server.endpoints.responses import response_events
 from tests.engine.stages import until
-from tests.openai_api.test_responses import parse
+from tests.openai_api.response_bodies import parse
 from tests.server.bad_inputs import MODEL
 from tests.server.local import LocalApp
 

@@ -11,7 +11,7 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel, ConfigDict
 
-from tests.cluster.test_app import MODEL
+from tests.http_app import MODEL
 from tests.server.local import LocalApp
 
 QUESTION: Any = [{"role": "user", "content": "What is it like in Oslo?"}]

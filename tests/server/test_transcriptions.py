@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.cluster.test_app import MODEL
 from tests.engine.stages import until
+from tests.http_app import MODEL
 from tests.openai_api.forms import sound
 from tests.server.local import LocalApp
 

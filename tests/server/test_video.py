@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from omni_cluster.inputs import Video
 from omni_cluster.models.chat_files import FileTokenizer
-from tests.cluster.test_app import HttpApp, chat, events, sounds
-from tests.openai_api.test_video import video_file
-from tests.reference import Reference, media, prompt_text, videos
+from tests.http_app import chat, events, sounds
+from tests.openai_api.films import video_file
+from tests.reference import Reference
+from tests.server.expected import QUESTION, TOKENS, assert_answered_as_by_the_reference, data_url
 from tests.server.local import LocalApp
-
-QUESTION = {"type": "text", "text": "Hello world, describe it."}
-TOKENS = 16
-
-
-def data_url(data: bytes, media_type: str) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
-
-
-def as_pictures(video: Video) -> dict[str, Any]:
-    """A video as DashScope's clients send it, without loss."""
-    frames = []
-    for frame in video.frames:
-        file = io.BytesIO()
-        Image.fromarray(frame).save(file, "PNG")
-        frames.append(data_url(file.getvalue(), "image/png"))
-    return {"type": "video", "video": frames, "fps": video.fps}
 
 
 def as_file(*, sound: str | None = None) -> dict[str, Any]:
@@ -45,27 +26,6 @@ def test_a_video_of_pictures_is_answered_as_by_the_reference(
     local: LocalApp, reference: Reference, kind: str, stream: bool
 ) -> None:
     assert_answered_as_by_the_reference(local, reference, kind, stream=stream)
-
-
-def assert_answered_as_by_the_reference(app: HttpApp, reference: Reference, kind: str, *, stream: bool) -> None:
-    wanted = reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=TOKENS, videos=videos(kind))
-    text = reference.processor.tokenizer.decode(wanted.token_ids, skip_special_tokens=True)
-    content = [*map(as_pictures, videos(kind)), QUESTION]
-    answer = chat(app, content, max_tokens=TOKENS, **_streaming(stream))
-    assert answer.status_code == 200, answer.text
-    said, usage = _text_and_usage(answer, stream)
-    assert said == text and usage["prompt_tokens"] == len(wanted.prompt_ids)
-
-
-def _streaming(stream: bool) -> dict[str, Any]:
-    return {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-
-
-def _text_and_usage(answer: Any, stream: bool) -> tuple[str, dict[str, Any]]:
-    if not stream:
-        return answer.json()["choices"][0]["message"]["content"], answer.json()["usage"]
-    told = events(answer)
-    return "".join(event["choices"][0]["delta"].get("content", "") for event in told[:-1]), told[-1]["usage"]
 
 
 def test_the_sound_of_a_video_is_part_of_the_prompt_when_asked_for(local: LocalApp) -> None:

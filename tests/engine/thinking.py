@@ -1,0 +1,25 @@
+"""What tests ask a thinker by itself."""
+
+from __future__ import annotations
+
+import torch
+
+from omni_cluster.engine.stage import Stage
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.outputs import StageChunk
+from tests.engine.stages import (
+    collect,
+)
+from tests.reference import ThinkerReference
+
+
+async def think(thinker: Stage, asked: OmniRequest) -> StageChunk:
+    return await collect(thinker.generate(asked, None))
+
+
+def assert_equal(made: StageChunk, wanted: ThinkerReference) -> None:
+    assert list(made.token_ids) == wanted.token_ids
+    assert list(made.prompt_token_ids or ()) == wanted.prompt_ids
+    assert made.rows is not None and made.rows.start == 0 and made.rows.positions is not None
+    assert torch.equal(made.rows.positions, wanted.positions)
+    torch.testing.assert_close(made.rows.rows, wanted.rows, atol=1e-4, rtol=0)
