@@ -36,12 +36,10 @@ import torch
 from omni_cluster.bench.player import play
 from omni_cluster.bench.record import AudioArrival
 from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.slack import Slack
-from omni_cluster.engine.step_cost import StepCost
-from omni_cluster.engine.step_loop import StepLoop
-from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
+from omni_cluster.engine.sound.jobs import LoopJob
+from omni_cluster.engine.sound.loop import StepLoop
+from omni_cluster.engine.sound.scheduler import Scheduler, Slack, StepCost, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from omni_cluster.bench.load import poisson_arrivals
-from omni_cluster.engine.step_cost import StepCost
-from omni_cluster.engine.step_scheduler import StepScheduler
+from omni_cluster.engine.sound.scheduler import StepCost, StepScheduler
 from omni_cluster.models.family import StepTime
 from omni_cluster.models.qwen2_5_omni.code2wav import piece_range
 

@@ -125,6 +125,6 @@ def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Sta
         from omni_cluster.vllm_engine.stage_llm import StageLLM
 
         return StageLLM
-    from omni_cluster.engine.diffusion_engine import DiffusionEngine
+    from omni_cluster.engine.sound.engine import DiffusionEngine
 
     return DiffusionEngine

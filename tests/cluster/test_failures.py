@@ -22,8 +22,8 @@ from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_f
 from omni_cluster.cluster.message import packed, unpacked
 from omni_cluster.cluster.replica_connection import ConnectionEnded
 from omni_cluster.cluster.transport import MessageItem, ReplicaLost
-from omni_cluster.engine.diffusion_engine import DiffusionEngineStopped
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
+from omni_cluster.engine.sound.engine import DiffusionEngineStopped
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
 from omni_cluster.server.answers import error_answer
 

@@ -18,9 +18,9 @@ import pytest_asyncio
 import torch
 
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
-from omni_cluster.engine.diffusion_engine import DiffusionEngine, is_device_error
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.playback import Playback
+from omni_cluster.engine.sound.engine import DiffusionEngine, is_device_error
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.family import DiffusionJob, StepTime
@@ -603,7 +603,7 @@ def test_what_a_card_says_after_an_index_out_of_range_is_such_an_error() -> None
     """In a process of its own, for which the card is lost then."""
     code = """
         import torch
-        from omni_cluster.engine.diffusion_engine import is_device_error
+        from omni_cluster.engine.sound.engine import is_device_error
         for _ in range(2):
             try:
                 torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")].cpu()
@@ -622,7 +622,7 @@ def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so(
         import torch
         from omni_cluster.errors import DiffusionEngineStopped
         from tests.engine.stages import at_once, running
-        from tests.engine.test_diffusion_engine import codes, config, sound, spoken
+        from tests.engine.sound.test_engine import codes, config, sound, spoken
 
         def out_of_range(*_):
             return torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")].cpu()
@@ -683,7 +683,7 @@ def test_an_error_of_a_card_that_nobody_waited_for_is_found_by_an_idle_stage() -
         import torch
         from omni_cluster.errors import DiffusionEngineStopped
         from tests.engine.stages import running
-        from tests.engine.test_diffusion_engine import config
+        from tests.engine.sound.test_engine import config
 
         def out_of_range(worker):
             torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]

@@ -16,12 +16,10 @@ import pytest
 import torch
 
 from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.slack import Slack
-from omni_cluster.engine.step_cost import StepCost
-from omni_cluster.engine.step_loop import StepLoop
-from omni_cluster.engine.step_scheduler import Scheduler, StepScheduler
+from omni_cluster.engine.sound.jobs import LoopJob
+from omni_cluster.engine.sound.loop import StepLoop
+from omni_cluster.engine.sound.scheduler import Scheduler, Slack, StepCost, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionJob, StepTime

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.loop_job import LoopJob
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.slack import Slack
-from omni_cluster.engine.step_cost import StepCost
-from omni_cluster.engine.step_loop import COUNTED, StepLoop
-from omni_cluster.engine.step_scheduler import StepScheduler
+from omni_cluster.engine.sound.jobs import LoopJob
+from omni_cluster.engine.sound.loop import COUNTED, StepLoop
+from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.family import DiffusionSession, Family

@@ -13,12 +13,9 @@ from typing import Any
 import numpy as np
 
 from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.engine.job_queue import JobQueue
-from omni_cluster.engine.loop_job import LoopJob, heard_codes, heard_frames
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.slack import Slack
-from omni_cluster.engine.step_scheduler import Scheduler
-from omni_cluster.engine.streams import Streams
+from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams, heard_codes, heard_frames
+from omni_cluster.engine.sound.scheduler import Scheduler, Slack
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
 from omni_cluster.models.family import DiffusionJob, DiffusionSession, StepTime
 from omni_cluster.progress import Progress
