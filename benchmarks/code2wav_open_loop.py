@@ -43,12 +43,12 @@ from omni_cluster.engine.sound.scheduler import Scheduler, Slack, StepCost, Step
 from omni_cluster.errors import DiffusionEngineStopped
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.models.sound import DiffusionJob, StepTime
 from omni_cluster.outputs import StageChunk
 
 TEXT_TOKENS = 64

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.models.sound import DiffusionJob
 
 REFERENCE = "float32/float32"
 BLOCK_CODES = 12

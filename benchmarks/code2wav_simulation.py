@@ -24,8 +24,8 @@ from typing import Protocol
 
 from omni_cluster.bench.load import poisson_arrivals
 from omni_cluster.engine.sound.scheduler import StepCost, StepScheduler
-from omni_cluster.models.family import StepTime
 from omni_cluster.models.qwen2_5_omni.code2wav import piece_range
+from omni_cluster.models.sound import StepTime
 
 CODES, TEXT_TOKENS = 512, 64
 BLOCK = 12

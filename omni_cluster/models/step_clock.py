@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from omni_cluster.models.family import StepTime
+from omni_cluster.models.sound import StepTime
 
 MOST_AHEAD = 1
 """Steps that the device may have before it besides the one it makes: one, or it would idle while the next is chosen."""

@@ -20,7 +20,8 @@ from omni_cluster.engine.sound.loop import COUNTED, StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionSession, Family
+from omni_cluster.models.family import Family
+from omni_cluster.models.sound import DiffusionSession
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs

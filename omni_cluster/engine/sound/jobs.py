@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.models.family import DiffusionJob
+from omni_cluster.models.sound import DiffusionJob
 
 
 class LoopJob:

@@ -17,7 +17,7 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams, heard_codes, heard_frames
 from omni_cluster.engine.sound.scheduler import Scheduler, Slack
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
-from omni_cluster.models.family import DiffusionJob, DiffusionSession, StepTime
+from omni_cluster.models.sound import DiffusionJob, DiffusionSession, StepTime
 from omni_cluster.progress import Progress
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from omni_cluster.engine.playback import Playback
-from omni_cluster.models.family import StepTime
+from omni_cluster.models.sound import StepTime
 
 HORIZON_S = 0.1
 """Work that is due sooner is planned over this time: late work cannot all be done at once."""

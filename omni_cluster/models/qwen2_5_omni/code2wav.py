@@ -12,8 +12,8 @@ from typing import Any
 
 from omni_cluster.errors import TokenError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.sound import DiffusionJob
 from omni_cluster.outputs import StageChunk
 
 FIRST_BLOCKS = (1, 1, 2, 4)

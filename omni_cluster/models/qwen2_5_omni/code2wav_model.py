@@ -15,7 +15,6 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 from omni_cluster.config.schema import DiffusionConfig, Precision
 from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models import float8
-from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
@@ -23,6 +22,7 @@ from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluati
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
+from omni_cluster.models.sound import DiffusionJob, StepTime
 from omni_cluster.models.step_clock import StepClock
 
 logger = logging.getLogger(__name__)

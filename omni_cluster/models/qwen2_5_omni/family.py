@@ -14,16 +14,7 @@ from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.memory.sizes import StageSizes
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import (
-    ARSession,
-    DiffusionModel,
-    DiffusionSession,
-    Family,
-    Hearing,
-    Hold,
-    StageKind,
-    StreamInterval,
-)
+from omni_cluster.models.family import ARSession, Family, Hearing, Hold, StageKind, StreamInterval
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.hearing import messages_of
@@ -39,6 +30,7 @@ from omni_cluster.models.qwen2_5_omni.voices import (
     load_voices,
     voice_names,
 )
+from omni_cluster.models.sound import DiffusionModel, DiffusionSession
 from omni_cluster.outputs import StageChunk
 
 if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name, starts without torch

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 
-from omni_cluster.models.family import DiffusionJob, DiffusionModel, StepTime
 from omni_cluster.models.registry import family_class
+from omni_cluster.models.sound import DiffusionJob, DiffusionModel, StepTime
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.models.family import DiffusionJob, StepTime
+from omni_cluster.models.sound import DiffusionJob, StepTime
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker

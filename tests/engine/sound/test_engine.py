@@ -23,9 +23,9 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.engine import DiffusionEngine, is_device_error
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
 from omni_cluster.inputs import KnownOutput, OmniRequest
-from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
+from omni_cluster.models.sound import DiffusionJob, StepTime
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.progress import StallWatch
 from omni_cluster.vllm_engine.worker import diffusion_worker

@@ -22,10 +22,10 @@ from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Scheduler, Slack, StepCost, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import DiffusionJob, StepTime
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.models.sound import DiffusionJob, StepTime
 from omni_cluster.outputs import StageChunk
 from omni_cluster.progress import Progress
 from tests.engine.stages import PATIENCE_S, at_once

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cluster.engine.sound.scheduler import CUSHION_S, FINISH_S, PRIOR_FRAMES, Slack, StepCost, StepScheduler
-from omni_cluster.models.family import StepTime
+from omni_cluster.models.sound import StepTime
 
 NOW_S = 100.0
 STEP_S, FRAME_S = 3e-3, 6e-6

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from omni_cluster.errors import TokenError
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS, Code2WavSession, CodeBlocks, piece_range
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.sound import DiffusionJob
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import PATIENCE_S, Feed, at_once
 

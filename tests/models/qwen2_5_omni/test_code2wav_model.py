@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from omni_cluster.config.schema import DiffusionConfig, LayerPrecision, Precision
 from omni_cluster.errors import NotFinite, PayloadError
-from omni_cluster.models.family import DiffusionJob
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.models.sound import DiffusionJob
 from tests.reference import Reference
 
 SAMPLES_PER_CODE = 480
