@@ -40,7 +40,7 @@ from tests.engine.stages import (
     until,
     until_counts,
 )
-from tests.models.qwen2_5_omni.test_code2wav_model import STREAMING_SNR_DB, snr_db
+from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 
 SAMPLES_PER_CODE = 480
 BLOCK = 12

@@ -17,14 +17,7 @@ import torch
 from omni_cluster.models.qwen2_5_omni import decoder_kernels
 from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS
 from omni_cluster.models.qwen2_5_omni.decoder_tiles import Tiles
-from tests.models.qwen2_5_omni.test_decoder_kernels import (
-    EPS,
-    SCALES,
-    product,
-    rms_norm,
-    silu_and_multiply,
-    stored,
-)
+from tests.models.qwen2_5_omni.kernel_cases import EPS, SCALES, product, rms_norm, silu_and_multiply, stored
 
 WIDTH, FEATURES = 80, 24
 ROWS = {1: Tiles(4, 128, 1, 4, 1), 3: Tiles(16, 32, 1, 4, 2)}

@@ -17,7 +17,7 @@ import torch
 from omni_cluster.models.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
 from omni_cluster.models.qwen2_5_omni.dit import NORM_EPS, BlockDiT
-from tests.models.qwen2_5_omni.test_dit import SIZE, blocks, make_dit
+from tests.models.qwen2_5_omni.dit_cases import SIZE, blocks, make_dit
 
 LAYOUT = ([-1, 0, -5], [1, -1, -1], [24, 10, 24], [1, -1, 3])
 

@@ -20,6 +20,7 @@ from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import DiffusionJob
+from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference
 
 SAMPLES_PER_CODE = 480
@@ -120,10 +121,6 @@ def streamed(model: Code2WavModel, full: DiffusionJob, plan: list[int], name: st
     return np.concatenate(made)
 
 
-def snr_db(made: np.ndarray, wanted: np.ndarray) -> float:
-    return float(10 * np.log10((wanted**2).sum() / ((made - wanted) ** 2).sum()))
-
-
 @pytest.mark.parametrize(("count", "plan"), [(200, [1, 1, 2, 4]), (200, [1] * 14), (49, [1, 1]), (40, [1]), (24, [1])])
 def test_pieces_join_to_almost_the_whole_waveform(
     model: Code2WavModel, reference: Reference, count: int, plan: list[int]
@@ -133,9 +130,6 @@ def test_pieces_join_to_almost_the_whole_waveform(
     made, whole = streamed(model, full, plan), wanted(reference, full)
     assert made.shape == whole.shape
     assert snr_db(made, whole) >= STREAMING_SNR_DB
-
-
-STREAMING_SNR_DB = 45.0
 
 
 def test_last_frames_that_nothing_follows_are_the_wholes(model: Code2WavModel, reference: Reference) -> None:

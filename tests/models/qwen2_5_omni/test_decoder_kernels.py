@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 import triton
-from torch.nn.functional import linear, silu
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from omni_cluster.models.qwen2_5_omni import decoder_kernels
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS, Weight
+from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS
 from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
     GATE_UP_TILES,
     LINEAR_ADD_TILES,
@@ -28,14 +27,12 @@ from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
     tiles_of_nearest,
 )
 from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder, _is_read, weight_of
+from tests.models.qwen2_5_omni.kernel_cases import EPS, SCALES, product, rms_norm, silu_and_multiply, stored
 
 ROOT = Path(__file__).parents[3]
-EPS = 1e-6
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 128, 16
 SECTIONS = (16, 24, 24)
 LENGTHS = [1, 15, 16, 17, 700, 5000, 33, 128, 129]
-SCALES = [0, 1, 2]
-"""Of a weight: none, one, and one of each feature."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +56,6 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device="cuda") * scale).bfloat16()
 
 
-def stored(weight: torch.Tensor, scales: int) -> Weight:
-    """In e4m3 with so many scales, or as it is with none."""
-    if scales == 0:
-        return Weight(weight)
-    largest = weight.float().abs().amax(1, keepdim=True) if scales > 1 else weight.float().abs().amax().reshape(1)
-    return Weight((weight.float() / (largest / 448)).to(torch.float8_e4m3fn), largest / 448)
-
-
-def plain(weight: Weight) -> torch.Tensor:
-    values = weight.values.float()
-    return values if weight.scales is None else values * weight.scales
-
-
 def zero_counters() -> torch.Tensor:
     return torch.zeros(NUM_COUNTERS, dtype=torch.int32, device="cuda")
 
@@ -79,20 +63,6 @@ def zero_counters() -> torch.Tensor:
 def assert_close(made: torch.Tensor, wanted: torch.Tensor, close: float = 5e-3) -> None:
     error = (made.float() - wanted.float()).norm() / wanted.float().norm()
     assert error < close, f"relative error {error}"
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    x32 = x.float()
-    return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
-
-
-def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return linear(x.float(), plain(weight), None if bias is None else bias.float()).to(x.dtype)
-
-
-def silu_and_multiply(both: torch.Tensor) -> torch.Tensor:
-    gate, up = both.chunk(2, dim=-1)
-    return silu(gate.float()).to(both.dtype) * up
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

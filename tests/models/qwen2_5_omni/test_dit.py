@@ -17,17 +17,13 @@ from omni_cluster.models.qwen2_5_omni.dit import (
     FIRST_SLOT,
     NO_BLOCK,
     BlockDiT,
-    PackedBlocks,
     gelu_of_linear,
     keep_on_host,
 )
-from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, evaluation_times
-from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
-from omni_cluster.models.qwen2_5_omni.voices import load_voices
+from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow
+from tests.models.qwen2_5_omni.dit_cases import SIZE, blocks, make_dit, table
 
 ROOT = Path(__file__).parents[3]
-SIZE = 24
-SLOTS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -36,34 +32,9 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def make_dit(
-    folder: Path,
-    device: str,
-    dtype: torch.dtype = torch.float32,
-    resident_blocks: int = 0,
-    in_float8: bool = False,
-) -> BlockDiT:
-    place = torch.device(device)
-    model = load_token2wav(folder, place).code2wav_dit_model
-    voices, times = list(load_voices(folder).values()), evaluation_times(place)
-    return BlockDiT(model, voices, times, dtype, SLOTS, resident_blocks, in_float8)
-
-
 @pytest.fixture(scope="module")
 def dit(tiny: Path) -> BlockDiT:
     return make_dit(tiny, "cpu")
-
-
-def blocks(
-    previous: list[int], following: list[int], length: list[int], keep: list[int], device: str = "cpu"
-) -> PackedBlocks:
-    return PackedBlocks.of(torch.from_numpy(table(previous, following, length, keep)).to(device))
-
-
-def table(previous: list[int], following: list[int], length: list[int], keep: list[int]) -> np.ndarray:
-    voice = [i % 2 for i in range(len(length))]
-    codes = [[code] * len(length) for code in range(12)]
-    return np.array([previous, following, length, keep, voice, [0] * len(length), *codes], np.int32)
 
 
 def solve(dit: BlockDiT, noise: torch.Tensor, layout: np.ndarray, flow: Flow | None = None) -> torch.Tensor:
