@@ -21,6 +21,10 @@ class OwnClass:
     bases: frozenset[str]
     defines: frozenset[str]
 
+    def with_names_of(self, other: OwnClass | None) -> OwnClass:
+        """Both in one: two modules may have a class of one name."""
+        return self if other is None else OwnClass(self.bases | other.bases, self.defines | other.defines)
+
 
 @dataclass
 class UsedNames:
@@ -31,7 +35,9 @@ class UsedNames:
     classes: dict[str, OwnClass] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.classes = {node.name: own_class(node) for node in self._nodes(ast.ClassDef)}
+        self.classes = {}
+        for node in self._nodes(ast.ClassDef):
+            self.classes[node.name] = own_class(node).with_names_of(self.classes.get(node.name))
 
     def _nodes(self, kind: type[Node]) -> Iterator[Node]:
         for tree in self.trees.values():

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from vllm.logprobs import Logprob
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.engine.output_processor import RequestState as StockRequestState
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
@@ -188,7 +189,7 @@ class OmniOutputProcessor(OutputProcessor):
         return True
 
 
-def go_on_behind(known: Sequence[int], state: RequestState) -> str:
+def go_on_behind(known: Sequence[int], state: StockRequestState) -> str:
     """Brings a request that has just come to where one is that has said `known`: what follows is text behind theirs.
 
     Returns the text that one has said.

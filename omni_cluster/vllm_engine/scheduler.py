@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,6 +65,30 @@ class RowCount:
         return not self.complete and end > self.rows
 
 
+@dataclass(slots=True)
+class RequestState:
+    """What the scheduler knows of a request beside what vLLM does, from its arrival until it is freed.
+
+    `count`, `named`, `hold` and `key` are of a request that takes rows, `emitted` of one whose rows are kept.
+    """
+
+    key: str = ""
+    """By which its rows are pushed."""
+    count: RowCount | None = None
+    unsent: list[torch.Tensor] = field(default_factory=list)
+    """Rows that came and that the workers do not have."""
+    is_at_workers: bool = False
+    hold: str = ""
+    """The name by which blocks are held for it."""
+    named: int | None = None
+    """How many of its first blocks have names that others know."""
+    emitted: EmittedRows | None = None
+
+    def take_unsent(self) -> list[torch.Tensor]:
+        taken, self.unsent = self.unsent, []
+        return taken
+
+
 class OmniSchedulerMixin(_Scheduler):
     """A vLLM scheduler that knows how many rows each request has.
 
@@ -87,23 +111,17 @@ class OmniSchedulerMixin(_Scheduler):
         self._max_elements = config.max_payload_elements
         # vLLM keeps this many places in the KV cache behind a step's tokens, for those that its further steps compute.
         self.num_lookahead_tokens += config.max_decode_steps - 1
-        self._request_ids: dict[str, str] = {}
-        self._keys: dict[str, str] = {}
-        self._counts: dict[str, RowCount] = {}
+        self._states: dict[str, RequestState] = {}
+        self._states_by_key: dict[str, RequestState] = {}
+        """Of requests that take rows, as long as they may get more."""
         self._max_chunk = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
-        self._unsent: dict[str, list[torch.Tensor]] = {}
-        self._at_workers: set[str] = set()
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
-        self._emitting: dict[str, EmittedRows] = {}
         self._salt = int.from_bytes(os.urandom(HASH_BYTES))
         self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size) if config.leaves_rows_out else 0
         longest = -(-(self.max_model_len + self.num_lookahead_tokens) // self.hash_block_size)
         num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one is vLLM's null block
         self._held = HeldPrefixes(self.kv_cache_manager, self.hash_block_size, num_blocks - longest)
-        self._holds: dict[str, str] = {}
-        self._named: dict[str, int] = {}
-        """Of requests that take rows: how many of their first blocks have names that others know."""
         self._clear_new_blocks()
         self._num_preemptions = 0
         self._num_steps = 0
@@ -121,16 +139,8 @@ class OmniSchedulerMixin(_Scheduler):
 
     def add_request(self, request: Request) -> None:
         extra = StageExtra.of(request.sampling_params.extra_args if request.sampling_params else None)
-        if extra is not None and extra.prompt_embeds is not None:
-            self._request_ids[extra.key] = request.request_id
-            self._keys[request.request_id] = extra.key
-            self._take(request, extra)
-            rows, width = extra.prompt_embeds.shape
-            self._counts[request.request_id] = RowCount(
-                extra.rows_start + rows, width, extra.rows_complete, extra.first_tokens, extra.rows_start
-            )
-        if extra is not None and extra.emit_rows:
-            self._emit(request, extra.given_tokens)
+        if extra is not None:
+            self._states[request.request_id] = self._state_of(request, extra)
         if extra is not None and extra.known:
             resume(request, extra.known)
         super().add_request(request)
@@ -147,23 +157,48 @@ class OmniSchedulerMixin(_Scheduler):
         self.grammar_compile_error_reqs.add(request.request_id)
         return False
 
-    def _take(self, request: Request, extra: StageExtra) -> None:
-        if extra.hold:
-            self._holds[request.request_id] = extra.hold
-            request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
-        if self.kv_cache_manager.enable_caching:
-            prefix = extra.prefix
-            is_named = prefix is not None and prefix.block_size == self.hash_block_size
-            names = prefix.hashes if prefix is not None and is_named else ()
-            self._named[request.request_id] = name_blocks(request, names, self.hash_block_size)
+    def _state_of(self, request: Request, extra: StageExtra) -> RequestState:
+        state = RequestState()
+        if extra.prompt_embeds is not None:
+            rows, width = extra.prompt_embeds.shape
+            state.key = extra.key
+            state.count = RowCount(
+                extra.rows_start + rows, width, extra.rows_complete, extra.first_tokens, extra.rows_start
+            )
+            state.hold = extra.hold
+            state.named = self._name_blocks(request, extra)
+            self._states_by_key[extra.key] = state
+        if extra.emit_rows:
+            state.emitted = self._emitted(request, extra.given_tokens)
+        return state
 
-    def _emit(self, request: Request, given_tokens: int) -> None:
+    def _name_blocks(self, request: Request, extra: StageExtra) -> int | None:
+        if extra.hold:
+            request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
+        if not self.kv_cache_manager.enable_caching:
+            return None
+        prefix = extra.prefix
+        is_named = prefix is not None and prefix.block_size == self.hash_block_size
+        return name_blocks(request, prefix.hashes if prefix is not None and is_named else (), self.hash_block_size)
+
+    def _emitted(self, request: Request, given_tokens: int) -> EmittedRows | None:
+        """None where no rows are kept: all of them are computed."""
         if self._kept is None:
             request.skip_reading_prefix_cache = True
-        else:
-            prompt_blocks = (request.num_prompt_tokens - given_tokens) // self.hash_block_size
-            least_left_out = self._least_left_out if _can_be_told(request) else 0
-            self._emitting[request.request_id] = EmittedRows(self._kept, prompt_blocks, least_left_out)
+            return None
+        prompt_blocks = (request.num_prompt_tokens - given_tokens) // self.hash_block_size
+        least_left_out = self._least_left_out if _can_be_told(request) else 0
+        return EmittedRows(self._kept, prompt_blocks, least_left_out)
+
+    def _count_of(self, request: Request) -> RowCount | None:
+        """None of a request that takes no rows."""
+        state = self._states.get(request.request_id)
+        return None if state is None else state.count
+
+    def _emitted_of(self, request_id: str) -> EmittedRows | None:
+        """None of a request whose rows are not kept."""
+        state = self._states.get(request_id)
+        return None if state is None else state.emitted
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         blocks, found, boundary, diverged = super()._get_local_prefix_cache_hit(request)
@@ -175,9 +210,9 @@ class OmniSchedulerMixin(_Scheduler):
     def _usable(self, request: Request, hit: int) -> int:
         """How much of a hit can be used: what has its rows to emit, and behind what the step's own rows have come."""
         size = self.hash_block_size
-        if self._kept is not None and request.request_id in self._emitting:
+        if self._kept is not None and self._emitted_of(request.request_id) is not None:
             hit = self._kept.covered(request.block_hashes[: hit // size]) * size
-        count = self._counts.get(request.request_id)
+        count = self._count_of(request)
         if count is None or not count.lacks(min(request.num_tokens, hit + self._max_chunk)):
             return hit
         return min(hit, max(count.start, (count.rows - self._max_chunk) // size * size))
@@ -191,22 +226,21 @@ class OmniSchedulerMixin(_Scheduler):
         return [self._refusal(push) for push in pushes]
 
     def _refusal(self, push: RowsPush) -> str | None:
-        request_id = self._request_ids.get(push.key)
+        state = self._states_by_key.get(push.key)
         try:
-            if request_id is not None:
-                self._append(request_id, push)
+            if state is not None and state.count is not None:
+                self._append(state, state.count, push)
         except PayloadError as error:
-            del self._request_ids[push.key]
+            del self._states_by_key[push.key]
             return str(error)
         return None
 
-    def _append(self, request_id: str, push: RowsPush) -> None:
-        count = self._counts[request_id]
+    def _append(self, state: RequestState, count: RowCount, push: RowsPush) -> None:
         rows = push.rows.to_tensor(max_elements=self._max_elements)
         if rows.dim() != 2 or rows.shape[1] != count.width:
             raise PayloadError(f"Rows have shape {list(rows.shape)}, but those before them are [n, {count.width}].")
         if rows.shape[0]:
-            self._unsent.setdefault(request_id, []).append(rows)
+            state.unsent.append(rows)
             count.rows += rows.shape[0]
         count.complete = count.complete or push.complete
 
@@ -222,8 +256,7 @@ class OmniSchedulerMixin(_Scheduler):
         self._num_computed += output.total_num_scheduled_tokens
         output.omni_media = self._media_of_resumed(output)  # these four ride the pickled output to every rank
         output.omni_prefixes = self._begin_to_emit(output)
-        self._at_workers.update(r.req_id for r in output.scheduled_new_reqs if r.req_id in self._counts)
-        output.omni_rows = self._rows_for_workers()
+        output.omni_rows = self._rows_for_workers(output)
         output.omni_further = self._further_steps(output)
         return output
 
@@ -232,10 +265,13 @@ class OmniSchedulerMixin(_Scheduler):
         resumed = [self.requests[request_id] for request_id in output.scheduled_cached_reqs.resumed_req_ids]
         return {request.request_id: request.mm_features for request in resumed if request.mm_features}
 
-    def _rows_for_workers(self) -> list[tuple[str, torch.Tensor]]:
+    def _rows_for_workers(self, output: SchedulerOutput) -> list[tuple[str, torch.Tensor]]:
         """Takes what came for requests that the workers have; that of others waits until they are scheduled."""
-        known = self._at_workers & self._unsent.keys()
-        return [(request_id, rows) for request_id in known for rows in self._unsent.pop(request_id)]
+        for new in output.scheduled_new_reqs:
+            if new.req_id in self._states:
+                self._states[new.req_id].is_at_workers = True
+        known = [(request_id, state) for request_id, state in self._states.items() if state.is_at_workers]
+        return [(request_id, rows) for request_id, state in known for rows in state.take_unsent()]
 
     def _begin_to_emit(self, output: SchedulerOutput) -> dict[str, PrefixHashes]:
         """Takes the rows of what was read from the cache before anything can drop them. Returns the prompts' names."""
@@ -243,10 +279,10 @@ class OmniSchedulerMixin(_Scheduler):
         computed = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         hits = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         hits |= {request_id: computed[request_id] for request_id in again.resumed_req_ids}
-        begun = hits.keys() & self._emitting.keys()
-        for request_id in begun:
+        begun = {r: emitted for r in hits if (emitted := self._emitted_of(r)) is not None}
+        for request_id, emitted in begun.items():
             blocks = hits[request_id] // self.hash_block_size
-            self._emitting[request_id].begin(self.requests[request_id].block_hashes[:blocks])
+            emitted.begin(self.requests[request_id].block_hashes[:blocks])
         named = [each for each in begun if _can_be_told(self.requests[each])]
         return {request_id: self._prefix_of(self.requests[request_id]) for request_id in named}
 
@@ -268,9 +304,10 @@ class OmniSchedulerMixin(_Scheduler):
         for request_id in broken:
             _take_out(request_id, model_runner_output)
         packed = model_runner_output.pooler_output
-        for i, request_id in enumerate(model_runner_output.req_ids if packed and self._emitting else ()):
-            if packed[i] is not None and request_id in self._emitting:
-                packed[i] = self._emitting[request_id].pass_on(self.requests[request_id].block_hashes, packed[i])
+        for i, request_id in enumerate(model_runner_output.req_ids if packed else ()):
+            emitted = self._emitted_of(request_id)
+            if packed[i] is not None and emitted is not None:
+                packed[i] = emitted.pass_on(self.requests[request_id].block_hashes, packed[i])
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         for request_id in broken:
             if request_id in self.requests:
@@ -301,12 +338,12 @@ class OmniSchedulerMixin(_Scheduler):
         return 1 < len(self.running) <= MOST_BESIDE_NEWCOMERS and any(map(self._begins, self.running))
 
     def _begins(self, request: Request) -> bool:
-        count = self._counts.get(request.request_id)
+        count = self._count_of(request)
         return count is not None and request.num_output_tokens < count.first_tokens
 
     def _room(self, request: Request, most: int) -> int:
         """How many tokens may follow the step's first one on the device: their rows are known, limits allow them."""
-        count = self._counts.get(request.request_id)
+        count = self._count_of(request)
         if count is None or request.num_computed_tokens < request.num_tokens:
             return 0
         room = min(
@@ -327,7 +364,7 @@ class OmniSchedulerMixin(_Scheduler):
 
     def _is_held(self, request: Request) -> bool:
         """Whether rows of the request's next step, a token or the largest chunk of its prompt, have not come."""
-        count = self._counts.get(request.request_id)
+        count = self._count_of(request)
         if count is None:
             return False
         computed = max(request.num_computed_tokens, count.start)
@@ -343,11 +380,12 @@ class OmniSchedulerMixin(_Scheduler):
     def get_num_unfinished_requests(self) -> int:
         """Requests that could run now: with all of them held, the engine sleeps until rows come."""
         total = super().get_num_unfinished_requests()
-        return total if self._at_workers & self._unsent.keys() else total - self.num_held()
+        has_rows = any(state.is_at_workers and state.unsent for state in self._states.values())
+        return total if has_rows else total - self.num_held()
 
     def num_held(self) -> int:
         """Requests that wait for a row, none of their steps in flight."""
-        if not self._counts:
+        if not self._states:
             return 0
         running = sum(self._is_held(r) and r.num_output_placeholders == 0 for r in self.running)
         return running + self.num_blocked()
@@ -357,20 +395,18 @@ class OmniSchedulerMixin(_Scheduler):
         return sum(self._is_held(r) for r in self.waiting)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._counts.pop(request.request_id, None)
-        self._unsent.pop(request.request_id, None)
-        self._at_workers.discard(request.request_id)
-        key = self._keys.pop(request.request_id, None)
-        if key is not None:
-            self._request_ids.pop(key, None)
-        self._held.release(self._holds.pop(request.request_id, ""))
-        named = self._named.pop(request.request_id, None)
-        if named is not None:
-            forget_reply(self.kv_cache_manager, request.request_id, named)
-        emitted = self._emitting.pop(request.request_id, None)
-        if emitted is not None:
-            emitted.end(request.block_hashes)
+        state = self._states.pop(request.request_id, None)
+        if state is not None:
+            self._let_go(request, state)
         return super()._free_request(request, *args, **kwargs)
+
+    def _let_go(self, request: Request, state: RequestState) -> None:
+        self._states_by_key.pop(state.key, None)
+        self._held.release(state.hold)
+        if state.named is not None:
+            forget_reply(self.kv_cache_manager, request.request_id, state.named)
+        if state.emitted is not None:
+            state.emitted.end(request.block_hashes)
 
     def omni_counts(self) -> dict[str, int]:
         """What a test or a metric asks: requests, held ones, preemptions and steps so far, KV blocks in use.
@@ -389,9 +425,9 @@ class OmniSchedulerMixin(_Scheduler):
             "steps": self._num_steps,
             "kv_blocks_used": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,  # one block is vLLM's null block
             "kv_blocks": pool.num_gpu_blocks - 1,
-            "row_counts": len(self._counts),
+            "row_counts": sum(state.count is not None for state in self._states.values()),
             "computed": self._num_computed,
-            "emitting": len(self._emitting),
+            "emitting": sum(state.emitted is not None for state in self._states.values()),
             "kept_rows_bytes": self._kept.num_bytes if self._kept else 0,
             "held_blocks": self._held.num_blocks,
         }
