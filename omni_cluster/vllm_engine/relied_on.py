@@ -21,6 +21,8 @@ EVERYWHERE: Names = {
         "frequency_penalty",
         "presence_penalty",
         "repetition_penalty",
+        "sampling_type",
+        "seed",
         "structured_outputs",
     ),
     "vllm:__version__": (),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm import SamplingParams
 from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.sampling_params import SamplingType
@@ -30,7 +31,7 @@ from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
 from omni_cluster.vllm_engine.worker.warmed_kernels import aligned_only, compiled_only
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Runner
 else:
     _Runner = object
@@ -38,6 +39,28 @@ else:
 
 EMBEDDINGS = "omni_embeddings"
 """Beside the tensors that vLLM sends from one rank of a pipeline to the next."""
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the runner knows of a request beside what vLLM does, from its first step until it is freed."""
+
+    emits_rows: bool = False
+    begins: bool = False
+    """Whether its next rows are the first ones, or the first ones after a preemption."""
+    prefix: PrefixHashes | None = None
+    known: tuple[int, ...] = ()
+    """Its output in another engine, until vLLM is given it."""
+    noise: int | None = None
+    """Of a seeded request: what its noise is made of."""
+
+    @classmethod
+    def of(cls, params: SamplingParams | None, extra: StageExtra | None) -> RequestState:
+        is_seeded = params is not None and params.sampling_type == SamplingType.RANDOM_SEED
+        noise = state_of(params.seed) if params is not None and is_seeded else None
+        if extra is None:
+            return cls(noise=noise)
+        return cls(extra.emit_rows, extra.emit_rows, known=extra.known, noise=noise)
 
 
 class OmniGPUModelRunner(_Runner):
@@ -54,9 +77,7 @@ class OmniGPUModelRunner(_Runner):
         with aligned_only():
             super().__init__(*args, **kwargs)
         self.omni_config = OmniModelConfig.of(self.vllm_config)
-        self._emitting: set[str] = set()
-        self._beginning: set[str] = set()
-        self._prefixes: dict[str, PrefixHashes] = {}
+        self._states: dict[str, RequestState] = {}
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
@@ -65,8 +86,6 @@ class OmniGPUModelRunner(_Runner):
         heads = self.model_config.get_num_attention_heads(self.parallel_config)
         self._prefill_graphs = PrefillGraphs(heads // self.model_config.get_num_kv_heads(self.parallel_config))
         self._penalties = Penalties(self.max_num_reqs, self.model_config.get_vocab_size(), self.device)
-        self._states: dict[str, int] = {}
-        self._known: dict[str, tuple[int, ...]] = {}
         self._sampled_rows, self._ahead = NO_ROWS, 0
         self._finite: torch.Tensor | None = None
         """Of the step that is sampled from: bool `[n]`, whether all logits of each request are finite."""
@@ -128,28 +147,21 @@ class OmniGPUModelRunner(_Runner):
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._forget(request_id)
-        self._known.clear()
         for request_id in scheduler_output.preempted_req_ids or ():
             self._penalties.remove(request_id)  # there is room for those that run, not for all that wait
         for new in scheduler_output.scheduled_new_reqs:
-            params = new.sampling_params
-            extra = StageExtra.of(params.extra_args if params else None)
-            if extra is not None:
-                self._admit(new.req_id, extra, len(new.prompt_token_ids or ()))
-            made_before = self._known.get(new.req_id, ())
-            self._penalties.admit(new.req_id, params, new.prompt_token_ids or (), made_before)
-            if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
-                self._states[new.req_id] = state_of(params.seed)
+            self._admit(new)
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
             if self._inputs is not None:
                 self._inputs.push(request_id, rows)
         self._further = getattr(scheduler_output, "omni_further", {})
-        self._prefixes |= getattr(scheduler_output, "omni_prefixes", {})
+        for request_id, prefix in getattr(scheduler_output, "omni_prefixes", {}).items():
+            self._states[request_id].prefix = prefix
         for request_id, features in getattr(scheduler_output, "omni_media", {}).items():
             self.requests[request_id].mm_features = features
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            self._beginning.add(request_id)
+            self._states[request_id].begins = True
             state = self.requests[request_id]
             known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
             self._penalties.admit(request_id, state.sampling_params, state.prompt_token_ids or (), known)
@@ -157,27 +169,25 @@ class OmniGPUModelRunner(_Runner):
         self.input_batch.generators.clear()
         return updated
 
-    def _admit(self, request_id: str, extra: StageExtra, prompt_length: int) -> None:
-        if extra.known:
-            self._known[request_id] = extra.known
-        if extra.emit_rows:
-            self._emitting.add(request_id)
-            self._beginning.add(request_id)
-        if self._inputs is not None:
-            self._inputs.admit(request_id, extra, prompt_length)
+    def _admit(self, new: NewRequestData) -> None:
+        params, prompt_ids = new.sampling_params, new.prompt_token_ids or ()
+        extra = StageExtra.of(params.extra_args if params else None)
+        state = self._states[new.req_id] = RequestState.of(params, extra)
+        self._penalties.admit(new.req_id, params, prompt_ids, state.known)
+        if extra is not None and self._inputs is not None:
+            self._inputs.admit(new.req_id, extra, len(prompt_ids))
 
     def _forget(self, request_id: str) -> None:
-        self._emitting.discard(request_id)
-        self._beginning.discard(request_id)
-        self._prefixes.pop(request_id, None)
-        self._penalties.remove(request_id)
         self._states.pop(request_id, None)
+        self._penalties.remove(request_id)
         if self._inputs is not None:
             self._inputs.remove(request_id)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
         # vLLM asks for these of each new request, before it takes the request into its batch.
-        req_state.output_token_ids += self._known.get(req_state.req_id, ())
+        state = self._states[req_state.req_id]
+        req_state.output_token_ids += state.known
+        state.known = ()
         positions = self._inputs.positions(req_state.req_id) if self._inputs is not None else None
         if positions is None:
             super()._init_mrope_positions(req_state)
@@ -219,7 +229,7 @@ class OmniGPUModelRunner(_Runner):
 
         Of a tensor-parallel group the first rank's output is read; what goes through a pipeline, all of them send.
         """
-        wanted = not self._emitting.isdisjoint(scheduler_output.num_scheduled_tokens)
+        wanted = any(self._states[r].emits_rows for r in scheduler_output.num_scheduled_tokens)
         return wanted and (get_tp_group().rank_in_group == 0 or get_pp_group().world_size > 1)
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[TokenSpan]:
@@ -312,7 +322,7 @@ class OmniGPUModelRunner(_Runner):
         return SampledRows.of(
             (batch.top_k_cpu[:n], batch.top_p_cpu[:n]),
             batch.temperature_cpu[:n] == 0,
-            [self._states.get(request_id) for request_id in batch.req_ids],
+            [self._states[request_id].noise for request_id in batch.req_ids],
             self.optimistic_seq_lens_cpu[:n].numpy() - batch.num_prompt_tokens[:n],
             tokens,
             self.device,
@@ -325,7 +335,9 @@ class OmniGPUModelRunner(_Runner):
         if state is None or embeddings is None:
             return None
         rows = embeddings.add_(state.hidden_states[: embeddings.shape[0]])
-        return RowsOfStep.of(rows, self._spans(state.scheduler_output), self._emitting, self._prompt_facts)
+        spans = self._spans(state.scheduler_output)
+        emitting = {span.request_id for span in spans if self._states[span.request_id].emits_rows}
+        return RowsOfStep.of(rows, spans, emitting, self._prompt_facts)
 
     def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
         """Token embeddings of the step, zero at audio, image and video positions; a tensor of its own.
@@ -340,13 +352,14 @@ class OmniGPUModelRunner(_Runner):
 
     def _prompt_facts(self, request_id: str) -> PromptFacts:
         """With the rows that are computed first; with a cached prefix they are not those of position zero."""
-        if request_id not in self._beginning:
+        state = self._states[request_id]
+        if not state.begins:
             return NO_FACTS
-        self._beginning.remove(request_id)
+        state.begins = False
         request = self.requests[request_id]
         positions = request.mrope_positions
         of_prompt = None if positions is None else positions[:, : request.num_prompt_tokens].long()
-        return PromptFacts(of_prompt, self._prefixes.get(request_id))
+        return PromptFacts(of_prompt, state.prefix)
 
 
 def _for_each(tokens: int, logprobs: LogprobsTensors | None) -> LogprobsTensors | None:
