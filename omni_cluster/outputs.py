@@ -241,6 +241,10 @@ class OmniRequestOutput:
         return sum(map(len, self.stage_token_ids.values())) - len(self.token_ids)
 
     @property
+    def makes_calls(self) -> bool:
+        return bool(self.calls)
+
+    @property
     def counts(self) -> TokenCounts:
         prompt, text = len(self.prompt_token_ids), len(self.token_ids)
         return TokenCounts(prompt, text, self.codec_tokens, self.cached_tokens, self.prompt_audio_tokens)

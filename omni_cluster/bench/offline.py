@@ -17,7 +17,7 @@ from omni_cluster.bench.record import AudioArrival, RequestRecord, Said, Sound, 
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.engine.pipeline import answer_to
+from omni_cluster.engine.pipeline import answer_builder
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
@@ -41,7 +41,7 @@ class OfflineClient:
         """See `Client.ask`; the time runs from before the prompt is rendered, as a server's client has it."""
         watch = Stopwatch()
         heard, error = Heard(self._load.stream, watch), None
-        answer = answer_to(str(number), self._omni.bound)
+        answer = answer_builder(str(number), self._omni.bound)
         try:
             async with contextlib.aclosing(answer.following(self._omni.stream(self._request(number, said)))) as chunks:
                 async for chunk in chunks:

@@ -21,78 +21,55 @@ from omni_cluster.outputs import (
 )
 
 
-class StageRecord:
-    """What one stage has said of a request so far."""
+class StageProgress:
+    """How far one stage is with a request: numbers, and nothing of what it said."""
 
     def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.text: list[str] = []
-        self.audio: list[AudioChunk] = []
-        self.prompt_token_ids: tuple[int, ...] = ()
+        self.tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.makes_calls = False
         self.finish_reason: str | None = None
         self.first_s: float | None = None
         self.last_s = 0.0
         self.handover: HandoverTimes | None = None
-        self.choices: list[TokenChoice] = []
-        self.cached_tokens = 0
-        self.calls: list[CallDelta] = []
 
     def add(self, chunk: StageChunk, now_s: float) -> None:
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
-        self.token_ids.extend(chunk.token_ids)
-        self.text.append(chunk.text)
-        self.choices.extend(chunk.choices)
+        self.tokens += len(chunk.token_ids)
+        self.prompt_tokens = len(chunk.prompt_token_ids or ()) or self.prompt_tokens
         self.cached_tokens += chunk.cached_tokens
-        self.calls.extend(chunk.calls)
-        self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
+        self.makes_calls = self.makes_calls or bool(chunk.calls)
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.handover = chunk.handover or self.handover
-        if chunk.audio is not None:
-            self.audio.append(chunk.audio)
 
     @property
     def times(self) -> StageTimes:
         p50_s, max_s = (self.handover.p50_s, self.handover.max_s) if self.handover else (None, None)
-        return StageTimes(self.first_s or 0.0, self.last_s, len(self.token_ids), self.finish_reason, p50_s, max_s)
+        return StageTimes(self.first_s or 0.0, self.last_s, self.tokens, self.finish_reason, p50_s, max_s)
 
 
-class Answer:
-    """Collects a request's chunks by stage name; `stages` names them in the order of the pipeline.
+class AnswerProgress:
+    """What the end of a streamed answer says: why it ended, its times, its tokens. Keeps nothing that was streamed.
 
-    `audio_tokens`: tells how many of a prompt's token ids are sound.
+    Takes a request's chunks by stage name; `final_types` has the stages in the order of the pipeline. `audio_tokens`:
+    tells how many of a prompt's token ids are sound.
     """
 
     def __init__(
-        self,
-        request_id: str,
-        final_types: Mapping[str, str | None],
-        audio_tokens: Callable[[Sequence[int]], int] = lambda _: 0,
+        self, final_types: Mapping[str, str | None], audio_tokens: Callable[[Sequence[int]], int] = lambda _: 0
     ) -> None:
-        self._request_id = request_id
         self._final_types = final_types
         self._started_s = time.perf_counter()
-        self._records = {name: StageRecord() for name in final_types}
+        self._stages = {name: StageProgress() for name in final_types}
         self._audio_tokens = audio_tokens
         self._prompt_audio_tokens = 0
 
     def add(self, stage: str, chunk: StageChunk) -> None:
-        self._records[stage].add(chunk, time.perf_counter() - self._started_s)
+        self._stages[stage].add(chunk, time.perf_counter() - self._started_s)
         if chunk.prompt_token_ids and self._final_types[stage] == "text":
             self._prompt_audio_tokens = self._audio_tokens(chunk.prompt_token_ids)
-
-    @property
-    def counts(self) -> TokenCounts:
-        """The tokens so far."""
-        text = self._of_type("text")
-        made = sum(len(record.token_ids) for record in self._records.values())
-        return TokenCounts(
-            prompt=len(text.prompt_token_ids),
-            text=len(text.token_ids),
-            codec=made - len(text.token_ids),
-            cached=text.cached_tokens,
-            prompt_audio=self._prompt_audio_tokens,
-        )
 
     async def following(self, events: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageChunk, None]:
         """The chunks as they come, each added to the answer; closing this closes `events`."""
@@ -101,31 +78,93 @@ class Answer:
                 self.add(event.stage, event.chunk)
                 yield event.chunk
 
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens so far."""
+        text = self._text
+        made = sum(stage.tokens for stage in self._stages.values())
+        return TokenCounts(
+            prompt=text.prompt_tokens,
+            text=text.tokens,
+            codec=made - text.tokens,
+            cached=text.cached_tokens,
+            prompt_audio=self._prompt_audio_tokens,
+        )
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The text's, or "length" where any stage reached its limit: sound may break off after a whole text."""
+        reached_a_limit = any(stage.finish_reason == "length" for stage in self._stages.values())
+        return "length" if reached_a_limit else self._text.finish_reason
+
+    @property
+    def makes_calls(self) -> bool:
+        return self._text.makes_calls
+
+    @property
+    def times(self) -> dict[str, StageTimes]:
+        return {name: stage.times for name, stage in self._stages.items() if stage.first_s is not None}
+
+    @property
+    def _text(self) -> StageProgress:
+        return next((self._stages[name] for name, kind in self._final_types.items() if kind == "text"), StageProgress())
+
+
+class StageOutput:
+    """All that one stage has said of a request so far."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.text: list[str] = []
+        self.audio: list[AudioChunk] = []
+        self.prompt_token_ids: tuple[int, ...] = ()
+        self.choices: list[TokenChoice] = []
+        self.calls: list[CallDelta] = []
+
+    def add(self, chunk: StageChunk) -> None:
+        self.token_ids.extend(chunk.token_ids)
+        self.text.append(chunk.text)
+        self.choices.extend(chunk.choices)
+        self.calls.extend(chunk.calls)
+        self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
+        if chunk.audio is not None:
+            self.audio.append(chunk.audio)
+
+
+class AnswerBuilder(AnswerProgress):
+    """Builds a whole answer: keeps all that its stages say."""
+
+    def __init__(
+        self,
+        request_id: str,
+        final_types: Mapping[str, str | None],
+        audio_tokens: Callable[[Sequence[int]], int] = lambda _: 0,
+    ) -> None:
+        super().__init__(final_types, audio_tokens)
+        self._request_id = request_id
+        self._outputs = {name: StageOutput() for name in final_types}
+
+    def add(self, stage: str, chunk: StageChunk) -> None:
+        super().add(stage, chunk)
+        self._outputs[stage].add(chunk)
+
     def finish(self) -> OmniRequestOutput:
-        text = self._of_type("text")
-        sound = self._of_type("audio")
+        text, sound = self._of_type("text"), self._of_type("audio")
         return OmniRequestOutput(
             request_id=self._request_id,
             text="".join(text.text),
             token_ids=tuple(text.token_ids),
             prompt_token_ids=text.prompt_token_ids,
-            finish_reason="length" if self._reached_a_limit else text.finish_reason,
-            stage_token_ids={name: tuple(r.token_ids) for name, r in self._records.items() if r.token_ids},
+            finish_reason=self.finish_reason,
+            stage_token_ids={name: tuple(each.token_ids) for name, each in self._outputs.items() if each.token_ids},
             audio=join_audio(sound.audio) if sound.audio else None,
-            times={name: r.times for name, r in self._records.items() if r.first_s is not None},
+            times=self.times,
             choices=tuple(text.choices),
-            cached_tokens=text.cached_tokens,
-            prompt_audio_tokens=self._prompt_audio_tokens,
+            cached_tokens=self.counts.cached,
+            prompt_audio_tokens=self.counts.prompt_audio,
             calls=join_calls(text.calls),
         )
 
-    @property
-    def _reached_a_limit(self) -> bool:
-        """In any stage: sound may break off although the text has ended by itself."""
-        return any(record.finish_reason == "length" for record in self._records.values())
-
-    def _of_type(self, final_type: str) -> StageRecord:
-        for name, kind in self._final_types.items():
-            if kind == final_type:
-                return self._records[name]
-        return StageRecord()
+    def _of_type(self, final_type: str) -> StageOutput:
+        named = (self._outputs[name] for name, kind in self._final_types.items() if kind == final_type)
+        return next(named, StageOutput())

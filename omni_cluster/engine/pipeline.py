@@ -8,7 +8,7 @@ from typing import Protocol
 
 from prometheus_client.registry import Collector
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
@@ -49,18 +49,26 @@ class Pipeline(Protocol):
         """All that was counted, in Prometheus' text format; `own`: what its caller has counted itself."""
 
 
-def answer_to(request_id: str, bound: BoundPipeline) -> Answer:
-    """An empty answer to a request, to be filled."""
-    final_types = {stage.model_stage: stage.final_output_type for stage in bound.config.stages}
-    return Answer(request_id, final_types, bound.family.audio_tokens)
+def answer_builder(request_id: str, bound: BoundPipeline) -> AnswerBuilder:
+    """Of a whole answer to a request."""
+    return AnswerBuilder(request_id, _final_types(bound), bound.family.audio_tokens)
+
+
+def answer_progress(bound: BoundPipeline) -> AnswerProgress:
+    """Of an answer that is streamed."""
+    return AnswerProgress(_final_types(bound), bound.family.audio_tokens)
+
+
+def _final_types(bound: BoundPipeline) -> dict[str, str | None]:
+    return {stage.model_stage: stage.final_output_type for stage in bound.config.stages}
 
 
 async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:
     """Waits for the whole answer to a request."""
-    return await filled(answer_to(request.request_id, pipeline.bound), pipeline.stream(request, deadline))
+    return await filled(answer_builder(request.request_id, pipeline.bound), pipeline.stream(request, deadline))
 
 
-async def filled(answer: Answer, events: AsyncGenerator[StageEvent, None]) -> OmniRequestOutput:
+async def filled(answer: AnswerBuilder, events: AsyncGenerator[StageEvent, None]) -> OmniRequestOutput:
     """The answer once all events have come."""
     async with contextlib.aclosing(answer.following(events)) as chunks:
         async for _ in chunks:

@@ -13,7 +13,7 @@ import numpy as np
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.build import BoundPipeline, samples_tokens
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import (
@@ -191,11 +191,11 @@ def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat) -> bytes:
     return encode(audio.samples, audio.sample_rate_hz, sound_format)
 
 
-def finish_reason(output: OmniRequestOutput) -> FinishReason:
+def finish_reason(answer: OmniRequestOutput | AnswerProgress) -> FinishReason:
     """OpenAI's word for how the text ended, or that it ended with calls."""
-    if output.calls and output.finish_reason != "length":
+    if answer.makes_calls and answer.finish_reason != "length":
         return "tool_calls"
-    return cast(FinishReason, output.finish_reason or "stop")
+    return cast(FinishReason, answer.finish_reason or "stop")
 
 
 def voice_header(voice: str | None) -> dict[str, str]:
@@ -203,13 +203,13 @@ def voice_header(voice: str | None) -> dict[str, str]:
     return {} if voice is None else {VOICE_HEADER: quote(voice)}
 
 
-def timings(output: OmniRequestOutput) -> dict[str, Any]:
-    return {"stages": {name: asdict(times) for name, times in output.times.items()}}
+def timings(answer: OmniRequestOutput | AnswerProgress) -> dict[str, Any]:
+    return {"stages": {name: asdict(times) for name, times in answer.times.items()}}
 
 
-def usage(counted: OmniRequestOutput | Answer) -> Usage:
+def usage(answer: OmniRequestOutput | AnswerProgress) -> Usage:
     """Of a whole answer, or of one so far."""
-    tokens = counted.counts
+    tokens = answer.counts
     return Usage(tokens.prompt, tokens.text + tokens.codec, tokens.codec, tokens.cached, tokens.prompt_audio)
 
 

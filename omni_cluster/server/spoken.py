@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
@@ -17,7 +17,7 @@ from omni_cluster.server.off_loop import OffLoop
 
 
 async def spoken_sound(
-    spoken: SpeechRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
+    spoken: SpeechRequest, answer: AnswerProgress, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
 ) -> AsyncIterator[bytes]:
     """The body of the answer: raw bytes of one file, or server-sent events with its pieces; coded in `threads`.
 
@@ -29,8 +29,7 @@ async def spoken_sound(
             async for piece in pieces:
                 yield sse.event(delta_event(piece)) if as_events else piece
         if as_events:
-            output = answer.finish()
-            yield sse.event(done_event(len(output.token_ids), output.codec_tokens, finish_reason(output)))
+            yield sse.event(done_event(answer.counts.text, answer.counts.codec, finish_reason(answer)))
     except Exception as error:  # the boundary to the client, after the first byte
         status, body = error_answer(error, "input")
         if not as_events:

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import chain
-from omni_cluster.engine.pipeline import Pipeline, answer_to, filled
+from omni_cluster.engine.pipeline import Pipeline, answer_builder, answer_progress, filled
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.server.door import Visit
@@ -18,18 +18,18 @@ from omni_cluster.server.metrics import HttpMeter, heard, recoveries_counted
 from omni_cluster.server.quotas import Allowance
 
 T = TypeVar("T")
+P = TypeVar("P", bound=AnswerProgress)
 _ENDED = object()
-Begun = tuple[Answer, AsyncGenerator[StageChunk, None]]
+Begun = tuple[P, AsyncGenerator[StageChunk, None]]
 
 
 async def begun(
-    pipeline: Pipeline, request: OmniRequest, deadline: Deadline, meter: HttpMeter, allowance: Allowance
-) -> Begun:
-    """The answer and the chunks that it is made of, once the first is there.
+    pipeline: Pipeline, request: OmniRequest, deadline: Deadline, meter: HttpMeter, allowance: Allowance, answer: P
+) -> Begun[P]:
+    """`answer` and the chunks that are added to it as they come, once the first is there.
 
     An error before that chunk gets an HTTP status of its own.
     """
-    answer = answer_to(request.request_id, pipeline.bound)
     chunks = answer.following(heard(pipeline.stream(request, deadline), meter, allowance))
     return answer, chain(await anext(chunks), chunks)
 
@@ -37,16 +37,19 @@ async def begun(
 async def whole_output(pipeline: Pipeline, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
     """The whole answer; what it survived, and its sound, are counted."""
     events = recoveries_counted(pipeline.stream(request, visit.deadline), meter)
-    output = await filled(answer_to(request.request_id, pipeline.bound), events)
+    output = await filled(answer_builder(request.request_id, pipeline.bound), events)
     visit.allowance.hear(output.audio)
     return output
 
 
 async def all_begun(
     pipeline: Pipeline, requests: Sequence[OmniRequest], deadline: Deadline, meter: HttpMeter, allowance: Allowance
-) -> list[Begun]:
+) -> list[Begun[AnswerProgress]]:
     """Several requests at once. If one fails, none goes on."""
-    tasks = [asyncio.ensure_future(begun(pipeline, request, deadline, meter, allowance)) for request in requests]
+    tasks = [
+        asyncio.ensure_future(begun(pipeline, request, deadline, meter, allowance, answer_progress(pipeline.bound)))
+        for request in requests
+    ]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -88,7 +91,9 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
             await _ended(waiting)
 
 
-async def all_said(answers: Sequence[Begun], streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+async def all_said(
+    answers: Sequence[Begun[Any]], streams: Sequence[AsyncGenerator[T, None]]
+) -> AsyncGenerator[T, None]:
     """What `streams`, one of each answer, say as it comes. Closing this closes the answers, silent ones too."""
     async with contextlib.AsyncExitStack() as closing:
         for _, chunks in answers:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
 from omni_cluster.outputs import AudioChunk, Call, CallDelta, StageChunk, TokenCounts
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
@@ -13,7 +15,7 @@ def audio_chunk(start: int, *samples: float) -> AudioChunk:
 
 
 def test_answer_says_what_its_stages_said() -> None:
-    answer = Answer("r", FINAL_TYPES)
+    answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,), "a", prompt_token_ids=(7, 8)))
     answer.add("talker", StageChunk(0, (100, 101)))
     answer.add("thinker", StageChunk(1, (2, 3), "b", finish_reason="length"))
@@ -31,7 +33,7 @@ def test_answer_says_what_its_stages_said() -> None:
 
 
 def test_sound_that_reaches_its_limit_ends_the_answer_so_although_the_text_has_ended() -> None:
-    answer = Answer("r", FINAL_TYPES)
+    answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,), "a", finish_reason="stop"))
     answer.add("talker", StageChunk(0, (100,), finish_reason="length"))
     answer.add("code2wav", StageChunk(finish_reason="stop"))
@@ -42,7 +44,7 @@ def test_sound_that_reaches_its_limit_ends_the_answer_so_although_the_text_has_e
 
 
 def test_calls_are_put_together_of_their_pieces() -> None:
-    answer = Answer("r", FINAL_TYPES)
+    answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,), "So. ", calls=(CallDelta(0, "a", "f"),)))
     answer.add("thinker", StageChunk(1, (2,), calls=(CallDelta(0, arguments="{}"), CallDelta(1, "b", "g"))))
     answer.add("thinker", StageChunk(2, (3,), calls=(CallDelta(1, arguments='{"a": 1}'),), finish_reason="stop"))
@@ -51,7 +53,7 @@ def test_calls_are_put_together_of_their_pieces() -> None:
 
 
 def test_times_are_those_of_the_first_and_last_chunk() -> None:
-    answer = Answer("r", FINAL_TYPES)
+    answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,)))
     answer.add("talker", StageChunk(0, (100,)))
     answer.add("thinker", StageChunk(1, (2,)))
@@ -63,21 +65,46 @@ def test_times_are_those_of_the_first_and_last_chunk() -> None:
 
 
 def test_answer_without_sound_has_none() -> None:
-    answer = Answer("r", FINAL_TYPES)
+    answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,), "a", finish_reason="stop"))
     answer.add("code2wav", StageChunk(finish_reason="stop"))
     assert answer.finish().audio is None
 
 
 def test_answer_of_stages_that_said_nothing_is_empty() -> None:
-    made = Answer("r", FINAL_TYPES).finish()
+    made = AnswerBuilder("r", FINAL_TYPES).finish()
     assert (made.text, made.token_ids, made.finish_reason, made.times) == ("", (), None, {})
 
 
 def test_tokens_are_counted_as_they_come_and_of_the_whole() -> None:
-    answer = Answer("r", FINAL_TYPES, audio_tokens=lambda ids: ids.count(8))
+    answer = AnswerBuilder("r", FINAL_TYPES, audio_tokens=lambda ids: ids.count(8))
     assert answer.counts == TokenCounts(0, 0, 0)
     answer.add("thinker", StageChunk(0, (1,), prompt_token_ids=(7, 8, 8), cached_tokens=2))
     answer.add("talker", StageChunk(0, (100, 101), prompt_token_ids=(8, 8, 8, 8), cached_tokens=3))
     answer.add("thinker", StageChunk(1, (2,)))
     assert answer.counts == answer.finish().counts == TokenCounts(prompt=3, text=2, codec=2, cached=2, prompt_audio=2)
+
+
+def test_a_streamed_answer_keeps_none_of_its_sound_and_says_at_its_end_what_a_whole_one_does() -> None:
+    """Ten seconds of sound are a megabyte."""
+    streamed, whole = AnswerProgress(FINAL_TYPES), AnswerBuilder("r", FINAL_TYPES)
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            text = StageChunk(number, (number,), "a" * 100, prompt_token_ids=(7, 8) if number == 0 else None)
+            streamed.add("thinker", text)
+            streamed.add("talker", StageChunk(number, (100,)))
+            streamed.add("code2wav", StageChunk(audio=AudioChunk(480 * number, np.zeros(480, np.float32), 24_000)))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 100_000
+    for number in range(500):
+        whole.add("thinker", StageChunk(number, (number,), prompt_token_ids=(7, 8) if number == 0 else None))
+        whole.add("talker", StageChunk(number, (100,)))
+    for answer in (streamed, whole):
+        answer.add("thinker", StageChunk(500, calls=(CallDelta(0, "a", "f"),), finish_reason="stop"))
+    made = whole.finish()
+    assert (streamed.counts, streamed.finish_reason) == (made.counts, made.finish_reason)
+    assert streamed.makes_calls == made.makes_calls is True
+    assert streamed.times.keys() == {"code2wav", *made.times}

@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from PIL import Image
 from pydantic import BaseModel, TypeAdapter
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.errors import DIED, StageDied
 from omni_cluster.openai_api.audio import wav_bytes
 from omni_cluster.outputs import StageChunk
@@ -226,7 +226,7 @@ async def test_a_stream_that_breaks_says_so_in_its_last_events() -> None:
         yield StageChunk(text="Hi", token_ids=(1,))
         raise StageDied("a replica died")
 
-    sent = [piece async for piece in response_events(parse(), Answer("r", {"thinker": "text"}), broken())]
+    sent = [piece async for piece in response_events(parse(), AnswerProgress({"thinker": "text"}), broken())]
     events = [json.loads(block.partition("data: ")[2]) for block in b"".join(sent).decode().split("\n\n") if block]
     for number, event in enumerate(events):
         assert EVENT.validate_python(event, strict=True).sequence_number == number

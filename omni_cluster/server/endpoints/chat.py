@@ -12,7 +12,7 @@ from dataclasses import replace
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
@@ -100,7 +100,7 @@ class ChatEndpoint:
         headers = {"Cache-Control": "no-cache"} | voice_header(self._voice(chat))
         return StreamingResponse(self._sse(chat, answers), media_type="text/event-stream", headers=headers)
 
-    async def _sse(self, chat: ChatRequest, answers: Sequence[Begun]) -> AsyncIterator[bytes]:
+    async def _sse(self, chat: ChatRequest, answers: Sequence[Begun[AnswerProgress]]) -> AsyncIterator[bytes]:
         used = functools.partial(_used, [answer for answer, _ in answers])
         head = ChatStream(chat)
         streams = [
@@ -120,7 +120,7 @@ class ChatEndpoint:
             yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
 
     async def _choice(
-        self, chat: ChatRequest, stream: ChatStream, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
+        self, chat: ChatRequest, stream: ChatStream, answer: AnswerProgress, chunks: AsyncGenerator[StageChunk, None]
     ) -> AsyncGenerator[bytes, None]:
         """The events of one choice."""
         sound = StreamedSound(chat.audio_format)
@@ -139,8 +139,7 @@ class ChatEndpoint:
                             yield piece
             if rest := await off_loop.run(functools.partial(_sound_event, stream, sound.flush)):
                 yield rest
-            output = answer.finish()
-            yield sse.event(stream.finish(finish_reason(output)) | {"omni": timings(output)})
+            yield sse.event(stream.finish(finish_reason(answer)) | {"omni": timings(answer)})
         finally:
             off_loop.close()
 
@@ -169,7 +168,7 @@ def _moved(seed: int, number: int) -> int:
     return moved if BOUNDS["seed"].hold(moved) else moved - 2**64
 
 
-def _used(answers: Sequence[Answer]) -> Usage:
+def _used(answers: Sequence[AnswerProgress]) -> Usage:
     return sum_of([usage(answer) for answer in answers])
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omni_cluster.engine.answer import Answer
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.openai_api import openapi, sse
@@ -28,7 +28,7 @@ from omni_cluster.server.reader import Reader
 from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered, whole_output
 
 _PROMPT = "prompt"
-_Group = list[tuple[OmniRequest, Begun]]
+_Group = list[tuple[OmniRequest, Begun[AnswerProgress]]]
 """Choices that run at once."""
 
 
@@ -111,7 +111,7 @@ class CompletionsEndpoint:
     async def _sse(
         self, asked: CompletionRequest, group: _Group, later: Sequence[Callable[[], Awaitable[_Group]]]
     ) -> AsyncIterator[bytes]:
-        stream, answers = TextStream(asked), list[Answer]()
+        stream, answers = TextStream(asked), list[AnswerProgress]()
         try:
             for begins in (None, *later):
                 group = group if begins is None else await begins()
@@ -136,7 +136,7 @@ async def _choice(
     stream: TextStream,
     choice: ChoiceText,
     request: OmniRequest,
-    answer: Answer,
+    answer: AnswerProgress,
     chunks: AsyncGenerator[StageChunk, None],
 ) -> AsyncGenerator[bytes, None]:
     """The events of one choice."""
@@ -145,7 +145,7 @@ async def _choice(
     async for chunk in chunks:
         if chunk.text or chunk.choices:
             yield sse.event(stream.chunk(choice.said(chunk.text, chunk.choices)))
-    yield sse.event(stream.chunk(choice.said("", finish_reason=finish_reason(answer.finish()))))
+    yield sse.event(stream.chunk(choice.said("", finish_reason=finish_reason(answer))))
 
 
 def _completed(
@@ -160,7 +160,7 @@ def _completed(
     return JSONResponse(TextStream(asked).whole(choices, _usage(asked, outputs)))
 
 
-def _usage(asked: CompletionRequest, answers: Sequence[OmniRequestOutput | Answer]) -> Usage:
+def _usage(asked: CompletionRequest, answers: Sequence[OmniRequestOutput | AnswerProgress]) -> Usage:
     """A prompt counts once, however many answers it has."""
     used = [usage(answer) for answer in answers]
     return Usage(

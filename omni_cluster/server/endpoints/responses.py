@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.engine.answer import AnswerProgress
+from omni_cluster.engine.pipeline import Pipeline, answer_progress
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.errors import BadRequest
@@ -88,7 +88,9 @@ class ResponsesEndpoint:
     async def _streamed(
         self, asked: ResponsesRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
     ) -> Response:
-        begins = await begun(self._pipeline, request, visit.deadline, meter, visit.allowance)
+        begins = await begun(
+            self._pipeline, request, visit.deadline, meter, visit.allowance, answer_progress(self._pipeline.bound)
+        )
         body = response_events(asked, *begins)
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -104,12 +106,12 @@ def _completed(asked: ResponsesRequest, output: OmniRequestOutput) -> Response:
     return JSONResponse(response.body())
 
 
-def _end(response: ResponseAnswer, output: OmniRequestOutput) -> list[Event]:
-    return response.end(finish_reason(output), usage(output), omni=timings(output))
+def _end(response: ResponseAnswer, answer: OmniRequestOutput | AnswerProgress) -> list[Event]:
+    return response.end(finish_reason(answer), usage(answer), omni=timings(answer))
 
 
 async def response_events(
-    asked: ResponsesRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
+    asked: ResponsesRequest, answer: AnswerProgress, chunks: AsyncGenerator[StageChunk, None]
 ) -> AsyncIterator[bytes]:
     """The body of a streamed response. What breaks after the first byte is told by its last events."""
     response = ResponseAnswer(asked)
@@ -121,8 +123,7 @@ async def response_events(
                     yield _sent(response.text(chunk.text, chunk.choices))
                 if chunk.calls:
                     yield _sent(response.calls(chunk.calls))
-        output = answer.finish()
-        yield await asyncio.to_thread(lambda: _sent(_end(response, output)))
+        yield await asyncio.to_thread(lambda: _sent(_end(response, answer)))
     except Exception as error:  # the boundary to the client, after the first byte
         _, body = error_answer(error, _PROMPT)
         yield _sent(response.fail(body["error"]))

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cluster.engine.build import samples_tokens
-from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.engine.pipeline import Pipeline, answer_progress
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
@@ -70,7 +70,9 @@ class SpeechEndpoint:
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
     async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
-        answer, chunks = await begun(self._pipeline, request, visit.deadline, meter, visit.allowance)
+        answer, chunks = await begun(
+            self._pipeline, request, visit.deadline, meter, visit.allowance, answer_progress(self._pipeline.bound)
+        )
         sound = spoken_sound(spoken, answer, chunks, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(

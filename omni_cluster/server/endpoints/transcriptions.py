@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from omni_cluster.engine.answer import Answer
-from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.engine.answer import AnswerBuilder
+from omni_cluster.engine.pipeline import Pipeline, answer_builder
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.family import Hearing
 from omni_cluster.openai_api import openapi, sse
@@ -98,11 +98,12 @@ class TranscriptionsEndpoint:
     async def _streamed(
         self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
     ) -> Response:
-        body = self._sse(asked, *await begun(self._pipeline, request, visit.deadline, meter, visit.allowance))
+        answer = answer_builder(request.request_id, self._bound)  # the last event has the whole text
+        body = self._sse(asked, *await begun(self._pipeline, request, visit.deadline, meter, visit.allowance, answer))
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _sse(
-        self, asked: TranscriptionRequest, answer: Answer, chunks: AsyncGenerator[StageChunk, None]
+        self, asked: TranscriptionRequest, answer: AnswerBuilder, chunks: AsyncGenerator[StageChunk, None]
     ) -> AsyncIterator[bytes]:
         try:
             async with contextlib.aclosing(chunks):
