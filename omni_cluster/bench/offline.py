@@ -43,9 +43,10 @@ class OfflineClient:
         heard, error = Heard(self._load.stream, watch), None
         answer = answer_builder(str(number), self._omni.bound)
         try:
-            async with contextlib.aclosing(answer.following(self._omni.stream(self._request(number, said)))) as chunks:
-                async for chunk in chunks:
-                    heard.add(chunk)
+            async with contextlib.aclosing(self._omni.stream(self._request(number, said))) as events:
+                async for event in events:
+                    answer.add(event.stage, event.chunk)
+                    heard.add(event.chunk)
         except OmniError as broken:
             error = str(broken)
         record = self._record(number, heard, answer.finish(), error)

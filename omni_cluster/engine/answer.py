@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.outputs import (
     AudioChunk,
     CallDelta,
@@ -70,13 +68,6 @@ class AnswerProgress:
         self._stages[stage].add(chunk, time.perf_counter() - self._started_s)
         if chunk.prompt_token_ids and self._final_types[stage] == "text":
             self._prompt_audio_tokens = self._audio_tokens(chunk.prompt_token_ids)
-
-    async def following(self, events: AsyncGenerator[StageEvent, None]) -> AsyncGenerator[StageChunk, None]:
-        """The chunks as they come, each added to the answer; closing this closes `events`."""
-        async with contextlib.aclosing(events):
-            async for event in events:
-                self.add(event.stage, event.chunk)
-                yield event.chunk
 
     @property
     def counts(self) -> TokenCounts:

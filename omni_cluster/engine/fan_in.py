@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.outputs import StageChunk
-
-T = TypeVar("T")
 
 MAX_WAITING_EVENTS = 1024
 """If a reader lags by more chunks than this, the stages of its request wait for it."""
@@ -35,6 +32,7 @@ class StageEvent:
 
 
 Emit = Callable[[StageEvent], Awaitable[None]]
+Observer = Callable[[StageEvent], None]
 Producer = Callable[[Emit], Awaitable[None]]
 
 
@@ -105,11 +103,3 @@ class FanIn:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()  # their exceptions hold frames, and these hold what the tasks worked on and this object
-
-
-async def chain(first: T, rest: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """`first`, which was read ahead, and then the rest."""
-    async with contextlib.aclosing(rest):
-        yield first
-        async for item in rest:
-            yield item

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.engine.fan_in import Observer, StageEvent
 from omni_cluster.errors import OmniError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
@@ -63,14 +63,13 @@ def _final_types(bound: BoundPipeline) -> dict[str, str | None]:
     return {stage.model_stage: stage.final_output_type for stage in bound.config.stages}
 
 
-async def whole_answer(pipeline: Pipeline, request: OmniRequest, deadline: Deadline) -> OmniRequestOutput:
-    """Waits for the whole answer to a request."""
-    return await filled(answer_builder(request.request_id, pipeline.bound), pipeline.stream(request, deadline))
-
-
-async def filled(answer: AnswerBuilder, events: AsyncGenerator[StageEvent, None]) -> OmniRequestOutput:
-    """The answer once all events have come."""
-    async with contextlib.aclosing(answer.following(events)) as chunks:
-        async for _ in chunks:
-            pass
+async def whole_answer(
+    pipeline: Pipeline, request: OmniRequest, deadline: Deadline, observe: Observer = lambda _: None
+) -> OmniRequestOutput:
+    """Waits for the whole answer to a request; `observe` sees its events."""
+    answer = answer_builder(request.request_id, pipeline.bound)
+    async with contextlib.aclosing(pipeline.stream(request, deadline)) as events:
+        async for event in events:
+            observe(event)
+            answer.add(event.stage, event.chunk)
     return answer.finish()

@@ -12,14 +12,21 @@ class Playback:
     """
 
     def __init__(self) -> None:
+        self.stall_s = 0.0
+        """How long its player has stood still, from the first piece on."""
         self._runs_dry_s = -math.inf
 
+    @property
+    def has_begun(self) -> bool:
+        return self._runs_dry_s != -math.inf
+
     def deliver(self, sound_s: float, now_s: float) -> None:
+        self.stall_s += max(0.0, now_s - self.due_s(now_s))
         self._runs_dry_s = max(self._runs_dry_s, now_s) + sound_s
 
     def due_s(self, now_s: float) -> float:
         """When the next piece is needed: the first one at once, a later one when the client's player runs dry."""
-        return now_s if self._runs_dry_s == -math.inf else self._runs_dry_s
+        return self._runs_dry_s if self.has_begun else now_s
 
     def left_s(self, now_s: float) -> float:
         """The sound that the player has left; none before the first."""

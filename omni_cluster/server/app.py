@@ -48,7 +48,7 @@ class HttpServer:
         self._keys = api_keys(bound.config)
         self.door = Door(bound.config.limits, ingresses, bound.config.api, clock)
         self.metrics = IngressMetrics()
-        self.metrics.watch(self.door)
+        self.metrics.watch(self.door.places, self.door.uploads)
         self._reader = Reader(bound)
         self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
         self._endpoints = (

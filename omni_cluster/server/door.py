@@ -20,12 +20,11 @@ from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.body import JSON_TYPE, read_body, too_slow
 from omni_cluster.server.closing import CLOSING, Closing
+from omni_cluster.server.metrics import PROBES, ResponseMeter
 from omni_cluster.server.places import Places
 from omni_cluster.server.quotas import Allowance, Clock, Quotas
 from omni_cluster.server.uploads import Uploads
 
-PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Paths that never wait behind requests."""
 TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
 DETACH_HEADER: Final = "x-request-disconnect-disabled"
 MOST_ID_CHARS: Final = 1024
@@ -89,12 +88,13 @@ def check_headers(headers: Headers) -> None:
 
 
 class Visit:
-    """One request that may cost something: its deadline, its body, and the place that it takes."""
+    """One request that may cost something: its deadline, its body, the place that it takes, and what is counted."""
 
-    def __init__(self, door: Door, deadline: Deadline, allowance: Allowance) -> None:
+    def __init__(self, door: Door, deadline: Deadline, allowance: Allowance, meter: ResponseMeter) -> None:
         self._door = door
         self.deadline = deadline
         self.allowance = allowance
+        self.meter = meter
         self.body_bytes = 0
         self._has_body = False
         self._has_place = False
@@ -169,8 +169,9 @@ class Door:
         except BadRequest as error:
             await refusal(error.status, error.body(), error)(scope, receive, send)
             return
-        visit = Visit(self, deadline, self._quotas.of((scope.get("state") or {}).get("api_key", b"")))
-        scope["state"] = {**(scope.get("state") or {}), "visit": visit}
+        state = scope["state"]
+        visit = Visit(self, deadline, self._quotas.of(state["api_key"]), state["meter"])
+        scope["state"] = {**state, "visit": visit}
         try:
             await app(scope, receive, send)
         finally:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -15,10 +14,12 @@ from omni_cluster.engine import metric_definitions as define
 from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.playback import Playback
 from omni_cluster.outputs import AudioChunk
-from omni_cluster.server.door import PROBES, Door
 from omni_cluster.server.log import logger
-from omni_cluster.server.quotas import Allowance
+from omni_cluster.server.places import Places
+from omni_cluster.server.uploads import Uploads
 
+PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that never wait behind requests, and are not logged."""
 OTHER: Final = "other"
 """The endpoint of all paths that are none: a client must not be able to make new ones."""
 CLIENT_LEFT: Final = 499
@@ -44,24 +45,12 @@ class IngressMetrics:
         self.recovery_stall = define.RECOVERY_STALL.histogram(registry)
         self.sent = define.SENT_BYTES.counter(registry)
 
-    def watch(self, door: Door) -> None:
-        """What is at the door, at each scrape."""
-        places = define.PLACES.gauge(self.registry)
-        places.labels("taken").set_function(lambda: door.places.taken)
-        places.labels("waiting").set_function(lambda: door.places.waiting)
-        define.UPLOAD_BYTES.gauge(self.registry).set_function(lambda: door.uploads.size_bytes)
-
-
-class Player(Playback):
-    """How long one stood still who plays a stream's sound as it comes, from the first piece on."""
-
-    stall_s = 0.0
-    has_begun = False
-
-    def hears(self, audio: AudioChunk, now_s: float) -> None:
-        self.stall_s += max(0.0, now_s - self.due_s(now_s))
-        self.has_begun = True
-        self.deliver(len(audio.samples) / audio.sample_rate_hz, now_s)
+    def watch(self, places: Places, uploads: Uploads) -> None:
+        """Reads them at each scrape."""
+        gauge = define.PLACES.gauge(self.registry)
+        gauge.labels("taken").set_function(lambda: places.taken)
+        gauge.labels("waiting").set_function(lambda: places.waiting)
+        define.UPLOAD_BYTES.gauge(self.registry).set_function(lambda: uploads.size_bytes)
 
 
 class _Error(msgspec.Struct):
@@ -80,7 +69,7 @@ def reason_of(body: bytes) -> str:
         return NO_REASON
 
 
-class HttpMeter:
+class ResponseMeter:
     """One HTTP request. It has ended when its last byte is handed to the server: the client's next request is later."""
 
     def __init__(self, metrics: IngressMetrics, endpoint: str) -> None:
@@ -91,7 +80,7 @@ class HttpMeter:
         self._is_silent = True
         self._has_ended = False
         self._recoveries: list[Recovery] = []
-        self._player = Player()
+        self._playback = Playback()
         self._reason = NO_REASON
         self._sent = metrics.sent.labels(endpoint)
         metrics.in_flight.labels(endpoint).inc()
@@ -112,14 +101,22 @@ class HttpMeter:
                 self._reason = reason_of(body)
         return None if message.get("more_body", False) else self._status
 
-    def hears(self, audio: AudioChunk) -> None:
-        """Counts the time to the first piece of sound, and until when its player has some."""
-        if not self._player.has_begun:
-            self._observe(self._metrics.first_audio)
-        self._player.hears(audio, self.passed_s)
+    def observe(self, event: StageEvent) -> None:
+        """Counts what a stream's event says of the stages: what the request survived, and its sound."""
+        self.observe_recovery(event)
+        if event.chunk.audio is not None:
+            self.observe_sound(event.chunk.audio)
 
-    def goes_on(self, recovery: Recovery) -> None:
-        """Counts what the request survived."""
+    def observe_sound(self, audio: AudioChunk) -> None:
+        """Counts the time to the first piece of sound, and until when its player has some."""
+        if not self._playback.has_begun:
+            self._observe(self._metrics.first_audio)
+        self._playback.deliver(len(audio.samples) / audio.sample_rate_hz, self.passed_s)
+
+    def observe_recovery(self, event: StageEvent) -> None:
+        """Counts what the request survived before this event."""
+        if (recovery := event.recovery) is None:
+            return
         self._recoveries.append(recovery)
         for stage in recovery.stages:
             self._metrics.recovered.labels(self.endpoint, stage).inc()
@@ -143,8 +140,8 @@ class HttpMeter:
             self._observe(self._metrics.answer)
         elif status != CLIENT_LEFT:
             self._metrics.refusals.labels(self.endpoint, self._reason).inc()
-        if self._player.has_begun:
-            self._metrics.stall.labels(self.endpoint).observe(self._player.stall_s)
+        if self._playback.has_begun:
+            self._metrics.stall.labels(self.endpoint).observe(self._playback.stall_s)
         return True
 
     @property
@@ -158,7 +155,7 @@ class HttpMeter:
 class Metered:
     """ASGI middleware, outermost: counts every HTTP request, and logs one line of it at its end.
 
-    Handlers find the request's `HttpMeter` as `request.state.meter`.
+    Handlers find the request's `ResponseMeter` as `request.state.meter`.
     """
 
     def __init__(self, app: ASGIApp, metrics: IngressMetrics, endpoints: Collection[str]) -> None:
@@ -170,7 +167,7 @@ class Metered:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        meter = HttpMeter(self._metrics, self._endpoint(scope))
+        meter = ResponseMeter(self._metrics, self._endpoint(scope))
         scope["state"] = {**(scope.get("state") or {}), "meter": meter}
 
         async def counted(message: Message) -> None:
@@ -192,7 +189,7 @@ class Metered:
         return path if path in self._endpoints else OTHER
 
 
-def end(scope: Scope, meter: HttpMeter, status: int) -> bool:
+def end(scope: Scope, meter: ResponseMeter, status: int) -> bool:
     """Counts and logs how the request ended, unless it has ended before; says whether this was its end."""
     is_end = meter.end(status)
     if is_end and meter.endpoint not in PROBES:  # who watches a server asks every few seconds
@@ -206,26 +203,3 @@ def end(scope: Scope, meter: HttpMeter, status: int) -> bool:
             meter.recovered,
         )
     return is_end
-
-
-async def heard(
-    events: AsyncGenerator[StageEvent, None], meter: HttpMeter, allowance: Allowance
-) -> AsyncGenerator[StageEvent, None]:
-    """The events as they come; their sound is timed, and counted for its key."""
-    async with contextlib.aclosing(recoveries_counted(events, meter)) as counted:
-        async for event in counted:
-            if event.chunk.audio is not None:
-                meter.hears(event.chunk.audio)
-            allowance.hear(event.chunk.audio)
-            yield event
-
-
-async def recoveries_counted(
-    events: AsyncGenerator[StageEvent, None], meter: HttpMeter
-) -> AsyncGenerator[StageEvent, None]:
-    """The events as they come; what the request survived is counted."""
-    async with contextlib.aclosing(events):
-        async for event in events:
-            if event.recovery is not None:
-                meter.goes_on(event.recovery)
-            yield event

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from omni_cluster.config.access import ApiConfig
+from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.outputs import AudioChunk
 
@@ -76,7 +77,11 @@ class Allowance:
         if self._sound_s is not None and (wait_s := self._sound_s.wait_s(0)):
             raise _beyond(f"may have {self._sound_s_per_minute:g} seconds of sound a minute", wait_s)
 
-    def hear(self, audio: AudioChunk | None) -> None:
+    def observe(self, event: StageEvent) -> None:
+        """Counts the sound of a stream's event."""
+        self.count_sound(event.chunk.audio)
+
+    def count_sound(self, audio: AudioChunk | None) -> None:
         """Counts sound that was made."""
         if self._sound_s is not None and audio is not None:
             self._sound_s.take(len(audio.samples) / audio.sample_rate_hz)

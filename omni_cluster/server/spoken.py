@@ -11,13 +11,14 @@ from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import error_answer, finish_reason, whole_sound
 from omni_cluster.server.off_loop import OffLoop
+from omni_cluster.server.streamed import AnswerStream
 
 
 async def spoken_sound(
-    spoken: SpeechRequest, answer: AnswerProgress, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
+    spoken: SpeechRequest, answer: AnswerStream[AnswerProgress], threads: ThreadPoolExecutor
 ) -> AsyncIterator[bytes]:
     """The body of the answer: raw bytes of one file, or server-sent events with its pieces; coded in `threads`.
 
@@ -25,11 +26,12 @@ async def spoken_sound(
     """
     as_events = spoken.stream_format == "sse"
     try:
-        async with contextlib.aclosing(coded(spoken, chunks, threads)) as pieces:
+        async with contextlib.aclosing(coded(spoken, answer, threads)) as pieces:
             async for piece in pieces:
                 yield sse.event(delta_event(piece)) if as_events else piece
         if as_events:
-            yield sse.event(done_event(answer.counts.text, answer.counts.codec, finish_reason(answer)))
+            counts = answer.progress.counts
+            yield sse.event(done_event(counts.text, counts.codec, finish_reason(answer.progress)))
     except Exception as error:  # the boundary to the client, after the first byte
         status, body = error_answer(error, "input")
         if not as_events:
@@ -38,13 +40,13 @@ async def spoken_sound(
 
 
 async def coded(
-    spoken: SpeechRequest, chunks: AsyncGenerator[StageChunk, None], threads: ThreadPoolExecutor
+    spoken: SpeechRequest, answer: AnswerStream[AnswerProgress], threads: ThreadPoolExecutor
 ) -> AsyncGenerator[bytes, None]:
     """The sound in the format asked for, piece by piece; a file without samples for no sound."""
     file = _SoundFile(spoken.format)
-    async with contextlib.aclosing(chunks):
+    async with contextlib.aclosing(answer):
         with contextlib.closing(OffLoop(threads, file.close)) as off_loop:
-            async for chunk in chunks:
+            async for chunk in answer:
                 if (audio := chunk.audio) is None:
                     continue
                 quick = is_quick(spoken.format, audio.samples.size)

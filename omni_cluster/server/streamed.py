@@ -4,50 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from omni_cluster.engine.answer import AnswerProgress
-from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.fan_in import chain
-from omni_cluster.engine.pipeline import Pipeline, answer_builder, answer_progress, filled
+from omni_cluster.engine.fan_in import Observer, StageEvent
+from omni_cluster.engine.pipeline import Pipeline, answer_progress, whole_answer
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.server.door import Visit
-from omni_cluster.server.metrics import HttpMeter, heard, recoveries_counted
-from omni_cluster.server.quotas import Allowance
 
 T = TypeVar("T")
 P = TypeVar("P", bound=AnswerProgress)
 _ENDED = object()
-Begun = tuple[P, AsyncGenerator[StageChunk, None]]
 
 
-async def begun(
-    pipeline: Pipeline, request: OmniRequest, deadline: Deadline, meter: HttpMeter, allowance: Allowance, answer: P
-) -> Begun[P]:
-    """`answer` and the chunks that are added to it as they come, once the first is there.
+class AnswerStream(Generic[P]):
+    """The chunks of an answer as they come; `progress` adds each, and then the observers see its event."""
 
-    An error before that chunk gets an HTTP status of its own.
-    """
-    chunks = answer.following(heard(pipeline.stream(request, deadline), meter, allowance))
-    return answer, chain(await anext(chunks), chunks)
+    def __init__(self, events: AsyncGenerator[StageEvent, None], progress: P, *observers: Observer) -> None:
+        self.progress = progress
+        self._events = events
+        self._observers = observers
+        self._first: StageChunk | None = None
+
+    async def begin(self) -> None:
+        """Waits for the first chunk: an error before it gets an HTTP status of its own."""
+        self._first = await anext(self)
+
+    def __aiter__(self) -> AsyncIterator[StageChunk]:
+        return self
+
+    async def __anext__(self) -> StageChunk:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        event = await anext(self._events)
+        self.progress.add(event.stage, event.chunk)
+        for observe in self._observers:
+            observe(event)
+        return event.chunk
+
+    async def aclose(self) -> None:
+        """Ends the request in every stage."""
+        await self._events.aclose()
 
 
-async def whole_output(pipeline: Pipeline, request: OmniRequest, visit: Visit, meter: HttpMeter) -> OmniRequestOutput:
-    """The whole answer; what it survived, and its sound, are counted."""
-    events = recoveries_counted(pipeline.stream(request, visit.deadline), meter)
-    output = await filled(answer_builder(request.request_id, pipeline.bound), events)
-    visit.allowance.hear(output.audio)
-    return output
+async def open_stream(pipeline: Pipeline, request: OmniRequest, visit: Visit, progress: P) -> AnswerStream[P]:
+    """The answer to a request, once its first chunk is there."""
+    events = pipeline.stream(request, visit.deadline)
+    stream = AnswerStream(events, progress, visit.meter.observe, visit.allowance.observe)
+    await stream.begin()
+    return stream
 
 
-async def all_begun(
-    pipeline: Pipeline, requests: Sequence[OmniRequest], deadline: Deadline, meter: HttpMeter, allowance: Allowance
-) -> list[Begun[AnswerProgress]]:
+async def open_streams(
+    pipeline: Pipeline, requests: Sequence[OmniRequest], visit: Visit
+) -> list[AnswerStream[AnswerProgress]]:
     """Several requests at once. If one fails, none goes on."""
     tasks = [
-        asyncio.ensure_future(begun(pipeline, request, deadline, meter, allowance, answer_progress(pipeline.bound)))
+        asyncio.ensure_future(open_stream(pipeline, request, visit, answer_progress(pipeline.bound)))
         for request in requests
     ]
     try:
@@ -56,8 +72,15 @@ async def all_begun(
         await _ended(tasks)
         for task in tasks:
             if not task.cancelled() and task.exception() is None:
-                await task.result()[1].aclose()
+                await task.result().aclose()
         raise
+
+
+async def whole_output(pipeline: Pipeline, request: OmniRequest, visit: Visit) -> OmniRequestOutput:
+    """The whole answer; what it survived, and its sound, are counted."""
+    output = await whole_answer(pipeline, request, visit.deadline, visit.meter.observe_recovery)
+    visit.allowance.count_sound(output.audio)
+    return output
 
 
 async def gathered(works: Sequence[Awaitable[T]]) -> list[T]:
@@ -69,15 +92,13 @@ async def gathered(works: Sequence[Awaitable[T]]) -> list[T]:
         await _ended(tasks)
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """What all say, as it comes. The first that fails ends all; closing this closes all."""
-    async with contextlib.AsyncExitStack() as closing:
-        if len(streams) == 1:  # without a task for each item
-            async for item in await closing.enter_async_context(contextlib.aclosing(streams[0])):
-                yield item
-            return
-        for stream in streams:
-            await closing.enter_async_context(contextlib.aclosing(stream))
+    return streams[0] if len(streams) == 1 else _interleaved(streams)
+
+
+async def _interleaved(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    async with closing_all(streams):
         waiting = {_next_of(stream): stream for stream in streams}
         try:
             while waiting:
@@ -91,15 +112,19 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
             await _ended(waiting)
 
 
-async def all_said(
-    answers: Sequence[Begun[Any]], streams: Sequence[AsyncGenerator[T, None]]
-) -> AsyncGenerator[T, None]:
-    """What `streams`, one of each answer, say as it comes. Closing this closes the answers, silent ones too."""
+class Closes(Protocol):
+    """What is closed when it is read no more."""
+
+    async def aclose(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def closing_all(streams: Iterable[Closes]) -> AsyncIterator[None]:
+    """Closes all, those that nothing was read of too."""
     async with contextlib.AsyncExitStack() as closing:
-        for _, chunks in answers:
-            await closing.enter_async_context(contextlib.aclosing(chunks))
-        async for item in await closing.enter_async_context(contextlib.aclosing(merged(streams))):
-            yield item
+        for stream in streams:
+            await closing.enter_async_context(contextlib.aclosing(stream))
+        yield
 
 
 def _next_of(stream: AsyncGenerator[T, None]) -> asyncio.Future[Any]:

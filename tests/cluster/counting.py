@@ -21,7 +21,7 @@ from omni_cluster.engine.metric_definitions import INGRESS, STAGE
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.door import Door
-from omni_cluster.server.metrics import HttpMeter, IngressMetrics
+from omni_cluster.server.metrics import IngressMetrics, ResponseMeter
 
 EVERY_S = 0.05
 SOUND = AudioChunk(0, np.zeros(480, np.float32), 24_000)
@@ -33,8 +33,8 @@ async def count(stage: StageMetrics, ingress: IngressMetrics) -> None:
         at_stage.handed_over(0.01)
         at_stage.made(StageChunk(token_ids=(1, 2), audio=SOUND))
         at_stage.end("finished")
-        at_ingress = HttpMeter(ingress, "/v1/chat/completions")
-        at_ingress.hears(SOUND)
+        at_ingress = ResponseMeter(ingress, "/v1/chat/completions")
+        at_ingress.observe_sound(SOUND)
         at_ingress.sends({"type": "http.response.start", "status": 200})
         at_ingress.sends({"type": "http.response.body", "body": b"abc"})
         at_ingress.end(200)
@@ -57,7 +57,8 @@ def counted(stage: StageMetrics) -> dict[str, float]:
 
 async def main() -> None:
     stage, ingress = StageMetrics(), IngressMetrics()
-    ingress.watch(Door(Limits(), 1, ApiConfig(), time.monotonic))
+    door = Door(Limits(), 1, ApiConfig(), time.monotonic)
+    ingress.watch(door.places, door.uploads)
     pushing = [
         asyncio.create_task(pushed_in_turn(metrics))
         for metrics in (RayMetrics(stage.registry, STAGE, {"stage": "a"}), RayMetrics(ingress.registry, INGRESS, {}))

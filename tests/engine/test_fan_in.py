@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
 
 import pytest
 import torch
 
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
-from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent, chain
+from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 
@@ -116,22 +115,3 @@ async def test_a_reader_that_lags_by_more_than_the_bound_stops_the_producer_unti
         assert eager.emitted <= MAX_WAITING_EVENTS + 1
         rest = [e async for e in events]
     assert len(rest) == eager.count - 1
-
-
-async def test_a_chain_gives_the_event_that_was_read_ahead_first_and_closes_what_it_reads() -> None:
-    closed = False
-
-    async def source() -> AsyncGenerator[StageEvent, None]:
-        nonlocal closed
-        try:
-            yield event("first")
-            yield event("second")
-            yield event("third")
-        finally:
-            closed = True
-
-    events = source()
-    first = await anext(events)
-    async with contextlib.aclosing(chain(first, events)) as chained:
-        assert [(await anext(chained)).stage for _ in range(2)] == ["first", "second"]
-    assert closed

@@ -17,21 +17,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from omni_cluster.config.access import ApiConfig
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.metrics import StageMetrics
+from omni_cluster.engine.playback import Playback
 from omni_cluster.openai_api.access import ApiKeys, guarded
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.log import logger
-from omni_cluster.server.metrics import IngressMetrics, Metered, Player, heard, reason_of
-from omni_cluster.server.quotas import Quotas
+from omni_cluster.server.metrics import IngressMetrics, Metered, reason_of
+from omni_cluster.server.streamed import AnswerStream
 from tests.server.samples import Totals, totals
 
 # ------------------------------------------------------------ the middleware
-
-
-UNBOUNDED = Quotas(ApiConfig(), 1).of(b"")
 
 
 async def streamed(request: Request) -> Response:
@@ -42,6 +40,10 @@ async def streamed(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
+def answer_of(request: Request, events: Any) -> AnswerStream[AnswerProgress]:
+    return AnswerStream(events, AnswerProgress({"s": "text"}), request.state.meter.observe)
+
+
 async def sounding(request: Request) -> Response:
     audio = StageChunk(audio=AudioChunk(0, np.zeros(4, np.float32), 24_000))
 
@@ -49,8 +51,7 @@ async def sounding(request: Request) -> Response:
         for chunk in (StageChunk(text="a"), audio, audio):
             yield StageEvent("s", chunk)
 
-    said = [event.chunk.text async for event in heard(events(), request.state.meter, UNBOUNDED)]
-    return PlainTextResponse(str(len(said)))
+    return PlainTextResponse(str(len([chunk async for chunk in answer_of(request, events())])))
 
 
 async def recovering(request: Request) -> Response:
@@ -58,8 +59,7 @@ async def recovering(request: Request) -> Response:
         yield StageEvent("s", StageChunk(text="a"))
         yield StageEvent("s", StageChunk(text="b"), Recovery(("thinker", "talker"), 0.25))
 
-    said = [event.chunk.text async for event in heard(events(), request.state.meter, UNBOUNDED)]
-    return PlainTextResponse("".join(said))
+    return PlainTextResponse("".join([chunk.text async for chunk in answer_of(request, events())]))
 
 
 async def broken(request: Request) -> Response:
@@ -117,10 +117,10 @@ async def test_a_stream_s_player_is_counted_once_and_no_other_answer_has_one() -
 
 
 def test_a_player_stands_still_from_the_end_of_a_piece_to_the_next() -> None:
-    player, second = Player(), AudioChunk(0, np.zeros(24_000, np.float32), 24_000)
+    player = Playback()
     assert not player.has_begun
     for now_s in (7.0, 7.5, 9.25, 10.75):  # plays until 9, stands still until 9.25, and again from 10.25 to 10.75
-        player.hears(second, now_s)
+        player.deliver(1.0, now_s)
     assert (player.has_begun, player.stall_s) == (True, 0.75)
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from omni_cluster.config.loader import load_config
+from omni_cluster.engine.answer import AnswerProgress
+from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.encoding import SoundFormat, encode
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
@@ -21,6 +23,7 @@ from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.endpoints import chat, speech
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.spoken import coded
+from omni_cluster.server.streamed import AnswerStream
 from tests.server.speaker import face_of
 
 RATE_HZ = 24_000
@@ -69,11 +72,14 @@ def spoken(sound_format: str) -> SpeechRequest:
     return parse_speech_request(body.encode(), models=["m"], voices=["a"])
 
 
-async def said(samples: np.ndarray, pieces: int) -> AsyncGenerator[StageChunk, None]:
-    start = 0
-    for piece in np.array_split(samples, pieces):
-        yield StageChunk(audio=AudioChunk(start, piece, RATE_HZ))
-        start += piece.size
+def said(samples: np.ndarray, pieces: int) -> AnswerStream[AnswerProgress]:
+    async def events() -> AsyncGenerator[StageEvent, None]:
+        start = 0
+        for piece in np.array_split(samples, pieces):
+            yield StageEvent("code2wav", StageChunk(audio=AudioChunk(start, piece, RATE_HZ)))
+            start += piece.size
+
+    return AnswerStream(events(), AnswerProgress({"code2wav": "audio"}))
 
 
 @contextlib.contextmanager

@@ -17,10 +17,12 @@ from PIL import Image
 from pydantic import BaseModel, TypeAdapter
 
 from omni_cluster.engine.answer import AnswerProgress
+from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.errors import DIED, StageDied
 from omni_cluster.openai_api.audio import wav_bytes
 from omni_cluster.outputs import StageChunk
 from omni_cluster.server.endpoints.responses import response_events
+from omni_cluster.server.streamed import AnswerStream
 from tests.engine.stages import until
 from tests.openai_api.response_bodies import parse
 from tests.server.bad_inputs import MODEL
@@ -222,11 +224,12 @@ async def test_a_client_that_leaves_ends_its_request(local: LocalApp, async_clie
 
 
 async def test_a_stream_that_breaks_says_so_in_its_last_events() -> None:
-    async def broken() -> AsyncGenerator[StageChunk, None]:
-        yield StageChunk(text="Hi", token_ids=(1,))
+    async def broken() -> AsyncGenerator[StageEvent, None]:
+        yield StageEvent("thinker", StageChunk(text="Hi", token_ids=(1,)))
         raise StageDied("a replica died")
 
-    sent = [piece async for piece in response_events(parse(), AnswerProgress({"thinker": "text"}), broken())]
+    answer = AnswerStream(broken(), AnswerProgress({"thinker": "text"}))
+    sent = [piece async for piece in response_events(parse(), answer)]
     events = [json.loads(block.partition("data: ")[2]) for block in b"".join(sent).decode().split("\n\n") if block]
     for number, event in enumerate(events):
         assert EVENT.validate_python(event, strict=True).sequence_number == number

@@ -7,7 +7,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from omni_cluster.server.streamed import gathered, merged
+from omni_cluster.engine.answer import AnswerProgress
+from omni_cluster.engine.fan_in import StageEvent
+from omni_cluster.outputs import StageChunk, TokenCounts
+from omni_cluster.server.streamed import AnswerStream, gathered, merged
 
 
 class Source:
@@ -76,3 +79,22 @@ async def test_works_at_once_end_with_the_first_that_fails() -> None:
     with pytest.raises(ValueError, match="broke"):
         await gathered([waits(), fails()])
     assert ended.is_set()
+
+
+async def test_an_answer_s_first_chunk_is_read_ahead_and_each_is_counted_once() -> None:
+    seen, closed = list[str](), asyncio.Event()
+
+    async def events() -> AsyncGenerator[StageEvent, None]:
+        try:
+            for number in range(3):
+                yield StageEvent("thinker", StageChunk(number, (number,), "abc"[number]))
+        finally:
+            closed.set()
+
+    answer = AnswerStream(events(), AnswerProgress({"thinker": "text"}), lambda event: seen.append(event.chunk.text))
+    await answer.begin()
+    assert (seen, answer.progress.counts) == (["a"], TokenCounts(prompt=0, text=1, codec=0))
+    said = [(await anext(answer)).text for _ in range(2)]
+    await answer.aclose()
+    assert (said, seen, answer.progress.counts.text) == (["a", "b"], ["a", "b"], 2)
+    assert closed.is_set() and [chunk async for chunk in answer] == []

@@ -19,7 +19,7 @@ from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
 from omni_cluster.openai_api.structured import structure_named
-from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.sampling import BOUNDS
 from omni_cluster.server.answers import (
     StreamedSound,
@@ -32,10 +32,9 @@ from omni_cluster.server.answers import (
 )
 from omni_cluster.server.chat_run import omni_request
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered, whole_output
+from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 
 
 class ChatEndpoint:
@@ -73,14 +72,12 @@ class ChatEndpoint:
                 told, requests = chat.without_media(), choices_of(request, chat.choices)
                 answered = self._streamed if told.stream else self._whole
                 with structure_named(told.structure if told.tool_use is None else None):
-                    return await answered(told, requests, visit, http_request.state.meter)
+                    return await answered(told, requests, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error), error)
 
-    async def _whole(
-        self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
-    ) -> Response:
-        outputs = await gathered([whole_output(self._pipeline, request, visit, meter) for request in requests])
+    async def _whole(self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
+        outputs = await gathered([whole_output(self._pipeline, request, visit) for request in requests])
         return await asyncio.to_thread(self._completed, chat, outputs)
 
     def _completed(self, chat: ChatRequest, outputs: Sequence[OmniRequestOutput]) -> Response:
@@ -93,23 +90,21 @@ class ChatEndpoint:
         """In which an answer is spoken; None for one that is not."""
         return (chat.voice or self._bound.family.voices[0]) if chat.wants_audio else None
 
-    async def _streamed(
-        self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
-    ) -> Response:
-        answers = await all_begun(self._pipeline, requests, visit.deadline, meter, visit.allowance)
+    async def _streamed(self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
+        answers = await open_streams(self._pipeline, requests, visit)
         headers = {"Cache-Control": "no-cache"} | voice_header(self._voice(chat))
         return StreamingResponse(self._sse(chat, answers), media_type="text/event-stream", headers=headers)
 
-    async def _sse(self, chat: ChatRequest, answers: Sequence[Begun[AnswerProgress]]) -> AsyncIterator[bytes]:
-        used = functools.partial(_used, [answer for answer, _ in answers])
+    async def _sse(self, chat: ChatRequest, answers: Sequence[AnswerStream[AnswerProgress]]) -> AsyncIterator[bytes]:
+        used = functools.partial(_used, [answer.progress for answer in answers])
         head = ChatStream(chat)
         streams = [
             ChatStream(chat, answer_id=head.id, created=head.created, index=i, voice=self._voice(chat), used=used)
             for i in range(len(answers))
         ]
-        said = [self._choice(chat, stream, *answer) for stream, answer in zip(streams, answers, strict=True)]
+        said = [self._choice(chat, stream, answer) for stream, answer in zip(streams, answers, strict=True)]
         try:
-            async with contextlib.aclosing(all_said(answers, said)) as events:
+            async with closing_all(answers), contextlib.aclosing(merged(said)) as events:
                 async for event in events:
                     yield event
             if (last := head.usage(used())) is not None:
@@ -120,15 +115,15 @@ class ChatEndpoint:
             yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
 
     async def _choice(
-        self, chat: ChatRequest, stream: ChatStream, answer: AnswerProgress, chunks: AsyncGenerator[StageChunk, None]
+        self, chat: ChatRequest, stream: ChatStream, answer: AnswerStream[AnswerProgress]
     ) -> AsyncGenerator[bytes, None]:
         """The events of one choice."""
         sound = StreamedSound(chat.audio_format)
         off_loop = OffLoop(self._coding, sound.close)
         try:
-            async with contextlib.aclosing(chunks):
+            async with contextlib.aclosing(answer):
                 yield sse.event(stream.start())
-                async for chunk in chunks:
+                async for chunk in answer:
                     if chunk.text or chunk.choices:
                         yield sse.event(stream.text(chunk.text, chunk.choices))
                     if chunk.calls:
@@ -139,7 +134,7 @@ class ChatEndpoint:
                             yield piece
             if rest := await off_loop.run(functools.partial(_sound_event, stream, sound.flush)):
                 yield rest
-            yield sse.event(stream.finish(finish_reason(answer)) | {"omni": timings(answer)})
+            yield sse.event(stream.finish(finish_reason(answer.progress)) | {"omni": timings(answer.progress)})
         finally:
             off_loop.close()
 

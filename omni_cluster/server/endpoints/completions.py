@@ -19,16 +19,15 @@ from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.text_completion import ChoiceText, CompletionRequest, TextStream, completion_body
-from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.server.answers import check_text_ids, error_answer, finish_reason, text_sampling, usage
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.endpoints.chat import choices_of
-from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import Begun, all_begun, all_said, gathered, whole_output
+from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 
 _PROMPT = "prompt"
-_Group = list[tuple[OmniRequest, Begun[AnswerProgress]]]
+_Group = list[tuple[OmniRequest, AnswerStream[AnswerProgress]]]
 """Choices that run at once."""
 
 
@@ -59,8 +58,8 @@ class CompletionsEndpoint:
                 request_id = http_request.state.request_id
                 requests = await self._reader.off_loop(lambda: self._requests(asked, request_id), visit.body_bytes)
                 if asked.stream:
-                    return await self._streamed(asked, requests, visit, http_request.state.meter)
-                return await self._whole(asked, requests, visit, http_request.state.meter)
+                    return await self._streamed(asked, requests, visit)
+                return await self._whole(asked, requests, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
 
@@ -88,25 +87,20 @@ class CompletionsEndpoint:
         most = self._bound.config.limits.max_choices
         return [requests[start : start + most] for start in range(0, len(requests), most)]
 
-    async def _whole(
-        self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
-    ) -> Response:
+    async def _whole(self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
         outputs: list[OmniRequestOutput] = []
         for group in self._groups(requests):
-            outputs += await gathered([whole_output(self._pipeline, request, visit, meter) for request in group])
+            outputs += await gathered([whole_output(self._pipeline, request, visit) for request in group])
         return await asyncio.to_thread(_completed, asked, requests, outputs)
 
-    async def _streamed(
-        self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit, meter: HttpMeter
-    ) -> Response:
-        begins = functools.partial(self._begun, visit=visit, meter=meter)
+    async def _streamed(self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
+        begins = functools.partial(self._opened, visit=visit)
         first, *later = self._groups(requests)
         body = self._sse(asked, await begins(first), [functools.partial(begins, group) for group in later])
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def _begun(self, group: Sequence[OmniRequest], visit: Visit, meter: HttpMeter) -> _Group:
-        answers = await all_begun(self._pipeline, group, visit.deadline, meter, visit.allowance)
-        return list(zip(group, answers, strict=True))
+    async def _opened(self, group: Sequence[OmniRequest], visit: Visit) -> _Group:
+        return list(zip(group, await open_streams(self._pipeline, group, visit), strict=True))
 
     async def _sse(
         self, asked: CompletionRequest, group: _Group, later: Sequence[Callable[[], Awaitable[_Group]]]
@@ -116,11 +110,12 @@ class CompletionsEndpoint:
             for begins in (None, *later):
                 group = group if begins is None else await begins()
                 said = [
-                    _choice(asked, stream, ChoiceText(len(answers) + place, asked.logprobs), request, *begun)
-                    for place, (request, begun) in enumerate(group)
+                    _choice(asked, stream, ChoiceText(len(answers) + place, asked.logprobs), request, answer)
+                    for place, (request, answer) in enumerate(group)
                 ]
-                answers += [answer for _, (answer, _) in group]
-                async with contextlib.aclosing(all_said([begun for _, begun in group], said)) as events:
+                opened = [answer for _, answer in group]
+                answers += [answer.progress for answer in opened]
+                async with closing_all(opened), contextlib.aclosing(merged(said)) as events:
                     async for event in events:
                         yield event
             if (used := stream.usage(_usage(asked, answers))) is not None:
@@ -136,16 +131,15 @@ async def _choice(
     stream: TextStream,
     choice: ChoiceText,
     request: OmniRequest,
-    answer: AnswerProgress,
-    chunks: AsyncGenerator[StageChunk, None],
+    answer: AnswerStream[AnswerProgress],
 ) -> AsyncGenerator[bytes, None]:
     """The events of one choice."""
     if asked.echo:
         yield sse.event(stream.chunk(choice.said(str(request.prompt))))
-    async for chunk in chunks:
+    async for chunk in answer:
         if chunk.text or chunk.choices:
             yield sse.event(stream.chunk(choice.said(chunk.text, chunk.choices)))
-    yield sse.event(stream.chunk(choice.said("", finish_reason=finish_reason(answer))))
+    yield sse.event(stream.chunk(choice.said("", finish_reason=finish_reason(answer.progress))))
 
 
 def _completed(

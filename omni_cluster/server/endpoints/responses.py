@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -19,13 +19,12 @@ from omni_cluster.openai_api.response_answer import Event, ResponseAnswer
 from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
-from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.server.answers import error_answer, finish_reason, timings, usage
 from omni_cluster.server.chat_run import omni_request
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import begun, whole_output
+from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 
 _PROMPT = "input"
 """The field that has the prompt."""
@@ -77,21 +76,17 @@ class ResponsesEndpoint:
                 told = asked.without_media()  # nothing here looks at them again
                 answered = self._streamed if told.chat.stream else self._whole
                 with structure_named(told.chat.structure if told.chat.tool_use is None else None):
-                    return await answered(told, request, visit, http_request.state.meter)
+                    return await answered(told, request, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
 
-    async def _whole(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
-        output = await whole_output(self._pipeline, request, visit, meter)
+    async def _whole(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit) -> Response:
+        output = await whole_output(self._pipeline, request, visit)
         return await asyncio.to_thread(_completed, asked, output)
 
-    async def _streamed(
-        self, asked: ResponsesRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
-    ) -> Response:
-        begins = await begun(
-            self._pipeline, request, visit.deadline, meter, visit.allowance, answer_progress(self._pipeline.bound)
-        )
-        body = response_events(asked, *begins)
+    async def _streamed(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit) -> Response:
+        answer = await open_stream(self._pipeline, request, visit, answer_progress(self._pipeline.bound))
+        body = response_events(asked, answer)
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
@@ -110,20 +105,18 @@ def _end(response: ResponseAnswer, answer: OmniRequestOutput | AnswerProgress) -
     return response.end(finish_reason(answer), usage(answer), omni=timings(answer))
 
 
-async def response_events(
-    asked: ResponsesRequest, answer: AnswerProgress, chunks: AsyncGenerator[StageChunk, None]
-) -> AsyncIterator[bytes]:
+async def response_events(asked: ResponsesRequest, answer: AnswerStream[AnswerProgress]) -> AsyncIterator[bytes]:
     """The body of a streamed response. What breaks after the first byte is told by its last events."""
     response = ResponseAnswer(asked)
     try:
-        async with contextlib.aclosing(chunks):
+        async with contextlib.aclosing(answer):
             yield _sent(response.start())
-            async for chunk in chunks:
+            async for chunk in answer:
                 if chunk.text or chunk.choices:
                     yield _sent(response.text(chunk.text, chunk.choices))
                 if chunk.calls:
                     yield _sent(response.calls(chunk.calls))
-        yield await asyncio.to_thread(lambda: _sent(_end(response, answer)))
+        yield await asyncio.to_thread(lambda: _sent(_end(response, answer.progress)))
     except Exception as error:  # the boundary to the client, after the first byte
         _, body = error_answer(error, _PROMPT)
         yield _sent(response.fail(body["error"]))

@@ -21,10 +21,9 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
 from omni_cluster.server.answers import error_answer, finish_reason, voice_header, whole_sound
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.spoken import spoken_sound
-from omni_cluster.server.streamed import begun, whole_output
+from omni_cluster.server.streamed import open_stream, whole_output
 
 """Of a whole file, which has no place to say how it ended."""
 
@@ -58,22 +57,20 @@ class SpeechEndpoint:
                 request_id = http_request.state.request_id
                 request = await self._reader.off_loop(lambda: self._reading(spoken, request_id))
                 if spoken.stream_format is None:
-                    return await self._whole(spoken, request, visit, http_request.state.meter)
-                return await self._streamed(spoken, request, visit, http_request.state.meter)
+                    return await self._whole(spoken, request, visit)
+                return await self._streamed(spoken, request, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, "input"), error)
 
-    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
-        output = await whole_output(self._pipeline, request, visit, meter)
+    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit) -> Response:
+        output = await whole_output(self._pipeline, request, visit)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         headers = self._headers(spoken) | {FINISH_HEADER: finish_reason(output)}
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
-    async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit, meter: HttpMeter) -> Response:
-        answer, chunks = await begun(
-            self._pipeline, request, visit.deadline, meter, visit.allowance, answer_progress(self._pipeline.bound)
-        )
-        sound = spoken_sound(spoken, answer, chunks, self._coding)
+    async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit) -> Response:
+        answer = await open_stream(self._pipeline, request, visit, answer_progress(self._bound))
+        sound = spoken_sound(spoken, answer, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(
             sound, media_type=media_type, headers=self._headers(spoken) | {"Cache-Control": "no-cache"}

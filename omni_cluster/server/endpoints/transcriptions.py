@@ -7,7 +7,7 @@ import contextlib
 import functools
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -22,12 +22,10 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.multipart import FILE
 from omni_cluster.openai_api.transcript import delta_event, done_event, ending, plain_transcript, transcript
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, transcription_body
-from omni_cluster.outputs import StageChunk
 from omni_cluster.server.answers import error_answer, text_sampling
 from omni_cluster.server.door import Visit, refusal
-from omni_cluster.server.metrics import HttpMeter
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.streamed import begun, whole_output
+from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 
 
 class TranscriptionsEndpoint:
@@ -66,8 +64,8 @@ class TranscriptionsEndpoint:
                 request = await self._reader.off_loop(functools.partial(self._omni_request, asked, request_id))
                 told = asked.without_sound()  # nothing here listens to it again
                 if told.stream:
-                    return await self._streamed(told, request, visit, http_request.state.meter)
-                return await self._whole(told, request, visit, http_request.state.meter)
+                    return await self._streamed(told, request, visit)
+                return await self._whole(told, request, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, FILE), error)
 
@@ -86,31 +84,25 @@ class TranscriptionsEndpoint:
         self._pipeline.check(request)
         return request
 
-    async def _whole(
-        self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
-    ) -> Response:
-        output = await whole_output(self._pipeline, request, visit, meter)
+    async def _whole(self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit) -> Response:
+        output = await whole_output(self._pipeline, request, visit)
         if asked.format in ("json", "verbose_json"):
             return await asyncio.to_thread(lambda: JSONResponse(transcript(asked, output)))
         text = plain_transcript(asked, output.text)
         return PlainTextResponse(text, headers={FINISH_HEADER: ending(output)})
 
-    async def _streamed(
-        self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit, meter: HttpMeter
-    ) -> Response:
-        answer = answer_builder(request.request_id, self._bound)  # the last event has the whole text
-        body = self._sse(asked, *await begun(self._pipeline, request, visit.deadline, meter, visit.allowance, answer))
+    async def _streamed(self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit) -> Response:
+        whole = answer_builder(request.request_id, self._bound)  # the last event has the whole text
+        body = self._sse(asked, await open_stream(self._pipeline, request, visit, whole))
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def _sse(
-        self, asked: TranscriptionRequest, answer: AnswerBuilder, chunks: AsyncGenerator[StageChunk, None]
-    ) -> AsyncIterator[bytes]:
+    async def _sse(self, asked: TranscriptionRequest, answer: AnswerStream[AnswerBuilder]) -> AsyncIterator[bytes]:
         try:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
+            async with contextlib.aclosing(answer):
+                async for chunk in answer:
                     if chunk.text or chunk.choices:
                         yield sse.event(delta_event(chunk.text, chunk.choices, asked.tells_logprobs))
-            yield sse.event(done_event(asked, answer.finish()))
+            yield sse.event(done_event(asked, answer.progress.finish()))
         except Exception as error:  # the boundary to the client, after the first byte
             status, body = error_answer(error, FILE)
             yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
