@@ -71,8 +71,17 @@ async def decoders(limits: ApiLimits = LIMITS, **bounds: Any) -> AsyncIterator[D
         await until(lambda: not children(), "the decoders end with their pool")
 
 
+_of_others: set[psutil.Process] = set()
+"""Decoders of a server that earlier modules started in this process."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _others_are_known() -> None:
+    _of_others.update(children())
+
+
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children()
+    found = set(psutil.Process().children()) - _of_others
     return [each for each in found if "omni_cluster.openai_api.decoder" in command_line(each)]
 
 
