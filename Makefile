@@ -14,14 +14,26 @@ export RAY_USAGE_STATS_ENABLED := 0
 # On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 
-.PHONY: demo test clients coverage fuzz chaos lint setup format clean
+.PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
 
-# CONTRIBUTING.md says where the time goes.
+# Two at once: one has what asks a cluster or engines, which are shared, the other what needs neither.
+PYTEST := $(BIN)/python -m pytest --durations=15
+PAIR := -n 2 --dist loadgroup
+
+# What every change runs: all but what is marked in pyproject.toml. CONTRIBUTING.md has the tiers.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not gpu and not slow" --cov --durations=15
+	$(PYTEST) $(PAIR) -m "not gpu and not slow and not cluster and not full" --cov
+
+# What a cluster promises when its parts are lost, or come.
+test-cluster: $(READY)
+	$(PYTEST) -m "cluster and not gpu and not full"
+
+# Everything, before a release and before an issue is called resolved.
+test-all: $(READY)
+	$(PYTEST) $(PAIR) -m "not gpu and not slow" --cov
 
 # All clients of the field, each in an environment of its own under .cache/clients; CLIENTS="-k litellm" for one.
 clients: $(READY)

@@ -21,6 +21,11 @@ pytest_plugins = ["tests.ending"]
 TESTS = Path(__file__).parent
 TRACED = {"openai_api", "config", "server", "fuzz", "bench"}
 """The rooms of whose tests the coverage is: tracing would add a third to the time of the others."""
+GROUPS = {
+    **dict.fromkeys(("cluster", "served"), "clusters"),
+    **dict.fromkeys(("bench", "clients", "engine", "server"), "engines"),
+}
+"""What a folder's tests share; tests of other folders share what is in their module alone."""
 
 if TYPE_CHECKING:
     from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
@@ -40,6 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.path.relative_to(TESTS).parts[0] not in TRACED:
             item.add_marker(pytest.mark.no_cover)
         if torch.cuda.is_available():
@@ -47,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.gpu)
         elif item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group are run by one process, in their order: there they share a cluster, or engines."""
+    path = item.path.relative_to(TESTS)
+    return GROUPS.get(path.parts[0], path.as_posix())
 
 
 @pytest.fixture(scope="session")

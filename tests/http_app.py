@@ -15,9 +15,9 @@ import pytest
 
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
-from tests.cluster.leftovers import KEPT
-from tests.cluster.served import ServedApp
 from tests.reference import media
+from tests.served.app import ServedApp
+from tests.served.leftovers import KEPT
 
 MODEL = "preset:tiny"
 

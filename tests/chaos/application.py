@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.served import ROOT, ServedApp, serve_run, serve_run_over_nodes
+from tests.served.app import ROOT, ServedApp, serve_run, serve_run_over_nodes
 
 SECOND_NODE = "second"
 TOY_CONFIG = ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml"

@@ -17,8 +17,8 @@ from ray import serve
 from ray.util.state import list_actors
 
 from tests.chaos.application import SECOND_NODE
-from tests.cluster.served import STAGES, Nodes
 from tests.processes import engine_of, family
+from tests.served.app import STAGES, Nodes
 
 Way = Literal["replica killed", "engine killed", "replica stopped", "engine stopped", "ingress killed", "node killed"]
 WAYS: tuple[Way, ...] = (

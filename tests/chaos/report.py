@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.chaos.breaker import Break
 from tests.chaos.clients import WRONG, Outcome
-from tests.cluster.served import STAGES
+from tests.served.app import STAGES
 
 _ENDED = re.compile(r"request (\S+): \S+ answered \d+ after [\d.]+ s(.*)")
 _RECOVERED = re.compile(r"recovered from (\w+(?: and \w+)*) in (\d+) ms")

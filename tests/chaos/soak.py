@@ -20,9 +20,9 @@ from tests.chaos.cases import Case, cases, refused
 from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
 from tests.chaos.progress import Progress
 from tests.chaos.report import Leaks, Report, recoveries_in
-from tests.cluster.leftovers import KEPT, store_bytes
-from tests.cluster.served import BASE_URL, STAGES, ServedApp, until
 from tests.processes import family, resident_bytes, running_after
+from tests.served.app import BASE_URL, STAGES, ServedApp, until
+from tests.served.leftovers import KEPT, store_bytes
 
 GONE_S = 30
 """Until a broken replica's processes are gone: one that is stopped is noticed after 10 to 15 s."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.cluster.served import ROOT
+from tests.served.app import ROOT
 
 HEAVY = ("torch", "vllm", "transformers", "scipy", "torchvision", "torchaudio", "matplotlib")
 

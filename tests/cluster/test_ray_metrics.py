@@ -15,8 +15,8 @@ import pytest
 
 from omni_cluster.cluster import ray_metrics
 from omni_cluster.errors import StageDied
-from tests.cluster.prometheus_server import expressions, needs_prometheus, prometheus
-from tests.cluster.served import PATIENCE_S, ROOT, until
+from tests.served.app import PATIENCE_S, ROOT, until
+from tests.served.prometheus_server import expressions, needs_prometheus, prometheus
 
 SHOWN_S = 180
 """Until the panels have data: Ray is given them every 5 s and sends them each 10 s, and a rate needs two samples."""

@@ -12,6 +12,8 @@ from tests.engine.stages import MAX_TOKENS, pipeline_config, request, running, t
 from tests.engine.thinking import assert_equal, think
 from tests.reference import KINDS, Reference, media, prompt_text
 
+pytestmark = pytest.mark.full
+
 SPLIT = {"pipeline_parallel_size": 2}
 
 

@@ -12,6 +12,8 @@ from omni_cluster.cli import main
 from omni_cluster.config.loader import DEFAULT_CONFIG
 from tests.processes import command_line
 
+pytestmark = pytest.mark.full
+
 UP = re.compile(r"(\w+): its engine was up after \d+\.\d s")
 
 
