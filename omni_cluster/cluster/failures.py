@@ -75,6 +75,15 @@ def lost_with(error: Exception, replica_id: str) -> Exception:
     return error
 
 
+def without_frames(error: BaseException) -> BaseException:
+    """The error alone: the frames of it and its causes may hold a request's media until garbage is collected."""
+    cause = error.__cause__ or error.__context__
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    if cause is not None:
+        without_frames(cause)
+    return error
+
+
 @contextlib.contextmanager
 def named_failures(replica_id: str = "") -> Iterator[None]:
     """Raises what `named` makes of what is raised inside, where `replica_id` is called if it is not empty.

@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from PIL import Image
 
-from omni_cluster.cluster.failures import named_failures
+from omni_cluster.cluster.failures import named_failures, without_frames
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.media import Media, Video
@@ -69,7 +69,10 @@ class Posted:
 
     async def bring_media(self, calls: RemoteStage, ticket: Ticket) -> None:
         """To the replica of the entry stage that has given the ticket, and waits for them."""
-        await calls.call("bring", ticket.request_id, self._media, replica_id=ticket.replica_id, wait_s=None)
+        try:
+            await calls.call("bring", ticket.request_id, self._media, replica_id=ticket.replica_id, wait_s=None)
+        except Exception as error:
+            raise without_frames(error) from None  # which have the reference, and are kept longer than the request
 
     def drop_media(self) -> None:
         """The request has ended. Whoever holds this longer, as an error's frames do, holds no media."""

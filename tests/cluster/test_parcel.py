@@ -10,11 +10,13 @@ from typing import cast
 
 import numpy as np
 import pytest
+import ray
 from PIL import Image
 from ray.exceptions import ObjectStoreFullError
 
 from omni_cluster.cluster import parcel
-from omni_cluster.cluster.parcel import MAX_CARRIED_BYTES, Parcel, Parcels, posted
+from omni_cluster.cluster.failures import named_failures
+from omni_cluster.cluster.parcel import MAX_CARRIED_BYTES, Parcel, Parcels, Posted, posted
 from omni_cluster.cluster.transport import MAX_VALUE_BYTES, RemoteStage, Ticket
 from omni_cluster.errors import StoreFull
 from omni_cluster.inputs import Media, OmniRequest, Video
@@ -192,3 +194,25 @@ async def test_media_are_brought_to_each_run_and_let_go_with_the_request(monkeyp
     async with asyncio.timeout(60):  # the thread that put them there ends its work a moment later
         while gc.collect() or lives() is not None:
             await asyncio.sleep(0.01)
+
+
+class FullStage:
+    """A stage in whose store nothing has room."""
+
+    async def call(self, method: str, *args: object, replica_id: str, wait_s: float | None) -> None:
+        with named_failures(replica_id):
+            raise ObjectStoreFullError
+
+
+async def test_an_error_that_is_kept_holds_no_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reference:
+        pass
+
+    reference = Reference()
+    lives = weakref.ref(reference)
+    sent = Posted(OmniRequest("r", ""), cast("ray.ObjectRef", reference))
+    del reference
+    with pytest.raises(StoreFull) as kept:
+        await sent.bring_media(cast(RemoteStage, FullStage()), Ticket("r", "a replica"))
+    sent.drop_media()
+    assert lives() is None and kept.value.__cause__ is None
