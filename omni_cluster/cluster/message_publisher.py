@@ -15,10 +15,11 @@ import msgspec
 
 from omni_cluster.cluster.failures import portable
 from omni_cluster.cluster.rows_publisher import RowsPublisher, RowsPublishers
-from omni_cluster.cluster.transport import MessageItem, Subscription, WireChunk
+from omni_cluster.cluster.transport import MessageItem, RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError
 from omni_cluster.outputs import StageChunk
+from omni_cluster.payloads import RowsChunk
 
 logger = logging.getLogger("ray.serve")
 
@@ -28,11 +29,12 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What is sent next to one reader, its bytes of rows and sound, and the number of the chunk that follows it."""
+    """What is sent next to one reader, its bytes of rows and sound, the number of the chunk behind it, and its rows."""
 
     sent: MessageItem
     num_bytes: int
     following: int
+    rows: RowsChunk | None = None
 
 
 class Cursor:
@@ -65,8 +67,9 @@ class Cursor:
             return self._end(self._log.error) if self._log.closed else None
         chunk, following = waiting
         with_rows = self._subscription.rows is not None
-        body = WireChunk.of(chunk, with_rows=with_rows)
-        return Item(MessageItem(self._subscription.reader, body), chunk_bytes(chunk, with_rows=with_rows), following)
+        sent = MessageItem(self._subscription.reader, chunk.without_rows())
+        num_bytes = chunk_bytes(chunk, with_rows=with_rows)
+        return Item(sent, num_bytes, following, chunk.rows if with_rows else None)
 
     def _end(self, error: BaseException | None) -> Item:
         return Item(
@@ -87,31 +90,27 @@ class Cursor:
 
 @dataclass(slots=True)
 class RowsSent:
-    """Bytes of packed rows that a replica has sent so far, as Ray objects and beside the tokens.
+    """Bytes of packed rows that a replica has sent so far.
 
     `asked`: those of them of earlier prompts, left out at first, for consumers that lacked them.
     """
 
     as_objects: int = 0
-    inline: int = 0
     asked: int = 0
 
 
 class MessagePublisher:
     """Publishes to one connection. What a request makes while a message is on its way is one item of the next.
 
-    A message has at most `max_item_bytes` of rows and sound, and one item at least. Its rows are published, and the
-    message says where; `inline`: they are in the message, unless one item alone has more than `max_item_bytes`.
+    A message, with its rows, has at most `max_item_bytes` of rows and sound, and one item at least. Rows are published
+    by themselves, and the message says where.
     """
 
-    def __init__(
-        self, logs: OutputLogs, rows_publishers: RowsPublishers, max_item_bytes: int, sent: RowsSent, *, inline: bool
-    ) -> None:
+    def __init__(self, logs: OutputLogs, rows_publishers: RowsPublishers, max_item_bytes: int, sent: RowsSent) -> None:
         self._logs = logs
         self._rows_publishers = rows_publishers
         self._sent = sent
         self._max_item_bytes = max_item_bytes
-        self._inline = inline
         self._rows_publisher: RowsPublisher | None = None
         self._rows_publisher_name = ""
         self._cursors: set[Cursor] = set()
@@ -119,6 +118,13 @@ class MessagePublisher:
         self._refusals: list[MessageItem] = []
         self._filled = asyncio.Event()
         self._expectations: set[asyncio.Task[None]] = set()
+
+    def take(self, said: Subscription | RowsConfirmed) -> None:
+        """What the consumer says."""
+        if isinstance(said, Subscription):
+            self.subscribe(said)
+        elif self._rows_publisher is not None:
+            self._rows_publisher.confirm(said.end)
 
     def subscribe(self, subscription: Subscription) -> None:
         """Sends the request's chunks from the first on; OutputLogUnknown to the reader of one that does not come."""
@@ -183,7 +189,7 @@ class MessagePublisher:
             while True:
                 await self._until_filled()
                 if message := self._message():
-                    yield self._with_rows_published(message)
+                    yield message
         finally:
             self._close()
 
@@ -211,30 +217,23 @@ class MessagePublisher:
             del self._ready[cursor]
             if item is None:
                 continue
-            items.append(item.sent)
+            items.append(self._with_rows_published(item))
             num_bytes += item.num_bytes
             self._go_on(cursor, item)
         return items
 
     def _go_on(self, cursor: Cursor, item: Item) -> None:
         """Puts the cursor behind the others for its next turn, or closes it at its end."""
-        if item.sent.body is None:
+        if item.sent.chunk is None:
             self._cursors.discard(cursor)
             cursor.close()
         else:
             cursor.advance(item)
             self._ready[cursor] = None
 
-    def _with_rows_published(self, message: list[MessageItem]) -> list[MessageItem]:
-        return [self._with_its_rows_published(item) for item in message]
-
-    def _with_its_rows_published(self, item: MessageItem) -> MessageItem:
-        if item.body is None or item.body.packed_rows is None or self._rows_publisher is None:
-            return item
-        packed = item.body.packed_rows
-        if self._inline and packed.nbytes <= self._max_item_bytes:
-            self._sent.inline += packed.nbytes
-            return item
+    def _with_rows_published(self, item: Item) -> MessageItem:
+        if item.rows is None or self._rows_publisher is None:
+            return item.sent
+        packed = item.rows.pack().numpy()
         self._sent.as_objects += packed.nbytes
-        number = self._rows_publisher.publish(packed)
-        return msgspec.structs.replace(item, body=item.body.with_rows_at(number))
+        return msgspec.structs.replace(item.sent, rows_at=self._rows_publisher.publish(packed))

@@ -9,17 +9,20 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from omni_cluster.cluster.failures import lost_with, named
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
 from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket, WireChunk
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
 from omni_cluster.engine.output_log import chunk_bytes
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk, answering
+from omni_cluster.payloads import RowsChunk
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +35,8 @@ class MessageClient(Protocol):
 
     async def subscribe(self, subscription: Subscription) -> bool: ...
 
+    def confirm(self, rows_end: int) -> None: ...
+
 
 MakeClient = Callable[[RemoteStage, str], MessageClient]
 """Makes the client of one replica of a stage, by the replica's id."""
@@ -43,7 +48,7 @@ class ConnectionEnded(StageDied):
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """What came for one reader. `rows`: the future of its rows, if they are Ray objects."""
+    """What came for one reader. `rows`: the future of its rows, if it has some."""
 
     item: MessageItem
     rows: Rows | None = None
@@ -61,9 +66,8 @@ class Inbox:
 
     def put(self, arrival: Arrival) -> None:
         self._items.append(arrival)
-        if (body := arrival.item.body) is not None:
-            rows_bytes = 0 if body.packed_rows is None else body.packed_rows.nbytes
-            self._hold(arrival, chunk_bytes(body.chunk) + rows_bytes)
+        if (chunk := arrival.item.chunk) is not None:
+            self._hold(arrival, chunk_bytes(chunk))
             if arrival.rows is not None:
                 arrival.rows.add_done_callback(functools.partial(self._hold_rows, arrival))
         self._came.set()
@@ -150,8 +154,7 @@ class ReplicaConnection:
     def _deliver(self, message: list[MessageItem]) -> None:
         self._settle(is_open=True)
         for item in message:
-            number = None if item.body is None else item.body.rows_at
-            rows = None if number is None else self.rows.expect(number)
+            rows = None if item.rows_at is None else self.rows.expect(item.rows_at)
             inbox = self._inboxes.get(item.reader)
             if inbox is not None:  # its reader may have left
                 inbox.put(Arrival(item, rows))
@@ -173,14 +176,11 @@ class ReplicaConnections:
         source: RemoteStage,
         max_elements: int,
         make_client: MakeClient = SocketClient,
-        *,
-        inline: bool = False,
         room: Room | None = None,
     ) -> None:
-        """`inline`: how rows come, see `MessagePublisher`; `room`: where the inboxes are counted."""
+        """`room`: where the inboxes are counted."""
         self._source = source
         self._room = room or Room()
-        self._inline = inline
         self._make_client = make_client
         self._max_elements = max_elements
         self._by_replica: dict[str, ReplicaConnection] = {}
@@ -222,17 +222,19 @@ class ReplicaConnections:
         connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows, earlier_from=earlier_from)
         inboxes.callback(connection.close_inbox, reader)
         try:
-            while (arrival := await inbox.take()).item.body is not None:
-                yield await self._opened(arrival.item.body, arrival.rows)
+            while (arrival := await inbox.take()).item.chunk is not None:
+                yield await self._whole(arrival.item.chunk, arrival.rows)
             if arrival.item.error is not None:
                 raise arrival.item.error
         finally:
             connection.close_inbox(reader)
 
-    async def _opened(self, body: WireChunk, rows: Rows | None) -> StageChunk:
-        if rows is not None:
-            body = body.with_rows(await asyncio.shield(rows))
-        return body.open(self._max_elements)
+    async def _whole(self, chunk: StageChunk, rows: Rows | None) -> StageChunk:
+        """The chunk with its rows. Raises PayloadError for rows that are not whole, or too many."""
+        if rows is None:
+            return chunk
+        packed = await asyncio.shield(rows)
+        return replace(chunk, rows=RowsChunk.in_array(packed, max_elements=self._max_elements))
 
     async def _subscribed(
         self, ticket: Ticket, *, with_rows: bool, earlier_from: int | None
@@ -252,15 +254,16 @@ class ReplicaConnections:
 
     def _opened_connection(self, wish: Subscription, replica_id: str, *, with_rows: bool) -> ReplicaConnection:
         self._forget_connections_that_are_over()
-        rows = RowsReader(self._source, replica_id)
+        client = self._make_client(self._source, replica_id)
+        rows = RowsReader(self._source, replica_id, client.confirm)
         first = self._subscription(rows, wish, with_rows=with_rows)
-        connection = ReplicaConnection(self._make_client(self._source, replica_id), replica_id, first, rows, self._room)
+        connection = ReplicaConnection(client, replica_id, first, rows, self._room)
         self._by_replica[replica_id] = connection
         return connection
 
     def _subscription(self, rows: RowsReader, wish: Subscription, *, with_rows: bool) -> Subscription:
-        """Rows that are objects are called for at once; inline, only when some are too large for a message."""
-        if with_rows and not self._inline:
+        """Rows are called for at once."""
+        if with_rows:
             rows.open()
         return replace(wish, rows=rows.name if with_rows else None)
 

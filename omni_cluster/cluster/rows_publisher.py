@@ -1,12 +1,13 @@
 """The producer's end of a connection's conditioning rows: Ray objects, which the consumer reads by reference.
 
-A message names the rows of each chunk by a number. They come in the order of their numbers, in items of one streaming
-call of Ray's. An item belongs to whoever called, from before it is made: Ray frees it when the caller has let go of it,
-or is dead. A reference inside an item would not hold its object: Ray may ask the caller whether it still wants the
-object before the caller has heard of the item. A reference sent outside of Ray's calls would never be freed.
+A message names the rows of each chunk by a number. They come in the order of their numbers, as items of one streaming
+call of Ray's. An item belongs to the process that called, from before it is made: Ray frees it when that process has
+let go of it, or is dead. A reference inside an item would not hold its object: Ray may ask the caller whether it still
+wants the object before the caller has heard of the item. A reference sent outside of Ray's calls would never be freed.
 
-The rows of an item that finds no room, in the store here or in that of the caller, are lost. The caller calls again for
-all that follow.
+Only rows above `DIRECT_BYTES` need Ray's store, and are an item of their own. They are lost if the store has no room,
+here or where the caller is. That ends the call, and with it items that Serve took and Ray did not send. So rows are
+kept until the consumer has confirmed them; its next call says from which number on.
 """
 
 from __future__ import annotations
@@ -27,31 +28,16 @@ IDLE_S: Final = 2.0
 """How long a call that nobody reads stays open: a replica that is to end waits for its calls."""
 PATIENCE_S: Final = 10.0
 """How long a call waits for the connection whose rows it asks for."""
-ITEM_BYTES: Final = 1 << 20
-"""Rows that wait are one item up to so many bytes."""
-SMALL_ITEM_BYTES: Final = 64 << 10
-"""The same once the store was full: Ray sends what has less than 100 KB without its store. Rows of a chunk with more, a
-prompt's, are an item of their own: they alone end with it.
-"""
+DIRECT_BYTES: Final = 64 << 10
+"""Rows that wait are one item up to so many bytes: Ray sends less than 100 KB without its store."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class RowsItem:
-    """Packed rows of chunks, each a uint8 array, with numbers from `first` on. Who reads them empties the item."""
+    """Packed rows of chunks, each a uint8 array, with numbers from `first` on."""
 
     first: int
     rows: list[np.ndarray]
-    is_sent: bool = False
-
-    def __reduce__(self) -> tuple[type[RowsItem], tuple[int, list[np.ndarray]]]:
-        """Called once, by Ray as it stores or sends the item: Serve takes items before Ray has use for them.
-
-        Rows that only together need the store are kept: they can be sent one by one.
-        """
-        rows, self.is_sent = self.rows, True
-        if len(rows) == 1 or self.num_bytes <= SMALL_ITEM_BYTES:
-            self.rows = []
-        return RowsItem, (self.first, rows)
 
     @property
     def num_bytes(self) -> int:
@@ -64,64 +50,56 @@ class RowsPublisher:
     def __init__(self, is_read: Callable[[], bool], room: Room) -> None:
         self._is_read = is_read
         self._room = room
-        self._waiting: deque[np.ndarray] = deque()
+        self._kept: deque[np.ndarray] = deque()
         self._first = 0
-        """The number of the first that waits."""
-        self._given: deque[RowsItem] = deque()
-        """Items that a call has taken: the last that was sent, and those behind it."""
+        """The number of the first that is kept."""
         self._changed = asyncio.Event()
         self._is_closed = False
         self._call = 0
 
+    @property
+    def _end(self) -> int:
+        return self._first + len(self._kept)
+
     def publish(self, packed: np.ndarray) -> int:
         """Queues the rows of one chunk. Returns their number."""
-        self._waiting.append(packed)
+        self._kept.append(packed)
         self._room.hold(packed.nbytes)
         self._changed.set()
-        return self._first + len(self._waiting) - 1
+        return self._end - 1
 
-    async def items(self, *, again: bool = False) -> AsyncGenerator[RowsItem, None]:
-        """Yields the rows that are there, in few items. Ends with the connection, when idle, or as a later call begins.
+    def confirm(self, end: int) -> None:
+        """The consumer has all rows with numbers before `end`, or does without them."""
+        while self._first < min(end, self._end):
+            self._room.release(self._kept.popleft().nbytes)
+            self._first += 1
 
-        `again`: an item of the call before found no room. The first item is empty, and says which rows follow: among
-        them those that Ray had no use for yet. Rows that need no store are not put together until they do.
+    async def items(self, first: int) -> AsyncGenerator[RowsItem, None]:
+        """Yields rows from number `first` on; what waits is one item as long as it is small.
+
+        Ends with the connection, when idle, or as a later call begins.
         """
         self._call += 1
-        call = self._call
+        call, number = self._call, first
         self._changed.set()  # ends the call before
-        if again:
-            self._take_back()
-            yield RowsItem(self._first, [])
-        while await self._is_filled(call):
-            yield self._next_item(SMALL_ITEM_BYTES if again else ITEM_BYTES)
+        while await self._has(number, call):
+            rows = self._together(number)
+            first, number = number, number + len(rows)
+            yield RowsItem(first, rows)
 
-    def _take_back(self) -> None:
-        """Of the last that was sent too what can go in smaller items: the caller drops what comes twice."""
-        while self._given:
-            item = self._given.pop()
-            rows = list(item.rows)
-            self._waiting.extendleft(reversed(rows))
-            self._first -= len(rows)
-            self._room.hold(sum(packed.nbytes for packed in rows))
-            if item.is_sent:
-                self._given.clear()
+    def _together(self, number: int) -> list[np.ndarray]:
+        rows = [self._kept[number - self._first]]
+        left = DIRECT_BYTES - rows[0].nbytes
+        for following in range(number + 1, self._end):
+            packed = self._kept[following - self._first]
+            left -= packed.nbytes
+            if left < 0:
+                break
+            rows.append(packed)
+        return rows
 
-    def _next_item(self, max_bytes: int) -> RowsItem:
-        rows = [self._waiting.popleft()]
-        left = 0 if rows[0].nbytes > SMALL_ITEM_BYTES else max_bytes - rows[0].nbytes
-        while self._waiting and self._waiting[0].nbytes <= min(left, SMALL_ITEM_BYTES):
-            left -= self._waiting[0].nbytes
-            rows.append(self._waiting.popleft())
-        item = RowsItem(self._first, rows)
-        self._first += len(rows)
-        self._room.release(item.num_bytes)
-        while len(self._given) > 1 and self._given[1].is_sent:
-            self._given.popleft()
-        self._given.append(item)
-        return item
-
-    async def _is_filled(self, call: int) -> bool:
-        while not (self._waiting or self._is_closed) and call == self._call:
+    async def _has(self, number: int, call: int) -> bool:
+        while number >= self._end and not self._is_closed and call == self._call:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), IDLE_S)
@@ -132,9 +110,7 @@ class RowsPublisher:
 
     def close(self) -> None:
         self._is_closed = True
-        self._room.release(sum(packed.nbytes for packed in self._waiting))
-        self._waiting.clear()
-        self._given.clear()
+        self.confirm(self._end)
         self._changed.set()
 
 
@@ -156,13 +132,13 @@ class RowsPublishers:
     def close(self, name: str) -> None:
         self._open.pop(name).close()
 
-    async def items(self, name: str, *, again: bool = False) -> AsyncGenerator[RowsItem, None]:
+    async def items(self, name: str, first: int) -> AsyncGenerator[RowsItem, None]:
         """See `RowsPublisher.items`. Yields nothing if the connection of that name is gone, or comes too late."""
         self.calls += 1
         try:
             publisher = await self._when_open(name)
             if publisher is not None:
-                async with contextlib.aclosing(publisher.items(again=again)) as items:
+                async with contextlib.aclosing(publisher.items(first)) as items:
                     async for item in items:
                         yield item
         finally:

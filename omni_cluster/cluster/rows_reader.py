@@ -6,26 +6,31 @@ import asyncio
 import contextlib
 import contextvars
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 
 from omni_cluster.cluster.failures import named
-from omni_cluster.cluster.rows_publisher import ITEM_BYTES, RowsItem
+from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import NO_ROOM, StoreFull
+from omni_cluster.payloads import LARGE_BYTES
 
 Rows = asyncio.Future[np.ndarray]
 """The packed rows of one chunk."""
 
 
 class RowsReader:
-    """Matches rows with the messages that name them, whichever comes first."""
+    """Matches rows with the messages that name them, whichever comes first.
 
-    def __init__(self, source: RemoteStage, replica_id: str) -> None:
+    `confirm` is called with the number before which all rows have come, or are lost.
+    """
+
+    def __init__(self, source: RemoteStage, replica_id: str, confirm: Callable[[int], None]) -> None:
         self.name = uuid.uuid4().hex
         self._source = source
         self._replica_id = replica_id
+        self._confirm = confirm
         self._half_met: dict[int, Rows] = {}  # those of which either the message or the rows came
         self._next = 0
         """All rows with lower numbers have come, or are lost."""
@@ -55,61 +60,35 @@ class RowsReader:
 
     async def _read(self) -> None:
         try:
-            items: AsyncGenerator[RowsItem | StoreFull, None] | None = self._items(again=False)
-            while items is not None:
-                items = await self._taken(items)
+            await self._take_items()
+            while any(not rows.done() for rows in self._half_met.values()):
+                await self._take_items()
         except Exception as raised:  # given to every reader of the connection, who raises it
             self._fail(named(raised))
 
-    def _items(self, *, again: bool) -> AsyncGenerator[RowsItem | StoreFull, None]:
-        return self._source.stream("rows", self.name, again, replica_id=self._replica_id, by_reference=True)
-
-    async def _taken(
-        self, items: AsyncGenerator[RowsItem | StoreFull, None]
-    ) -> AsyncGenerator[RowsItem | StoreFull, None] | None:
-        """Takes all items of a call. Returns the next call, None when nobody waits for rows."""
-        async with contextlib.aclosing(items):
-            if not await self._take_until_full(items):
-                return self._items(again=False) if self._is_waited_for() else None
-            async with contextlib.AsyncExitStack() as stack:
-                following = await stack.enter_async_context(contextlib.aclosing(self._items(again=True)))
-                first = await anext(following, None)  # the call before ends, if it has not
-                while await self._take_until_full(items):
-                    pass
-                if isinstance(first, StoreFull):
-                    raise first
-                if first is not None:
-                    self._take(first.first, [])
-                stack.pop_all()
-                return following
-
-    async def _take_until_full(self, items: AsyncGenerator[RowsItem | StoreFull, None]) -> bool:
-        """Whether an item found no room; if that was where it is read, others may follow. False: the call has ended."""
+    async def _take_items(self) -> None:
+        """Takes all items of one call. One that finds no room ends it, and the first rows of that item are lost."""
+        items: AsyncGenerator[RowsItem, None] = self._source.stream(
+            "rows", self.name, self._next, replica_id=self._replica_id, by_reference=True
+        )
         try:
-            async for item in items:
-                if isinstance(item, StoreFull):
-                    return True
-                self._take(item.first, await _copied_out(item))
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    self._take(item.first, await _copied_out(item))
         except StoreFull:
-            return True
-        return False
+            self._take(self._next + 1, [])
 
     def _take(self, first: int, rows: list[np.ndarray]) -> None:
-        """Rows before the first that have not come are lost, and end their readers alone. Those that have come are not
-        taken twice.
-        """
+        """Rows before the first that have not come are lost, and end their readers alone."""
         for number in [number for number in self._half_met if self._next <= number < first]:
             self._lose(number)
         for number, packed in enumerate(rows, first):
-            if number >= self._next:
-                self._meet(number).set_result(packed)
-        self._next = max(self._next, first + len(rows))
+            self._meet(number).set_result(packed)
+        self._next = first + len(rows)
+        self._confirm(self._next)
 
     def _lose(self, number: int) -> None:
         self._break(self._half_met.pop(number), StoreFull(NO_ROOM))
-
-    def _is_waited_for(self) -> bool:
-        return any(not rows.done() for rows in self._half_met.values())
 
     def _meet(self, number: int) -> Rows:
         """Called once for the message and once for the rows: the second call finds the first one's future."""
@@ -143,7 +122,7 @@ async def _copied_out(item: RowsItem) -> list[np.ndarray]:
     Its arrays are mapped, and the store keeps their object as long as anything has one: whatever passed the item on has
     it until the next comes, a reader may be slow, and an error's frames stay until garbage is collected.
     """
-    if item.num_bytes <= ITEM_BYTES:
+    if item.num_bytes <= LARGE_BYTES:
         return _moved(item)
     return await asyncio.to_thread(_moved, item)  # a long prompt's copy takes milliseconds
 

@@ -21,13 +21,13 @@ from omni_cluster.cluster.loads import BROKEN_S
 from omni_cluster.cluster.message import unpacked
 from omni_cluster.cluster.peer_clock import PeerClock, boot_id
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, RowsConfirmed, Subscription
 
 GREETINGS = 4
 """Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""
 AGAIN_S = 0.2
 MAX_FRAME_BYTES = 64 << 20
-"""What a reader accepts: a message's rows, and all that is around them."""
+"""What a reader accepts: the sound in a message, and all that is around it."""
 
 
 class SocketClient:
@@ -52,7 +52,7 @@ class SocketClient:
             reader, self._writer = await self._connected(address)
             heartbeat = Heartbeat(self._writer)
             keeper = asyncio.create_task(heartbeat.keep(self._beat))
-            self._ask_for(self._writer, first)
+            self._say(self._writer, first)
             clock = PeerClock(is_own=address.boot_id == boot_id() != "", clock=self._clock)
             while True:
                 frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
@@ -92,15 +92,20 @@ class SocketClient:
         """Adds a reader once the connection is open; False when it has closed meanwhile."""
         if self._writer is None or self._writer.is_closing():
             return False
-        self._ask_for(self._writer, subscription)
+        self._say(self._writer, subscription)
         try:
             await self._writer.drain()
         except ConnectionError:
             return False
         return True
 
-    def _ask_for(self, writer: asyncio.StreamWriter, subscription: Subscription) -> None:
-        write_frame(writer, [msgspec.msgpack.encode(subscription)])
+    def confirm(self, rows_end: int) -> None:
+        """Tells the replica that the rows of chunks before number `rows_end` are here, or are done without."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._say(self._writer, RowsConfirmed(rows_end))
+
+    def _say(self, writer: asyncio.StreamWriter, said: Subscription | RowsConfirmed) -> None:
+        write_frame(writer, [msgspec.msgpack.encode(said)])
 
     def _beat(self) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -108,7 +113,6 @@ class SocketClient:
 
 
 def _in_own_time(item: MessageItem, clock: PeerClock) -> MessageItem:
-    if item.body is None or (made_at_s := clock.own_s(item.body.chunk.made_at_s)) == item.body.chunk.made_at_s:
+    if item.chunk is None or (made_at_s := clock.own_s(item.chunk.made_at_s)) == item.chunk.made_at_s:
         return item
-    chunk = replace(item.body.chunk, made_at_s=made_at_s)
-    return replace(item, body=replace(item.body, chunk=chunk))
+    return replace(item, chunk=replace(item.chunk, made_at_s=made_at_s))

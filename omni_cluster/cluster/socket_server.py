@@ -20,7 +20,7 @@ from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
 from omni_cluster.cluster.peer_clock import boot_id
 from omni_cluster.cluster.reservation import Reservation
 from omni_cluster.cluster.rows_publisher import RowsPublishers
-from omni_cluster.cluster.transport import Subscription
+from omni_cluster.cluster.transport import RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLogs
 
 logger = logging.getLogger("ray.serve")
@@ -69,7 +69,7 @@ class Connection:
     async def serve(self) -> None:
         """Runs until the reader leaves or falls silent, or what is sent to it no longer arrives."""
         sides = [
-            asyncio.create_task(self._take_subscriptions()),
+            asyncio.create_task(self._take_words()),
             asyncio.create_task(self._send_messages()),
             asyncio.create_task(self._heartbeat.keep(self._beat)),
         ]
@@ -97,12 +97,12 @@ class Connection:
         self._told = self._report()
         write_frame(self._writer, parts, self._told)
 
-    async def _take_subscriptions(self) -> None:
+    async def _take_words(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             while True:
                 frame = await read_frame(self._reader, MAX_REQUEST_BYTES, self._heartbeat.heard)
-                for request in frame.parts:
-                    self._publisher.subscribe(msgspec.msgpack.decode(request, type=Subscription))
+                for said in frame.parts:
+                    self._publisher.take(msgspec.msgpack.decode(said, type=Subscription | RowsConfirmed))
 
     async def _send_messages(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -113,17 +113,11 @@ class Connection:
 
 
 class SocketServer:
-    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `inline`: see there.
+    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `reservation`: the replica's."""
 
-    `reservation`: the replica's.
-    """
-
-    def __init__(
-        self, logs: OutputLogs, host: str, *, inline: bool = False, reservation: Reservation | None = None
-    ) -> None:
+    def __init__(self, logs: OutputLogs, host: str, reservation: Reservation | None = None) -> None:
         self.rows_publishers = RowsPublishers(logs.room)
         self.rows_sent = RowsSent()
-        self._inline = inline
         self._logs = logs
         self._reservation = reservation or Reservation(logs)
         self._host = host
@@ -165,9 +159,7 @@ class SocketServer:
             self._strangers.pop(accepted, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        publisher = MessagePublisher(
-            self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent, inline=self._inline
-        )
+        publisher = MessagePublisher(self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent)
         connection = Connection(reader, writer, publisher, self._report)
         self._known.add(connection)
         try:

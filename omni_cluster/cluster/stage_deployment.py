@@ -17,7 +17,7 @@ import ray.util
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import recorded
-from omni_cluster.cluster.failures import lost_with, named_failures
+from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
 from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
@@ -99,12 +99,7 @@ class StageReplica:
         self._requests = 0
         self._metrics = StageMetrics()
         self._reservation = Reservation(self._logs)
-        self._sockets = SocketServer(
-            self._logs,
-            ray.util.get_node_ip_address(),
-            inline=config.handover.rows == "inline",
-            reservation=self._reservation,
-        )
+        self._sockets = SocketServer(self._logs, ray.util.get_node_ip_address(), self._reservation)
         closing.push_async_callback(self._sockets.close)
         self._source = self._connections_to(source) if source is not None else None
         if self._source is not None:
@@ -121,13 +116,8 @@ class StageReplica:
         await pushed_in_turn(RayMetrics(self._metrics.registry, STAGE, labels), self._hold)
 
     def _connections_to(self, source: DeploymentHandle) -> ReplicaConnections:
-        config = self._bound.config
-        return ReplicaConnections(
-            RemoteStage(source),
-            config.limits.max_payload_elements,
-            inline=config.handover.rows == "inline",
-            room=self._logs.room,
-        )
+        max_elements = self._bound.config.limits.max_payload_elements
+        return ReplicaConnections(RemoteStage(source), max_elements, room=self._logs.room)
 
     async def generate(
         self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False
@@ -199,7 +189,7 @@ class StageReplica:
                 logger.exception("request %s failed in stage %s", request.request_id, self._stage.model_stage)
             # The source drops a request only when its client leaves, and may hear of that earlier than this stage.
             self._end(request, meter, "cancelled" if isinstance(error, OutputLogUnknown) else "failed")
-            log.fail(_without_frames(lost_with(error, own_replica_id())))
+            log.fail(without_frames(lost_with(error, own_replica_id())))
 
     async def _with_media(self, request: OmniRequest) -> OmniRequest:
         parcel = await self._parcels.take(request.request_id)
@@ -227,9 +217,9 @@ class StageReplica:
         """See `SocketServer.address`."""
         return await self._sockets.address()
 
-    async def rows(self, name: str, again: bool = False) -> AsyncGenerator[RowsItem, None]:
+    async def rows(self, name: str, first: int = 0) -> AsyncGenerator[RowsItem, None]:
         """See `RowsPublishers.items`."""
-        async with contextlib.aclosing(self._sockets.rows_publishers.items(name, again=again)) as items:
+        async with contextlib.aclosing(self._sockets.rows_publishers.items(name, first)) as items:
             async for item in items:
                 yield item
 
@@ -273,12 +263,6 @@ class StageReplica:
         if self._closing is not None:
             await self._closing.aclose()
             self._watchdog.close()
-
-
-def _without_frames(error: Exception) -> Exception:
-    """The error alone: the frames that it came through hold the request's media for as long as somebody keeps it."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 def _stat_loggers(stage: StageConfig, config: PipelineConfig) -> Sequence[type]:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX
-from omni_cluster.cluster.failures import FULL, lost_with, named, named_failures
+from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.running import Place, known_replicas
 from omni_cluster.cluster.zones import zone_of
-from omni_cluster.errors import PayloadError, StageDied
+from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
 
 ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.address_router.AddressRouter")
 
@@ -60,41 +57,7 @@ class Ticket:
     replica_id: str
 
 
-class WireChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A chunk as it travels. Its rows are plain bytes beside it, `packed_rows`, or a Ray object: `rows_at` is
-    their number.
-
-    torch's own pickling of bfloat16 copies; packed rows as a NumPy array do not. A struct is made, and written, in a
-    fraction of a data class's time, and there are as many of them as tokens.
-    """
-
-    chunk: StageChunk
-    packed_rows: np.ndarray | None = None
-    rows_at: int | None = None
-
-    @classmethod
-    def of(cls, chunk: StageChunk, *, with_rows: bool = True) -> WireChunk:
-        rows = chunk.rows if with_rows else None
-        return cls(chunk.without_rows(), None if rows is None else rows.pack().numpy())
-
-    def with_rows_at(self, number: int) -> WireChunk:
-        return msgspec.structs.replace(self, packed_rows=None, rows_at=number)
-
-    def with_rows(self, packed: np.ndarray) -> WireChunk:
-        return msgspec.structs.replace(self, packed_rows=packed, rows_at=None)
-
-    def open(self, max_elements: int) -> StageChunk:
-        """Raises PayloadError for rows that are not whole, or of more than `max_elements` elements."""
-        if self.packed_rows is None:
-            return self.chunk
-        if self.packed_rows.dtype != np.uint8:
-            raise PayloadError(f"Packed rows came as {self.packed_rows.dtype}, but they are bytes, uint8.")
-        rows = RowsChunk.in_array(self.packed_rows, max_elements=max_elements)
-        return msgspec.structs.replace(self.chunk, rows=rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One reader's wish for all chunks of a request.
 
     `reader`: a number that the consumer gives each of its own. `rows`: the name of the publisher that the request's
@@ -109,12 +72,23 @@ class Subscription:
     ends: bool = False
 
 
+class RowsConfirmed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A consumer has the rows of all chunks with numbers before `end`, or does without them."""
+
+    end: int
+
+
 class MessageItem(msgspec.Struct, frozen=True, array_like=True):
-    """What one reader is sent. Without a body it is the end, with the error if something broke."""
+    """What one reader is sent: a chunk, whose rows come as a Ray object; `rows_at` is their number.
+
+    Without a chunk it is the end, with the error if something broke. A struct is made, and written, in a fraction of a
+    data class's time, and there are as many of them as tokens.
+    """
 
     reader: int
-    body: WireChunk | None
+    chunk: StageChunk | None
     error: Exception | None = None
+    rows_at: int | None = None
 
 
 def own_replica_id() -> str:
@@ -225,8 +199,7 @@ class RemoteStage:
     ) -> AsyncGenerator[Any, None]:
         """Items of a streaming method; closing it ends the call over there.
 
-        `by_reference`: each is a Ray object, and StoreFull is in the place of one that finds no room in the store here.
-        Raises StoreFull for one that finds none over there.
+        `by_reference`: each is a Ray object. Raises StoreFull for one that finds no room in the store, here or there.
         """
         is_small = not by_reference and _bytes_of(args) <= MAX_VALUE_BYTES
         handle = self._by_value if is_small else self._by_reference
@@ -234,13 +207,8 @@ class RemoteStage:
         items = getattr(addressed, method).remote(*args)
         try:
             with named_failures(replica_id):
-                if not by_reference:
-                    async for item in items:
-                        yield item
-                    return
-                async with contextlib.aclosing(or_store_full(items)) as places:
-                    async for item in places:
-                        yield item
+                async for item in items:
+                    yield item
         finally:
             _cancel(items)  # dropping a response does not stop its producer
 
@@ -260,20 +228,6 @@ class RemoteStage:
         except TimeoutError:
             _cancel(asked)
             raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
-
-
-async def or_store_full(items: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-    """What a call gives. Ray goes on after an object without room here; one without room over there ends the call."""
-    while True:
-        try:
-            item = await anext(items)
-        except StopAsyncIteration:
-            return
-        except FULL as error:
-            if isinstance(error, RayTaskError):
-                raise
-            item = named(error)
-        yield item
 
 
 def _nearby(near: Place, places: Mapping[str, Place]) -> list[list[str]]:

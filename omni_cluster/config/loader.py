@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, nearest
+from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, REMOVED, nearest
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.errors import ConfigError
 
@@ -164,11 +164,17 @@ def _tell(error: ErrorDetails) -> tuple[str, str, str]:
     if error["type"] == PROBLEM_TYPE:
         return _join(_dotted(location), context["key"]), _show(context["value"]), context["fix"]
     if error["type"] in _UNKNOWN_KEY:
-        known = list(_parent_model(location).model_fields)
-        return _dotted(location), _show(error["input"]), f"no such key is known, {nearest(str(location[-1]), known)}"
+        return _dotted(location), _show(error["input"]), _instead_of(location)
     if error["type"] == "missing":
         return _dotted(location), _show(MISSING), f"add it, for example {location[-1]}: {_example(location)}"
     return _dotted(location), _show(error["input"]), f"{_expectation(error)}, for example {_example(location)}"
+
+
+def _instead_of(location: Location) -> str:
+    """What to do with a key that is not known."""
+    if removed := REMOVED.get(_dotted(location)):
+        return removed
+    return f"no such key is known, {nearest(str(location[-1]), list(_parent_model(location).model_fields))}"
 
 
 def _expectation(error: ErrorDetails) -> str:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 PROBLEM_TYPE = "stage_config"
+
+
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {"handover.rows": "leave it out, rows always travel as Ray objects now"},
+)
+"""Keys that once were, dotted, and what to do with them."""
 
 
 class Missing:

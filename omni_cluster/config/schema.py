@@ -358,7 +358,7 @@ class PipelineConfig(Strict):
         default=Limits(), description="What one request may ask.", examples=[{"max_prompt_tokens": 28_000}]
     )
     handover: HandoverConfig = Field(
-        default=HandoverConfig(), description="How stages pass items on.", examples=[{"rows": "object"}]
+        default=HandoverConfig(), description="How stages pass items on.", examples=[{"kept_rows_bytes": 1_073_741_824}]
     )
     api: ApiConfig = Field(default=ApiConfig(), description="Keys and origins.", examples=[{"keys_file": "keys.txt"}])
     fetch: FetchConfig = Field(

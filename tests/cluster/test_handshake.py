@@ -116,7 +116,7 @@ async def test_what_was_heard_of_one_greeting_opens_no_other(server: SocketServe
     listener = await asyncio.start_server(listening, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     messages = client_to(Address("127.0.0.1", port, address.secret)).messages(READER)
-    assert await anext(messages) == [] and (await anext(messages))[0].body is not None
+    assert await anext(messages) == [] and (await anext(messages))[0].chunk is not None
     await messages.aclose()
     assert len(heard) > NONCE_BYTES + PROOF_BYTES and address.secret not in heard
     reader, writer = await connected(address)
@@ -181,7 +181,7 @@ async def test_a_thousand_strangers_take_few_places_and_keep_no_reader_out(serve
         held += await asyncio.gather(*(connected(address) for _ in range(100)))
         assert len(server._strangers) <= socket_server.MAX_STRANGERS
         messages = client_to(address).messages(READER)
-        assert await anext(messages) == [] and (await anext(messages))[0].body is not None
+        assert await anext(messages) == [] and (await anext(messages))[0].chunk is not None
         await messages.aclose()
     while len(server) > socket_server.MAX_STRANGERS:
         await asyncio.sleep(0.01)
@@ -193,12 +193,12 @@ async def test_a_thousand_strangers_take_few_places_and_keep_no_reader_out(serve
 async def test_as_many_readers_as_there_may_be_get_in_at_once(server: SocketServer) -> None:
     address = await server.address()
 
-    async def first_of() -> object:
+    async def first_of() -> bool:
         messages = client_to(address).messages(READER)
         await anext(messages)
-        body = (await anext(messages))[0].body
+        chunk = (await anext(messages))[0].chunk
         await messages.aclose()
-        return body
+        return chunk is not None
 
     assert all(await asyncio.gather(*(first_of() for _ in range(64))))
 

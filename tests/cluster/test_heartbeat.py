@@ -180,7 +180,7 @@ async def test_idle_ends_that_live_stay_connected(
     await asyncio.sleep(4 * MISSED_BEATS * heartbeat.BEAT_S)  # in which it would have ended four times
     assert not waiting.done() and len(server) == 1
     log.put(StageChunk(token_ids=(1,)))
-    assert (await waiting)[0].body is not None
+    assert (await waiting)[0].chunk is not None
     await messages.aclose()
 
 
@@ -195,7 +195,7 @@ async def test_who_was_busy_itself_blames_nobody(
     await asyncio.sleep(0)
     time.sleep(4 * MISSED_BEATS * heartbeat.BEAT_S)  # the event loop of both is stuck
     log.put(StageChunk(token_ids=(1,)))
-    assert (await waiting)[0].body is not None
+    assert (await waiting)[0].chunk is not None
     await messages.aclose()
 
 

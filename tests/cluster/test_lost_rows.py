@@ -10,12 +10,11 @@ from typing import cast
 
 import numpy as np
 import pytest
-from ray.exceptions import OutOfDiskError, RayTaskError
 
 from omni_cluster.cluster import rows_publisher
 from omni_cluster.cluster.rows_publisher import RowsItem, RowsPublisher, RowsPublishers
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
-from omni_cluster.cluster.transport import RemoteStage, or_store_full
+from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import NO_ROOM, StoreFull
 
@@ -26,8 +25,7 @@ PATIENCE_S = 60
 
 @pytest.fixture(autouse=True)
 def short_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_publisher, "ITEM_BYTES", LARGE_BYTES)
-    monkeypatch.setattr(rows_publisher, "SMALL_ITEM_BYTES", LARGE_BYTES - 1)
+    monkeypatch.setattr(rows_publisher, "DIRECT_BYTES", LARGE_BYTES - 1)
 
 
 class Replica:
@@ -38,46 +36,43 @@ class Replica:
         self.publishers = RowsPublishers(self.room)
         self.stored_from_bytes = LARGE_BYTES
         """Items of so many bytes and more go through the store, which is full."""
-        self.is_full_here = True
-        """Or in the store of who calls: the producer does not hear of it."""
         self.taking: list[asyncio.Task[None]] = []
         """Of each call, what takes its items for Serve, before Ray has stored the one before them."""
 
     async def stream(
-        self, method: str, name: str, again: bool, *, replica_id: str, by_reference: bool
-    ) -> AsyncGenerator[RowsItem | StoreFull, None]:
+        self, method: str, name: str, first: int, *, replica_id: str, by_reference: bool
+    ) -> AsyncGenerator[RowsItem, None]:
         assert method == "rows" and by_reference
         ahead: asyncio.Queue[RowsItem | None] = asyncio.Queue()
-        self.taking.append(asyncio.create_task(self._take_ahead(name, again, ahead)))
+        self.taking.append(asyncio.create_task(self._take_ahead(name, first, ahead)))
         while (item := await ahead.get()) is not None:
             yield self._sent(item)
 
-    async def _take_ahead(self, name: str, again: bool, ahead: asyncio.Queue[RowsItem | None]) -> None:
-        async with contextlib.aclosing(self.publishers.items(name, again=again)) as items:
+    async def _take_ahead(self, name: str, first: int, ahead: asyncio.Queue[RowsItem | None]) -> None:
+        async with contextlib.aclosing(self.publishers.items(name, first)) as items:
             async for item in items:
                 ahead.put_nowait(item)
         ahead.put_nowait(None)
 
-    def _sent(self, item: RowsItem) -> RowsItem | StoreFull:
+    def _sent(self, item: RowsItem) -> RowsItem:
         """The item as Ray sends it."""
-        sent = cast(RowsItem, pickle.loads(pickle.dumps(item)))
-        if sent.num_bytes < self.stored_from_bytes:
-            return sent
-        if self.is_full_here:
+        if item.num_bytes >= self.stored_from_bytes:
             raise StoreFull(NO_ROOM)
-        return StoreFull(NO_ROOM)
+        return cast(RowsItem, pickle.loads(pickle.dumps(item)))
 
 
-@pytest.fixture(params=[True, False], ids=["producer's store", "consumer's store"])
-def replica(request: pytest.FixtureRequest) -> Replica:
-    replica = Replica()
-    replica.is_full_here = request.param
-    return replica
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
 
 
 @pytest.fixture
 async def reader(replica: Replica) -> RowsReader:
-    return RowsReader(cast(RemoteStage, replica), "replica")
+    def confirm(end: int) -> None:
+        replica.publishers._open[reader.name].confirm(end)
+
+    reader = RowsReader(cast(RemoteStage, replica), "replica", confirm)
+    return reader
 
 
 @pytest.fixture
@@ -124,30 +119,13 @@ async def test_a_message_that_names_lost_rows_later_is_told_at_once(
     assert await is_lost(reader.expect(lost))
 
 
-async def test_rows_of_many_chunks_need_no_store_any_more_once_it_was_full(
-    reader: RowsReader, publisher: RowsPublisher
+async def test_rows_of_many_chunks_need_no_store(
+    replica: Replica, reader: RowsReader, publisher: RowsPublisher
 ) -> None:
-    assert await is_lost(reader.expect(publisher.publish(packed(LARGE_BYTES))))
-    expected = [reader.expect(publisher.publish(packed(LARGE_BYTES // 2, i))) for i in range(20)]
-    for number, rows in enumerate(expected):
-        assert np.array_equal(await came(rows), packed(LARGE_BYTES // 2, number))
-
-
-async def test_rows_that_need_the_store_only_together_come_in_smaller_items(
-    replica: Replica, reader: RowsReader, publisher: RowsPublisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows_publisher, "ITEM_BYTES", 10 * LARGE_BYTES)
     expected = [reader.expect(publisher.publish(packed(LARGE_BYTES // 3, i))) for i in range(20)]
     for number, rows in enumerate(expected):
         assert np.array_equal(await came(rows), packed(LARGE_BYTES // 3, number))
-    assert len(replica.taking) == 2 and replica.room.held_bytes == 0 and not reader._half_met
-
-
-async def test_rows_that_need_a_store_by_themselves_are_an_item_of_their_own(publisher: RowsPublisher) -> None:
-    for size in (SMALL_BYTES, LARGE_BYTES, SMALL_BYTES, SMALL_BYTES, LARGE_BYTES):
-        publisher.publish(packed(size))
-    async with contextlib.aclosing(publisher.items()) as items:
-        assert [len((await anext(items)).rows) for _ in range(4)] == [1, 1, 2, 1]
+    assert len(replica.taking) == 1 and replica.room.held_bytes == 0 and not reader._half_met
 
 
 async def test_a_store_that_even_small_items_need_is_not_asked_for_ever(
@@ -189,62 +167,12 @@ async def test_a_call_of_which_an_item_found_no_room_ends(
 
 
 async def test_a_call_that_waits_ends_as_the_next_one_begins(publisher: RowsPublisher) -> None:
-    items = publisher.items()
+    items = publisher.items(0)
     publisher.publish(packed(SMALL_BYTES))
     assert len((await anext(items)).rows) == 1
     waiting = asyncio.create_task(anext(items))
-    following = publisher.items(again=True)
-    assert (await anext(following)).rows == []
+    following = publisher.items(0)
+    assert len((await anext(following)).rows) == 1  # not confirmed yet
     with pytest.raises(StopAsyncIteration):
         await asyncio.wait_for(waiting, PATIENCE_S)
     await following.aclose()
-
-
-async def test_rows_that_come_twice_are_taken_once(reader: RowsReader) -> None:
-    rows = [reader.expect(number) for number in range(3)]
-    for first, count in [(0, 2), (0, 0), (1, 2)]:
-        reader._take(first, [packed(SMALL_BYTES, first + i) for i in range(count)])
-    assert [each.result()[0] for each in rows] == [0, 1, 2] and not reader._half_met
-    reader.close(StoreFull(NO_ROOM))
-
-
-class Objects:
-    """What a call of Ray's gives: `None` is an object that finds no room where it is read."""
-
-    def __init__(self, *objects: int | None) -> None:
-        self._objects = list(objects)
-
-    def __aiter__(self) -> Objects:
-        return self
-
-    async def __anext__(self) -> int:
-        if not self._objects:
-            raise StopAsyncIteration
-        made = self._objects.pop(0)
-        if made is None:
-            raise OutOfDiskError
-        return made
-
-
-async def test_objects_behind_one_without_room_come() -> None:
-    got = [item async for item in or_store_full(Objects(1, None, None, 2, None))]
-    assert [item for item in got if not isinstance(item, StoreFull)] == [1, 2] and len(got) == 5
-
-
-async def test_a_producer_s_store_without_room_ends_the_call() -> None:
-    async def broken() -> AsyncGenerator[int, None]:
-        yield 1
-        raise RayTaskError("rows", "", OutOfDiskError()).as_instanceof_cause()
-
-    items = or_store_full(broken())
-    assert await anext(items) == 1
-    with pytest.raises(OutOfDiskError):
-        await anext(items)
-
-
-async def test_a_replica_of_which_not_even_an_empty_item_comes_is_broken(
-    replica: Replica, reader: RowsReader, publisher: RowsPublisher
-) -> None:
-    replica.stored_from_bytes = 0
-    assert await is_lost(reader.expect(publisher.publish(packed(SMALL_BYTES))))
-    assert isinstance(await asyncio.wait_for(asyncio.shield(reader.broke), PATIENCE_S), StoreFull)

@@ -6,7 +6,7 @@ import msgpack
 import numpy as np
 
 from omni_cluster.cluster.message import packed
-from omni_cluster.cluster.transport import MessageItem, WireChunk
+from omni_cluster.cluster.transport import MessageItem
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import AudioChunk, StageChunk
 
@@ -14,11 +14,9 @@ from omni_cluster.outputs import AudioChunk, StageChunk
 def test_another_reader_of_messagepack_reads_a_links_message() -> None:
     sound = np.array([0.5, -0.25], np.float32)
     chunk = StageChunk(7, (11, 12), "é", audio=AudioChunk(480, sound, 24_000), finish_reason="stop")
-    head, *arrays = packed([MessageItem(3, WireChunk.of(chunk)), MessageItem(4, None, RequestError("No."))])
-    (reader, body, error), (other, ended, refusal) = msgpack.unpackb(head)
-    assert (reader, error, other, ended) == (3, None, 4, None)
-    kind, said, packed_rows, rows_at = body
-    assert (kind, packed_rows, rows_at) == ("WireChunk", None, None)
+    head, *arrays = packed([MessageItem(3, chunk, rows_at=5), MessageItem(4, None, RequestError("No."))])
+    (reader, said, error, rows_at), (other, ended, refusal, no_rows) = msgpack.unpackb(head)
+    assert (reader, error, rows_at, other, ended, no_rows) == (3, None, 5, 4, None, None)
     assert said[:5] == [7, [11, 12], "é", None, [480, [1, "<f4"], 24_000]]
     assert np.array_equal(np.frombuffer(arrays[0], np.float32), sound)
     assert refusal == [["RequestError", "OmniError"], "No.", ""]

@@ -33,9 +33,9 @@ ROW_BYTES = 16
 class Replica:
     """A producing replica, called without Ray."""
 
-    def __init__(self, *, inline: bool) -> None:
+    def __init__(self) -> None:
         self.logs = OutputLogs(1 << 20)
-        self.sockets = SocketServer(self.logs, "127.0.0.1", inline=inline)
+        self.sockets = SocketServer(self.logs, "127.0.0.1")
         self.loads = Loads()
         self.frozen = asyncio.Event()
         self.died = asyncio.Event()
@@ -53,12 +53,12 @@ class Replica:
         return sum(packed.nbytes for packed in self.sent)
 
     async def stream(
-        self, method: str, name: str, again: bool, *, replica_id: str, by_reference: bool
+        self, method: str, name: str, first: int, *, replica_id: str, by_reference: bool
     ) -> AsyncGenerator[RowsItem, None]:
         assert method == "rows" and by_reference
         self.calls_for_rows += 1
         self.calls += 1
-        async with contextlib.aclosing(self.sockets.rows_publishers.items(name, again=again)) as items:
+        async with contextlib.aclosing(self.sockets.rows_publishers.items(name, first)) as items:
             async for item in items:
                 if self.frozen.is_set():
                     await asyncio.Event().wait()
@@ -94,20 +94,17 @@ class Watched:
     async def subscribe(self, subscription: Subscription) -> bool:
         return await self._client.subscribe(subscription)
 
+    def confirm(self, rows_end: int) -> None:
+        self._client.confirm(rows_end)
+
 
 Clients = list[Watched]
-as_objects_alone = pytest.mark.parametrize("inline", [False], indirect=True)
-
-
-@pytest.fixture(params=[False, True], ids=["object", "inline"])
-def inline(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 @pytest.fixture
-async def replica(inline: bool, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
+async def replica(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
     monkeypatch.setattr(socket_server, "MAX_ITEM_BYTES", MAX_ITEM_BYTES)
-    replica = Replica(inline=inline)
+    replica = Replica()
     yield replica
     await replica.sockets.close()
 
@@ -125,14 +122,12 @@ def room() -> Room:
 
 
 @pytest.fixture
-async def connections(
-    replica: Replica, clients: list[Watched], inline: bool, room: Room
-) -> AsyncIterator[ReplicaConnections]:
+async def connections(replica: Replica, clients: list[Watched], room: Room) -> AsyncIterator[ReplicaConnections]:
     def make_client(source: RemoteStage, replica_id: str) -> Watched:
         clients.append(Watched(SocketClient(source, replica_id)))
         return clients[-1]
 
-    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, inline=inline, room=room)
+    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, room)
     yield connections
     await connections.close()
 
@@ -227,8 +222,8 @@ async def test_a_message_is_cut_at_its_limit(
     await asyncio.gather(*tasks)
 
 
-async def test_rows_are_objects_and_inline_they_are_beside_the_tokens_up_to_a_limit(
-    replica: Replica, connections: ReplicaConnections, clients: Clients, inline: bool
+async def test_rows_are_objects_and_no_message_has_them(
+    replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
     log = replica.logs.open("long")
     log.put(rows(0, 100))
@@ -236,13 +231,11 @@ async def test_rows_are_objects_and_inline_they_are_beside_the_tokens_up_to_a_li
     log.close()
     chunk = await read(connections, "long")
     assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(101))
-    bodies = [item.body for message in clients[0].received for item in message if item.body is not None]
-    beside = sum(body.packed_rows.nbytes for body in bodies if body.packed_rows is not None)
-    assert len(bodies) == 2 and replica.bytes_as_objects > 100 * ROW_BYTES
-    assert (beside > ROW_BYTES and len(replica.sent) == 1) if inline else (not beside and len(replica.sent) == 2)
+    made = [item for message in clients[0].received for item in message if item.chunk is not None]
+    assert [item.rows_at for item in made] == [0, 1] and all(item.chunk.rows is None for item in made if item.chunk)
+    assert replica.bytes_as_objects > 100 * ROW_BYTES and len(replica.sent) == 2 and replica.calls_for_rows == 1
 
 
-@as_objects_alone
 async def test_rows_of_one_step_are_one_item(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
@@ -256,16 +249,6 @@ async def test_rows_of_one_step_are_one_item(
     made = await asyncio.gather(*tasks)
     assert [chunk.rows is not None and chunk.rows.rows.shape[0] for chunk in made] == [1] * 4
     assert replica.chunks_of_items == [4]
-
-
-async def test_a_call_for_rows_is_made_only_where_rows_are_objects(
-    replica: Replica, connections: ReplicaConnections, clients: Clients, inline: bool
-) -> None:
-    log = replica.logs.open("r")
-    log.put(rows(0))
-    log.close()
-    assert (await read(connections, "r")).rows is not None
-    assert replica.calls_for_rows == (0 if inline else 1)
 
 
 async def test_a_reader_without_rows_gets_none_of_them(
@@ -394,7 +377,6 @@ async def test_every_reader_learns_that_the_replica_died_and_a_new_link_serves_t
     assert len(clients) == 2
 
 
-@as_objects_alone
 async def test_rows_that_do_not_come_end_with_their_connection(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
@@ -409,7 +391,6 @@ async def test_rows_that_do_not_come_end_with_their_connection(
         await reading
 
 
-@as_objects_alone
 async def test_rows_whose_call_breaks_end_their_readers_and_a_new_link_serves_the_next(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
@@ -430,7 +411,6 @@ async def test_rows_whose_call_breaks_end_their_readers_and_a_new_link_serves_th
     assert len(clients) == 2
 
 
-@as_objects_alone
 async def test_a_call_for_rows_that_nobody_reads_ends_and_the_next_reader_makes_another(
     replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,12 +427,11 @@ async def test_a_call_for_rows_that_nobody_reads_ends_and_the_next_reader_makes_
         before = replica.calls_for_rows
 
 
-@as_objects_alone
 async def test_rows_are_copied_out_of_their_item_which_is_let_go_at_once(
     replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray keeps an item in its store as long as anything here has one of its arrays."""
-    monkeypatch.setattr(rows_reader, "ITEM_BYTES", 10 * ROW_BYTES)
+    monkeypatch.setattr(rows_reader, "LARGE_BYTES", 10 * ROW_BYTES)
     log = replica.logs.open("r")
     chunks = connections.read(ticket("r"), with_rows=True)
     for start, count in ((0, 1), (1, 100)):
@@ -469,21 +448,26 @@ def numbers_of(item: RowsItem) -> list[int]:
     return list(range(item.first, item.first + len(item.rows)))
 
 
-async def test_rows_that_wait_are_one_item_and_a_prompts_rows_are_one_of_their_own() -> None:
+async def test_small_rows_that_wait_are_one_item_and_are_kept_until_they_are_confirmed() -> None:
     publisher = rows_publisher.RowsPublisher(is_read=lambda: True, room=(room := Room()))
-    small, most = rows_publisher.SMALL_ITEM_BYTES, rows_publisher.ITEM_BYTES // rows_publisher.SMALL_ITEM_BYTES
-    for num_bytes in (1, rows_publisher.ITEM_BYTES, 1, 1, *[small] * (most - 1), small - 2, 1):
+    most = rows_publisher.DIRECT_BYTES
+    sizes = (1, most + 1, 1, most - 1, 1, 1)
+    for num_bytes in sizes:
         publisher.publish(np.zeros(num_bytes, np.uint8))
-    assert room.held_bytes == 2 * rows_publisher.ITEM_BYTES + 2
-    async with contextlib.aclosing(publisher.items()) as items:
-        made = [numbers_of(await anext(items)) for _ in range(4)]
-    assert made == [[0], [1], [*range(2, most + 4)], [most + 4]] and room.held_bytes == 0
+    async with contextlib.aclosing(publisher.items(0)) as items:
+        assert [numbers_of(await anext(items)) for _ in range(4)] == [[0], [1], [2, 3], [4, 5]]
+    assert room.held_bytes == sum(sizes)
+    publisher.confirm(2)
+    assert room.held_bytes == sum(sizes[2:])
+    async with contextlib.aclosing(publisher.items(3)) as items:
+        assert [numbers_of(await anext(items)) for _ in range(2)] == [[3, 4], [5]]
+    publisher.confirm(99)
     publisher.publish(np.zeros(7, np.uint8))
+    assert room.held_bytes == 7
     publisher.close()
     assert room.held_bytes == 0
 
 
-@as_objects_alone
 async def test_nothing_is_kept_of_rows_whose_reader_has_left(
     replica: Replica, connections: ReplicaConnections, clients: Clients
 ) -> None:
@@ -523,6 +507,7 @@ async def test_what_was_received_and_not_read_counts_as_held(
     chunks = connections.read(ticket("r"), with_rows=True)
     await anext(chunks)
     assert room.held_bytes == 0
+    await until(lambda: replica.logs.room.held_bytes == ROW_BYTES)
     log.put(rows(1, 4))
     packed_bytes = 5 * ROW_BYTES
     assert replica.logs.room.held_bytes == packed_bytes
@@ -553,6 +538,13 @@ class Earlier:
             raise self._error
 
 
+async def confirmed_bytes(replica: Replica) -> int:
+    """What the replica holds once the consumer has confirmed the rows that it has."""
+    (publisher,) = replica.sockets.rows_publishers._open.values()
+    await until(lambda: not publisher._kept)
+    return replica.logs.room.held_bytes
+
+
 Chunks = AsyncGenerator[StageChunk, None]
 Parts = AsyncGenerator[torch.Tensor, None]
 
@@ -571,14 +563,14 @@ async def asking(replica: Replica, connections: ReplicaConnections, earlier: Ear
 
 
 async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
-    replica: Replica, connections: ReplicaConnections, clients: Clients, room: Room, inline: bool
+    replica: Replica, connections: ReplicaConnections, clients: Clients, room: Room
 ) -> None:
     """A replica that is to end takes no new calls."""
     earlier = Earlier()
     chunks, parts = await asking(replica, connections, earlier)
-    calls, held_bytes = replica.calls, replica.logs.room.held_bytes
+    calls, held_bytes = replica.calls, await confirmed_bytes(replica)
     assert (await anext(parts))[:, 0].tolist() == [1.0]
-    assert replica.logs.room.held_bytes == held_bytes + ROW_BYTES
+    await until(lambda: replica.logs.room.held_bytes == held_bytes + ROW_BYTES)
     earlier.is_out.set()
     assert [part[:, 0].tolist() async for part in parts] in ([[2.0], [3.0]], [[2.0, 3.0]])
     assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent.asked == 3 * ROW_BYTES
@@ -609,7 +601,7 @@ async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
     monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
     earlier = Earlier(broke)
     chunks, parts = await asking(replica, connections, earlier)
-    held_bytes = replica.logs.room.held_bytes
+    held_bytes = await confirmed_bytes(replica)
     earlier.is_out.set()
     with pytest.raises(told) as raised:
         _ = [part async for part in parts]
@@ -626,7 +618,7 @@ async def test_rows_that_were_left_out_are_let_go_of_when_nobody_waits_for_them(
 ) -> None:
     earlier = Earlier()
     chunks, parts = await asking(replica, connections, earlier)
-    held_bytes = replica.logs.room.held_bytes
+    held_bytes = await confirmed_bytes(replica)
     await anext(parts)
     earlier.is_out.set()
     if leaves == "the consumer":

@@ -25,13 +25,14 @@ from omni_cluster.cluster.message import error_named, packed, unpacked
 from omni_cluster.cluster.reservation import LEASE_S, Reservation
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, TELL_S, Address, SocketServer
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription, WireChunk
+from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import RowsChunk
 from tests.cluster.clock import Clock
 
+SOUND = StageChunk(audio=AudioChunk(0, np.arange(4, dtype=np.float32), 24_000), finish_reason="stop")
 READER = Subscription(3, "r", "publisher")
 FRESH_S = 0.1
 """Those who choose a replica know of its load what was so at that time."""
@@ -44,7 +45,7 @@ def logs() -> OutputLogs:
 
 @pytest.fixture
 async def server(logs: OutputLogs) -> AsyncIterator[SocketServer]:
-    server = SocketServer(logs, "127.0.0.1", inline=True)
+    server = SocketServer(logs, "127.0.0.1")
     yield server
     await server.close()
 
@@ -75,21 +76,24 @@ async def test_the_address_stays_and_does_not_show_its_word(server: SocketServer
     assert "secret" not in repr(first) and repr(first.secret) not in repr(first)
 
 
-async def test_rows_arrive_as_they_were_in_one_frame(server: SocketServer, logs: OutputLogs) -> None:
-    chunk = with_rows(5000)
+async def test_a_message_names_its_rows_which_are_kept_until_the_reader_confirms_them(
+    server: SocketServer, logs: OutputLogs
+) -> None:
     log = logs.open("r")
-    log.put(chunk)
+    log.put(with_rows(5000))
     log.close()
-    messages = (await client_to(server)).messages(READER)
+    held_bytes = logs.room.held_bytes
+    client = await client_to(server)
+    messages = client.messages(READER)
     assert await anext(messages) == []
     items = await anext(messages)
-    assert [item.reader for item in items] == [3, 3] and items[1].body is None and items[1].error is None
-    body = items[0].body
-    assert isinstance(body, WireChunk)
-    got = body.open(1 << 20)
-    assert got.rows is not None and chunk.rows is not None
-    assert torch.equal(got.rows.rows, chunk.rows.rows)
-    assert got.rows.positions is not None and torch.equal(got.rows.positions, cast(torch.Tensor, chunk.rows.positions))
+    assert [item.reader for item in items] == [3, 3] and items[1].chunk is None and items[1].error is None
+    assert items[0].chunk is not None and items[0].chunk.rows is None and items[0].rows_at == 0
+    assert logs.room.held_bytes > held_bytes + 5000 * 16
+    client.confirm(1)
+    async with asyncio.timeout(60):
+        while logs.room.held_bytes != held_bytes:
+            await asyncio.sleep(0.01)
     await messages.aclose()
 
 
@@ -107,8 +111,8 @@ async def test_a_chunks_age_does_not_depend_on_what_two_hosts_clocks_say(
         made_s = time.time() - 5
         log.put(StageChunk(0, (1,), made_at_s=made_s))
         (item,) = await anext(messages)
-    assert item.body is not None
-    told_s = item.body.chunk.made_at_s
+    assert item.chunk is not None
+    told_s = item.chunk.made_at_s
     if is_other_host:
         assert made_s + ahead_s <= told_s <= made_s + ahead_s + (time.time() - made_s - 5)
     else:
@@ -132,9 +136,9 @@ def test_all_that_a_message_says_arrives() -> None:
     ]
     told = {name for chunk in sent for name in chunk.__struct_fields__ if getattr(chunk, name)}
     assert told == {*StageChunk.__struct_fields__} - {"rows"}  # a new field has its place here
-    items = [MessageItem(i, WireChunk.of(chunk)) for i, chunk in enumerate(sent)]
+    items = [MessageItem(i, chunk) for i, chunk in enumerate(sent)]
     items += [
-        MessageItem(2, WireChunk.of(StageChunk()).with_rows_at(9)),
+        MessageItem(2, StageChunk(), rows_at=9),
         MessageItem(3, None),
         MessageItem(4, None, RequestError("too long")),
     ]
@@ -142,12 +146,12 @@ def test_all_that_a_message_says_arrives() -> None:
     got = unpacked([bytes(part) for part in packed(items)])
     assert [item.reader for item in got] == [0, 1, 2, 3, 4, 5, 6]
     for item, chunk in zip(got, sent, strict=False):
-        opened = cast(WireChunk, item.body).open(1)
-        assert opened.audio is not None and chunk.audio is not None
+        opened = item.chunk
+        assert opened is not None and opened.audio is not None and chunk.audio is not None
         assert np.array_equal(opened.audio.samples, chunk.audio.samples) and opened.audio.samples.dtype == np.float32
         assert opened.audio.start == chunk.audio.start and opened.made_at_s == chunk.made_at_s
         assert replace(opened, audio=None) == replace(chunk, audio=None)
-    assert cast(WireChunk, got[2].body).rows_at == 9 and (got[3].body, got[3].error) == (None, None)
+    assert got[2].rows_at == 9 and (got[3].chunk, got[3].error, got[3].rows_at) == (None, None, None)
     assert isinstance(got[4].error, RequestError) and str(got[4].error) == "too long"
     assert isinstance(got[5].error, StageFailed) and str(got[5].error) == "ZeroDivisionError: by zero"
     assert type(got[6].error) is StageFailed  # no name makes another class
@@ -165,12 +169,11 @@ def test_an_error_that_its_reader_does_not_know_is_the_kind_that_it_knows() -> N
 
 
 def test_arrays_are_parts_of_their_own_and_not_copied() -> None:
-    item = MessageItem(1, WireChunk.of(with_rows(1000)))
-    head, rows = packed([item])
-    assert len(head) < 1000 and len(rows) > 16_000
-    body = unpacked([head, rows])[0].body
-    assert isinstance(body, WireChunk) and body.packed_rows is not None
-    assert body.packed_rows.tobytes() == bytes(rows)
+    samples = np.arange(4000, dtype=np.float32)
+    head, sound = packed([MessageItem(1, StageChunk(audio=AudioChunk(0, samples, 24_000)))])
+    assert len(head) < 1000 and sound.obj is samples
+    chunk = unpacked([head, sound])[0].chunk
+    assert chunk is not None and chunk.audio is not None and chunk.audio.samples.tobytes() == bytes(sound)
 
 
 @pytest.mark.parametrize("above", [0, 1])
@@ -191,7 +194,7 @@ async def test_a_request_above_its_limit_ends_the_connection(
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await message_of(reader)
     else:
-        assert len(await message_of(reader)) == 2
+        assert len(unpacked(await message_of(reader))) == 1
     writer.close()
 
 
@@ -318,26 +321,20 @@ async def test_a_replica_whose_connection_breaks_is_known_to_be_lost_though_nobo
 
 @pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no MessagePack"])
 def test_a_message_that_replicas_do_not_send_is_refused_as_one(broken: str) -> None:
-    head, *arrays = (bytes(part) for part in packed([MessageItem(3, WireChunk.of(with_rows(2)))]))
+    head, *arrays = (bytes(part) for part in packed([MessageItem(3, SOUND)]))
     parts = {
         "no parts": [],
         "no head": [head],
-        "no text": [head.replace(b"WireChunk", b"Wire\xff\xffunk"), *arrays],
+        "no text": [head.replace(b"stop", b"s\xff\xffp"), *arrays],
         "no MessagePack": [b"\xc1", *arrays],
     }[broken]
     with pytest.raises(PayloadError, match=f"A message of {len(parts)} parts is not what replicas send"):
         unpacked(parts)
 
 
-def test_rows_that_came_as_something_else_are_refused() -> None:
-    chunk = replace(WireChunk.of(with_rows(2)), packed_rows=np.array(["a"]))
-    with pytest.raises(PayloadError, match="Packed rows came as <U1"):
-        chunk.open(1 << 20)
-
-
-def test_a_chunk_on_the_wire_has_its_rows_beside_it() -> None:
-    head, *arrays = packed([MessageItem(3, WireChunk.of(with_rows(2)))])
+def test_a_chunk_on_the_wire_has_no_rows() -> None:
+    head, *arrays = packed([MessageItem(3, SOUND)])
     message = msgpack.unpackb(head)
-    message[0][1][1][3] = [0, [[1.0]], None]
+    message[0][1][3] = [0, [[1.0]], None]
     with pytest.raises(PayloadError, match="is not what replicas send: Expected `null`"):
         unpacked([msgpack.packb(message), *map(bytes, arrays)])

@@ -358,7 +358,6 @@ async def test_all_rows_cross_as_objects_and_none_of_them_stays(served: ServedAp
     (after,) = [s["rows_sent_bytes"] for s in await served.statuses_of("thinker")]
     width = reference.thinker(prompt_text("text", question), max_new_tokens=2).rows.shape[1]
     made = len(output.prompt_token_ids) + len(output.token_ids) - 1
-    assert after["inline"] == before["inline"] == 0
     assert after["as_objects"] - before["as_objects"] >= made * width * 4
 
     del output  # its sound is an object too

@@ -232,12 +232,6 @@ def spoken(messages: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-async def test_rows_that_are_inline_are_no_objects(served_2x2: ServedApp) -> None:
-    await served_2x2.answer(request_for("text", "inline"))
-    sent = [status["rows_sent_bytes"] for status in await served_2x2.statuses_of("thinker")]
-    assert sum(each["inline"] for each in sent) > 0 and not any(each["as_objects"] for each in sent)
-
-
 def served_tokens(statuses: list[dict[str, Any]]) -> dict[str, int]:
     return {s["replica_id"]: s["requests"] for s in statuses}
 
@@ -367,7 +361,7 @@ LARGEST: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", LARGEST)
-async def test_the_largest_media_are_answered_in_sound_with_rows_inline(served_2x2: ServedApp, name: str) -> None:
+async def test_the_largest_media_are_answered_in_sound(served_2x2: ServedApp, name: str) -> None:
     before = store_bytes()
     body = LARGEST[name]() | SPOKEN
     answer = await asyncio.to_thread(served_2x2.client.post, CHAT, json=body, headers=AUTHORIZED, timeout=600)
@@ -377,7 +371,7 @@ async def test_the_largest_media_are_answered_in_sound_with_rows_inline(served_2
     await until(lambda: store_is_at_most(before), "no object of the request is left in the store")
 
 
-async def test_the_longest_prompt_is_answered_in_sound_with_rows_inline(served_2x2: ServedApp) -> None:
+async def test_the_longest_prompt_is_answered_in_sound(served_2x2: ServedApp) -> None:
     def asked(num_words: int) -> dict[str, Any]:
         return body_of({"type": "text", "text": "word " * num_words}) | SPOKEN
 
