@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint, pix
 from omni_cluster.models.qwen2_5_omni.thinker import video_item
 from omni_cluster.models.qwen2_5_omni.thinker_processor import ThinkerProcessor
 from omni_cluster.models.registry import known_families
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 
 IMAGES = ((640, 480), (1920, 1080), (4000, 3000))
@@ -48,8 +49,8 @@ def published_sizes(folder: Path) -> Path:
 def make_processor(folder: Path) -> ThinkerProcessor:
     bound = bind(load_config(None, known_families=known_families()))
     thinker = bound.config.stages[0]
-    traits = bound.family.traits(thinker.model_stage)
-    args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(folder), traits)
+    spec = cast(ARSpec, bound.spec(thinker))
+    args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(folder), spec)
     args.dtype = "bfloat16"
     return MULTIMODAL_REGISTRY.create_processor(args.create_engine_config().model_config)  # type: ignore[return-value]
 

@@ -29,7 +29,7 @@ from omni_cluster.cluster.tasks import run_until_closed
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.build import bind, make_stage, samples_tokens, stage_class
+from omni_cluster.engine.build import bind, make_stage, runs_on_vllm, stage_class
 from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.cards import environment
 from omni_cluster.engine.driver import driven
@@ -80,7 +80,7 @@ class StageReplica:
         closing: contextlib.AsyncExitStack,
     ) -> None:
         use_cache_dir(config.cache_dir)
-        if stage.gpus_per_replica or samples_tokens(stage, config):  # else the engine has no process of its own
+        if stage.gpus_per_replica or runs_on_vllm(stage, config):  # else the engine has no process of its own
             ENGINE_PROCESSES.import_beside()
         starting = Starting(stage.model_stage)
         with starting.step("imports its libraries"), without_collector():
@@ -266,7 +266,7 @@ class StageReplica:
 
 
 def _stat_loggers(stage: StageConfig, config: PipelineConfig) -> Sequence[type]:
-    if not (config.ray_metrics and samples_tokens(stage, config)):
+    if not (config.ray_metrics and runs_on_vllm(stage, config)):
         return ()
     from omni_cluster.cluster.engine_metrics import StageStatLogger
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from omni_cluster.config.problems import Problem, Strict, refuse
@@ -120,11 +117,6 @@ class Limits(Strict):
         description="What a replica keeps of compiled grammars, of structured output: 128 MiB.",
         examples=[2**27],
     )
-
-    def most_tokens(self, final_output_type: str | None, sampling: Mapping[str, Any]) -> int:
-        """Tokens that a stage of that output may make of one request, which samples by `sampling`."""
-        most = self.max_output_tokens if final_output_type == "text" else self.max_codec_tokens
-        return min(sampling.get("max_tokens") or most, most)
 
     @model_validator(mode="after")
     def _sums_hold_one(self) -> Limits:

@@ -18,8 +18,6 @@ class EngineTraits:
     """
 
     hf_overrides: Callable[[Any], Any] | None = None
-    emits_rows: bool = False
-    takes_rows: bool = False
     has_tokenizer: bool = True
     is_compiled: bool = True
     relied_on: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -12,8 +12,9 @@ from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.checkpoint_files import checkpoint_folder
-from omni_cluster.models.family import Family, StageKind
+from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class
+from omni_cluster.models.stage_spec import ARSpec, StageSpec
 from omni_cluster.vllm_engine.version_check import check_vllm
 
 
@@ -60,14 +61,27 @@ class BoundPipeline:
         return [s for s in self.config.stages if stage.stage_id in s.engine_input_source]
 
     def is_read_for_tokens(self, stage: StageConfig) -> bool:
-        """Whether no stage behind it needs its rows: a diffusion stage makes its jobs of tokens."""
-        kinds = self.family.stages
-        return all(kinds[each.model_stage] is StageKind.DIFFUSION for each in self.consumers(stage))
+        """Whether no stage behind it needs its rows, which are made again with its tokens."""
+        return all("rows" not in self.spec(each).reads for each in self.consumers(stage))
+
+    @property
+    def specs(self) -> dict[str, StageSpec]:
+        """What the family says of the stages that are here."""
+        return {stage.model_stage: self.spec(stage) for stage in self.config.stages}
+
+    def spec(self, stage: StageConfig) -> StageSpec:
+        """What the family says of the stage."""
+        return self.family.specs[stage.model_stage]
 
 
-def samples_tokens(stage: StageConfig, config: PipelineConfig) -> bool:
-    """Whether the stage's engine is autoregressive, which its family says."""
-    return family_class(config.family).stages[stage.model_stage] is StageKind.AR
+def spec_class(stage: StageConfig, config: PipelineConfig) -> type[StageSpec]:
+    """What the family says of the stage, whatever the checkpoint."""
+    return family_class(config.family).stages[stage.model_stage]
+
+
+def runs_on_vllm(stage: StageConfig, config: PipelineConfig) -> bool:
+    """Whether its engine is vLLM's, with processes and metrics of its own."""
+    return issubclass(spec_class(stage, config), ARSpec)
 
 
 def bind(config: PipelineConfig) -> BoundPipeline:
@@ -100,7 +114,7 @@ def check_stages(config: PipelineConfig) -> None:
 
 def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Family]) -> None:
     given = [s.model_stage for s in config.stages if s.stage_id in stage.engine_input_source]
-    wanted = family.sources.get(stage.model_stage)
+    wanted = family.stages[stage.model_stage].source
     if given != ([wanted] if wanted else []):
         fed_by = next((f"[{s.stage_id}]" for s in config.stages if s.model_stage == wanted), f"the id of {wanted}")
         raise ConfigError(
@@ -115,13 +129,13 @@ def make_stage(stage: StageConfig, bound: BoundPipeline, stat_loggers: Sequence[
     `stat_loggers`: for a stage that samples tokens, what counts of its engine's steps (vLLM's `StatLoggerFactory`).
     """
     counting = {"stat_loggers": stat_loggers} if stat_loggers else {}
-    return stage_class(stage, bound.config)(stage, bound.config, bound.family, str(bound.folder), **counting)
+    return stage_class(stage, bound.config)(stage, bound.config, bound.spec(stage), str(bound.folder), **counting)
 
 
 def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Stage]:
     """What `make_stage` makes. Imports vLLM, which takes seconds. Raises VersionError for one that it cannot run on."""
     check_vllm()
-    if samples_tokens(stage, config):
+    if runs_on_vllm(stage, config):
         from omni_cluster.vllm_engine.stage_llm import StageLLM
 
         return StageLLM

@@ -68,7 +68,8 @@ def memory_plan(bound: BoundPipeline, card_bytes: int) -> MemoryPlan:
 
 
 def needs_of(bound: BoundPipeline, card_bytes: int) -> list[EngineNeed]:
-    return engine_needs(bound.config, bound.folder, bound.family.memory, card_bytes)
+    specs = bound.family.specs
+    return engine_needs(bound.config, bound.folder, lambda name: specs[name].sizes, card_bytes)
 
 
 def bind_downloaded(config: PipelineConfig) -> BoundPipeline:

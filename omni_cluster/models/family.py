@@ -9,29 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import RequestError
-from omni_cluster.inputs import KnownOutput, OmniRequest, Prompt
-from omni_cluster.memory.sizes import StageSizes
+from omni_cluster.inputs import KnownOutput, Prompt
 from omni_cluster.models.prompts import PromptMaker
-from omni_cluster.models.sound import DiffusionModel, DiffusionSession
-from omni_cluster.outputs import StageChunk
+from omni_cluster.models.stage_spec import StageSpec
 from omni_cluster.payloads import PrefixHashes
 
 if TYPE_CHECKING:
     import torch
-
-
-class StageKind(Enum):
-    """Which kind of engine a stage runs on."""
-
-    AR = "autoregressive"
-    DIFFUSION = "diffusion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +115,8 @@ class Family(ABC):
     """A model family bound to one checkpoint folder."""
 
     name: ClassVar[str]
-    stages: ClassVar[Mapping[str, StageKind]]
-    sources: ClassVar[Mapping[str, str]]
-    """Which stage feeds which, by name; a stage that is not here is fed by the request."""
+    stages: ClassVar[Mapping[str, type[StageSpec]]]
+    """By name, in the order of the data."""
 
     @abstractmethod
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
@@ -146,6 +134,11 @@ class Family(ABC):
     ) -> object:
         """Writes a checkpoint of random weights in the hub's layout to `out`; its summary can be printed."""
 
+    @cached_property
+    def specs(self) -> Mapping[str, StageSpec]:
+        """The stages of this checkpoint."""
+        return {name: spec(self) for name, spec in self.stages.items()}
+
     @property
     @abstractmethod
     def voices(self) -> tuple[str, ...]:
@@ -159,28 +152,6 @@ class Family(ABC):
     def audio_tokens(self, prompt_token_ids: Sequence[int]) -> int:
         """How many tokens of a prompt stand for sound."""
         return 0
-
-    @abstractmethod
-    def traits(self, model_stage: str) -> EngineTraits: ...
-
-    @abstractmethod
-    def memory(self, model_stage: str) -> StageSizes:
-        """What the memory of a stage is computed from."""
-
-    @abstractmethod
-    def ar_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold
-    ) -> ARSession:
-        """`request` has its media only in a stage that no other feeds. `hold`: of the stage's engine."""
-
-    @abstractmethod
-    def diffusion_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
-    ) -> DiffusionSession: ...
-
-    @abstractmethod
-    def diffusion_model(self, model_stage: str, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
-        """Loads the weights of a diffusion stage."""
 
     @abstractmethod
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:

@@ -11,10 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import AnswerProgress
-from omni_cluster.engine.build import BoundPipeline, samples_tokens
+from omni_cluster.engine.build import BoundPipeline, spec_class
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.errors import (
     DIED,
@@ -59,11 +58,12 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
     """
     asked = {}
     for stage, (param, given) in zip(config.stages, _entries(chat, config.stages), strict=True):
-        if not samples_tokens(stage, config):
+        spec = spec_class(stage, config)
+        if not spec.samples_tokens:
             continue  # clients of vLLM-Omni send an entry for each stage
-        taken = _taken(given, stage, config.limits, param)
+        taken = _taken(given, stage, spec.most_tokens(config.limits, {}), param)
         asked[stage.model_stage] = _client_fields(chat, stage) | taken
-        _check_lengths(asked[stage.model_stage], stage, config.limits)
+        _check_lengths(asked[stage.model_stage], stage, config)
     return asked
 
 
@@ -89,7 +89,7 @@ def text_sampling(asked: Mapping[str, Any], config: PipelineConfig) -> dict[str,
     """The same for a request that text alone answers, by vLLM's names. Raises BadRequest."""
     stages = [stage for stage in config.stages if stage.final_output_type == "text"]
     for stage in stages:
-        _check_lengths(asked, stage, config.limits)
+        _check_lengths(asked, stage, config)
     return {stage.model_stage: dict(asked) for stage in stages}
 
 
@@ -116,9 +116,8 @@ def _client_fields(chat: ChatRequest, stage: StageConfig) -> dict[str, Any]:
     return seeded | chat.sampling.asked() | structure
 
 
-def _taken(given: Mapping[str, Any], stage: StageConfig, limits: Limits, param: str) -> dict[str, Any]:
-    """What of an entry its stage has a use for. Raises BadRequest for what it cannot do, and for more than it may."""
-    most = limits.most_tokens(stage.final_output_type, {})
+def _taken(given: Mapping[str, Any], stage: StageConfig, most: int, param: str) -> dict[str, Any]:
+    """What of an entry its stage uses. Raises BadRequest for what it cannot do, and for more than `most` tokens."""
     if given.get("max_tokens", 0) > most:
         name = f"{param}.max_tokens"
         raise _bad(name, f"{name} is {given['max_tokens']}, but at most {most} are accepted.")
@@ -130,9 +129,9 @@ def _taken(given: Mapping[str, Any], stage: StageConfig, limits: Limits, param: 
     return {name: value for name, value in given.items() if name not in _OF_DECODING}
 
 
-def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, limits: Limits) -> None:
+def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, config: PipelineConfig) -> None:
     """Raises BadRequest for more `min_tokens` than the stage may make, whoever bounds it."""
-    most = limits.most_tokens(stage.final_output_type, {**stage.default_sampling_params, **asked})
+    most = spec_class(stage, config).most_tokens(config.limits, {**stage.default_sampling_params, **asked})
     if "min_tokens" in asked and asked["min_tokens"] > most:
         raise _bad(
             "min_tokens",

@@ -15,6 +15,7 @@ from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageCon
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.grammar import SETTINGS
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
@@ -81,11 +82,9 @@ class OmniEngineArgs(AsyncEngineArgs):
         super().__post_init__()
 
     @classmethod
-    def for_ar_stage(
-        cls, stage: StageConfig, pipeline: PipelineConfig, model: str, traits: EngineTraits
-    ) -> OmniEngineArgs:
+    def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
         """Raises ConfigError for an engine argument that vLLM does not know."""
-        if stage.pipeline_parallel_size > 1 and traits.takes_rows:
+        if stage.pipeline_parallel_size > 1 and spec.takes_rows:
             raise ConfigError(
                 f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
                 f"{stage.pipeline_parallel_size}, and rows go into one group of layers only; set it to 1."
@@ -94,13 +93,14 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.stage_id,
             stage.model_stage,
             pipeline.family,
-            traits.emits_rows,
-            traits.takes_rows,
+            spec.emits_rows,
+            spec.takes_rows,
             pipeline.limits.max_payload_elements,
-            stage.max_decode_steps if traits.takes_rows else 1,
-            pipeline.handover.kept_rows_bytes if traits.emits_rows else 0,
+            stage.max_decode_steps if spec.takes_rows else 1,
+            pipeline.handover.kept_rows_bytes if spec.emits_rows else 0,
             _is_remembered(stage, pipeline),
         )
+        traits = spec.traits
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.
         settings = {"served_model_name": stage.model_stage} | _ar_defaults(traits) | _checked(stage)
         settings["mm_processor_cache_gb"] = pipeline.limits.kept_media_bytes / GIB

@@ -13,9 +13,9 @@ from vllm.sampling_params import RequestOutputKind
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import StageConfig
-from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import GrammarRefused, RequestError
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.sampling import LEAST_TOP_P, STRUCTURE, check_sampling
 from omni_cluster.vllm_engine.grammar import INVALID, with_grammar
 from omni_cluster.vllm_engine.tool_calls import structure_with_calls
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class StageSampling:
     """What the checkpoint says, then the configuration, then the client, then what the family insists on."""
 
-    def __init__(self, stage: StageConfig, limits: Limits, traits: EngineTraits, model: ModelConfig) -> None:
+    def __init__(self, stage: StageConfig, limits: Limits, spec: ARSpec, model: ModelConfig) -> None:
         self._stage = stage
-        self._limits = limits
-        self._tool_parser = traits.tool_parser
+        self._limits, self._spec = limits, spec
+        self._tool_parser = spec.traits.tool_parser
         self._of_checkpoint: Mapping[str, Any] = model.get_diff_sampling_param()
         self._vocab_size = model.get_vocab_size()
 
@@ -40,7 +40,7 @@ class StageSampling:
         chosen = {**self._of_checkpoint, **self._stage.default_sampling_params, **asked, **forced}
         check_sampling(chosen, name)
         chosen[STRUCTURE] = self._structure(request, chosen.get(STRUCTURE))
-        chosen["max_tokens"] = self._limits.most_tokens(self._stage.final_output_type, chosen)
+        chosen["max_tokens"] = self._spec.most_tokens(self._limits, chosen)
         self._check_least_tokens(chosen)
         if chosen.get("seed") is not None:
             chosen["seed"] %= 2**64  # vLLM takes -1 for none

@@ -34,7 +34,8 @@ from omni_cluster.errors import (
     StageDied,
 )
 from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
-from omni_cluster.models.family import ARSession, EngineInput, Family
+from omni_cluster.models.family import ARSession, EngineInput
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.outputs import StageChunk, answering
 from omni_cluster.payloads import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
@@ -82,7 +83,7 @@ class StageLLM:
         self,
         stage: StageConfig,
         pipeline: PipelineConfig,
-        family: Family,
+        spec: ARSpec,
         model: str,
         stat_loggers: Sequence[StatLoggerFactory] = (),
     ) -> None:
@@ -90,10 +91,10 @@ class StageLLM:
         self._stage = stage
         self._stat_loggers = list(stat_loggers)
         self._pipeline = pipeline
-        self._family = family
-        self._traits = family.traits(stage.model_stage)
+        self._spec = spec
+        self._traits = spec.traits
         check_names(self._traits.relied_on)
-        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, self._traits)
+        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, spec)
         self._llm: OmniAsyncLLM | None = None
         self._token_bytes: TokenBytes | None = None
         self._grammars: GrammarCheck | None = None
@@ -109,7 +110,7 @@ class StageLLM:
         _forget_media_in_turn(llm.renderer)
         self._llm = llm
         self._grammars = GrammarCheck(llm.input_processor)
-        self._started_sampling = StageSampling(self._stage, self._pipeline.limits, self._traits, llm.model_config)
+        self._started_sampling = StageSampling(self._stage, self._pipeline.limits, self._spec, llm.model_config)
         if not self._traits.has_tokenizer:
             # vLLM would count the text's end token among this stage's stops, by an id that means something else here.
             llm.input_processor.generation_config_fields = {}
@@ -144,7 +145,7 @@ class StageLLM:
     ) -> AsyncGenerator[StageChunk, None]:
         """See `Stage.generate`. Raises RequestError for what the engine cannot take, StageDied when it has died."""
         hold = PrefixHold(request.request_id, self.llm.engine_core.call_utility_async)
-        session = self._family.ar_session(self._stage.model_stage, request, upstream, hold.positions)
+        session = self._spec.session(request, upstream, hold.positions)
         known = session.known
         if known.token_ids:
             yield StageChunk(token_ids=known.token_ids)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 
 
@@ -132,13 +131,6 @@ def test_the_room_loads_without_the_heavy_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_stage_makes_what_its_limit_and_its_sampling_allow() -> None:
-    limits = Limits(max_output_tokens=100, max_codec_tokens=200)
-    assert [limits.most_tokens(output, {}) for output in ("text", None, "audio")] == [100, 200, 200]
-    asked = [{"max_tokens": 7}, {"max_tokens": 150}, {"max_tokens": None}, {"temperature": 1}]
-    assert [limits.most_tokens("text", sampling) for sampling in asked] == [7, 100, 100, 100]
 
 
 def test_a_diffusion_stage_has_settings_whether_or_not_they_are_said() -> None:

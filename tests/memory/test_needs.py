@@ -25,11 +25,12 @@ from omni_cluster.errors import ConfigError
 from omni_cluster.memory import needs
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
 from omni_cluster.memory.needs import CUDA_CONTEXT_BYTES, NCCL_BYTES, ar_parts, cache_bytes_per_token, sequence_bytes
-from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, WeightGroup, weight_bytes
+from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, WeightGroup, weight_bytes
 from omni_cluster.models.checkpoint_files import load_tensors
 from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
-from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, stage_sizes, vocoder_frame_bytes
+from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, vocoder_frame_bytes
 from omni_cluster.vllm_engine.card_memory import measure_cards
 
 CARD = CardMemory(80 * GIB, 80 * GIB)
@@ -75,6 +76,10 @@ def bound_to(folder: Path, name: str = "qwen2_5_omni_one_gpu", **stages: dict[st
 
 def engine_args(bound: BoundPipeline, model_stage: str) -> dict[str, Any]:
     return next(s.engine_args for s in bound.config.stages if s.model_stage == model_stage)
+
+
+def stage_sizes(folder: Path, model_stage: str) -> StageSizes:
+    return Qwen2_5Omni(folder).specs[model_stage].sizes
 
 
 def ar_sizes(folder: Path, model_stage: str) -> ARSizes:

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from omni_cluster.config.limits import Limits
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import Prompt
-from omni_cluster.models.family import Hearing, StageKind
+from omni_cluster.models.family import Hearing
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+from omni_cluster.models.qwen2_5_omni.stages import Code2Wav, Talker, Thinker
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +41,28 @@ def test_voice_that_the_configuration_leaves_out_is_refused(tiny: Path) -> None:
         Qwen2_5Omni(tiny, voices=["Ethan"]).check_voice("Chelsie")
 
 
-def test_stages_and_their_kinds(family: Qwen2_5Omni) -> None:
-    assert family.stages == {"thinker": StageKind.AR, "talker": StageKind.AR, "code2wav": StageKind.DIFFUSION}
+def test_stages_in_the_order_of_the_data(family: Qwen2_5Omni) -> None:
+    assert list(family.specs) == list(family.stages) == ["thinker", "talker", "code2wav"]
+    assert [spec.source for spec in family.specs.values()] == [None, "thinker", "talker"]
+    assert [spec.samples_tokens for spec in family.specs.values()] == [True, True, False]
 
 
 def test_only_the_thinker_emits_rows_and_only_the_talker_takes_them(family: Qwen2_5Omni) -> None:
-    thinker, talker = family.traits("thinker"), family.traits("talker")
-    assert (thinker.emits_rows, thinker.takes_rows, thinker.has_tokenizer) == (True, False, True)
-    assert (talker.emits_rows, talker.takes_rows, talker.has_tokenizer) == (False, True, False)
+    thinker, talker = Thinker(family), Talker(family)
+    assert (thinker.emits_rows, thinker.takes_rows, thinker.traits.has_tokenizer) == (True, False, True)
+    assert (talker.emits_rows, talker.takes_rows, talker.traits.has_tokenizer) == (False, True, False)
+
+
+def test_a_second_of_sound_is_so_many_codes(family: Qwen2_5Omni) -> None:
+    sound = Code2Wav(family)
+    assert (sound.sample_rate_hz, sound.samples_per_code, sound.codes_per_s) == (24_000, 480, 50)
+
+
+def test_tokens_of_a_request_are_bounded_by_what_the_stage_makes() -> None:
+    limits = Limits(max_output_tokens=100, max_codec_tokens=200)
+    assert [spec.most_tokens(limits, {}) for spec in (Thinker, Talker)] == [100, 200]
+    asked: list[dict[str, int | None]] = [{"max_tokens": 7}, {"max_tokens": 1000}, {"max_tokens": None}, {}]
+    assert [Thinker.most_tokens(limits, sampling) for sampling in asked] == [7, 100, 100, 100]
 
 
 def test_conversation_is_rendered_by_the_checkpoints_template(family: Qwen2_5Omni) -> None:

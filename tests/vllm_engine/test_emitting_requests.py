@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.inputs import StageExtra
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.payloads import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine import scheduler as scheduler_module
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
@@ -172,8 +173,8 @@ def make(tiny: Path) -> Make:
     ) -> Engine:
         thinker = thinker_stage(**tight(STEP_TOKENS), **engine_args)
         config = pipeline_config(thinker, talker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
-        traits = bind(config).family.traits("thinker")
-        vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), traits).create_engine_config()
+        spec = cast(ARSpec, bind(config).family.specs["thinker"])
+        vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), spec).create_engine_config()
         vllm_config.cache_config.num_gpu_blocks = NUM_BLOCKS
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         caches = KVCacheConfig(NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_cluster.engine.build import bind
 from omni_cluster.inputs import RowsPush, StageExtra
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.payloads import HASH_BYTES, PrefixHashes, PromptEmbedsPayload
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.scheduler import OmniScheduler
@@ -97,8 +98,8 @@ def make(tiny: Path) -> Make:
     def made(num_blocks: int = 40, **engine_args: Any) -> Engine:
         talker = talker_stage(**{**tight(STEP_TOKENS), "max_model_len": LONGEST, "block_size": BLOCK, **engine_args})
         config = pipeline_config(thinker_stage(), talker)
-        traits = bind(config).family.traits("talker")
-        vllm_config = OmniEngineArgs.for_ar_stage(talker, config, str(tiny), traits).create_engine_config()
+        spec = cast(ARSpec, bind(config).family.specs["talker"])
+        vllm_config = OmniEngineArgs.for_ar_stage(talker, config, str(tiny), spec).create_engine_config()
         vllm_config.cache_config.num_gpu_blocks = num_blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         caches = KVCacheConfig(num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])

@@ -7,7 +7,7 @@ import os
 import random
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -22,6 +22,7 @@ from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, 
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.build import bind
 from omni_cluster.models.chat_files import FileTokenizer
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 
@@ -36,8 +37,8 @@ def bounded(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
     monkeypatch.setenv("VLLM_XGRAMMAR_CACHE_MB", "512")  # put back at the end
     bound = bind(pipeline_config(limits=Limits(kept_media_bytes=MIB, kept_grammars_bytes=MIB)))
     thinker = bound.config.stages[0]
-    traits = bound.family.traits(thinker.model_stage)
-    return OmniEngineArgs.for_ar_stage(thinker, bound.config, str(tiny), traits).create_engine_config()
+    spec = cast(ARSpec, bound.spec(thinker))
+    return OmniEngineArgs.for_ar_stage(thinker, bound.config, str(tiny), spec).create_engine_config()
 
 
 def item() -> MultiModalKwargsItem:

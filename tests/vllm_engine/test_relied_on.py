@@ -8,6 +8,7 @@ import pytest
 import tomllib
 
 from omni_cluster.models.registry import family_class, known_families
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.relied_on import ADDED, CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA
 from tests.used_names import UsedNames, is_private, listed
 
@@ -90,7 +91,7 @@ def test_a_family_lists_the_private_names_that_its_models_use(family: str, tiny:
     trees = read(Path(__import__(family_class(family).__module__, fromlist=["_"]).__file__).parent)
     of_vllm = UsedNames({path: tree for path, tree in trees.items() if UsedNames({path: tree}).imports()})
     model = family_class(family)(tiny)
-    stages = [model.traits(name).relied_on for name, kind in model.stages.items() if kind.name == "AR"]
+    stages = [spec.traits.relied_on for spec in model.specs.values() if isinstance(spec, ARSpec)]
     private = {path for path in of_vllm.imports() if not re.match(PUBLIC, path)}
     assert sorted(private - {path for names in stages for path in names}) == []
     assert sorted({name for name in of_vllm.members() if is_private(name)} - listed(*stages)) == []

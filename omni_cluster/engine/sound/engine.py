@@ -20,8 +20,8 @@ from omni_cluster.engine.sound.loop import COUNTED, StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.family import Family
 from omni_cluster.models.sound import DiffusionSession
+from omni_cluster.models.stage_spec import SoundSpec
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.progress import Probe, Progress, StallWatch
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
@@ -39,9 +39,9 @@ SLACK_PERCENT = "slack_percent"
 class DiffusionEngine:
     """A diffusion `Stage`: a `StageWorker` of vLLM's, and our own loop over the steps of its jobs."""
 
-    def __init__(self, stage: StageConfig, pipeline: PipelineConfig, family: Family, model: str) -> None:
+    def __init__(self, stage: StageConfig, pipeline: PipelineConfig, spec: SoundSpec, model: str) -> None:
         self._stage = stage
-        self._family = family
+        self._spec = spec
         self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
         self._config = stage.diffusion_settings
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
@@ -97,7 +97,7 @@ class DiffusionEngine:
         return self._slack.player(request.request_id)
 
     def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> DiffusionSession:
-        return self._family.diffusion_session(self._stage.model_stage, request, upstream, self._config)
+        return self._spec.session(request, upstream, self._config)
 
     def _running_loop(self) -> StepLoop:
         if self._loop is None or not self._runs:

@@ -16,6 +16,9 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.sound import DiffusionJob
 from omni_cluster.outputs import StageChunk
 
+SAMPLE_RATE_HZ = 24_000
+"""Of the vocoder; no checkpoint says it."""
+
 FIRST_BLOCKS = (1, 1, 2, 4)
 """Blocks of a stream's first pieces, at least: the first sound comes early, and each is made in less time than the ones
 before it sound. At most twice as many: on a busy card a piece grows while it waits, and so does the time that the

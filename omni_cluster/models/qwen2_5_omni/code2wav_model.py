@@ -17,6 +17,7 @@ from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models import float8
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
+from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
 from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluation_times, graph_sizes
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
@@ -27,7 +28,6 @@ from omni_cluster.models.step_clock import StepClock
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_RATE_HZ = 24_000
 VOCODER_OVERLAP_FRAMES = 24
 """Mel frames before a piece that the vocoder sees again; what follows is the look-ahead's."""
 WIDE_DTYPE: Precision = "tfloat32"

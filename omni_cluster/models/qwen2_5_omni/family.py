@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_cluster.config.schema import DiffusionConfig
-from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import OmniRequest, Prompt
-from omni_cluster.memory.sizes import StageSizes
+from omni_cluster.inputs import Prompt
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.family import ARSession, Family, Hearing, Hold, StageKind, StreamInterval
+from omni_cluster.models.family import Family, Hearing
 from omni_cluster.models.prompts import PromptMaker
-from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
+from omni_cluster.models.qwen2_5_omni.code2wav import CodeBlocks
 from omni_cluster.models.qwen2_5_omni.hearing import messages_of
-from omni_cluster.models.qwen2_5_omni.memory import stage_sizes
-from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
 from omni_cluster.models.qwen2_5_omni.special_ids import MediaIds, SpecialIds
-from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
+from omni_cluster.models.qwen2_5_omni.stages import Code2Wav, Talker, Thinker
 from omni_cluster.models.qwen2_5_omni.tool_messages import as_text
 from omni_cluster.models.qwen2_5_omni.voices import (
     Voice,
@@ -30,12 +25,9 @@ from omni_cluster.models.qwen2_5_omni.voices import (
     load_voices,
     voice_names,
 )
-from omni_cluster.models.sound import DiffusionModel, DiffusionSession
-from omni_cluster.outputs import StageChunk
+from omni_cluster.models.stage_spec import StageSpec, by_name
 
 if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name, starts without torch
-    import torch
-
     from omni_cluster.models.qwen2_5_omni.talker import TextEmbeddings
 
 READ_ALOUD = "Read this aloud."
@@ -54,19 +46,14 @@ class Qwen2_5Omni(Family):
     """One checkpoint of the family, 7B, 3B or a toy: they differ in sizes only."""
 
     name = "qwen2_5_omni"
-    stages: ClassVar[Mapping[str, StageKind]] = {
-        "thinker": StageKind.AR,
-        "talker": StageKind.AR,
-        "code2wav": StageKind.DIFFUSION,
-    }
-    sources: ClassVar[Mapping[str, str]] = {"talker": "thinker", "code2wav": "talker"}
+    stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Thinker, Talker, Code2Wav)
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
-        self._folder = model
+        self.folder = model
         self._config = config = read_config(model)
         if "talker_config" not in config:
             raise ConfigError(f"model {model} has no talker_config; use a Qwen2.5-Omni checkpoint.")
-        self._ids = SpecialIds.from_config(config)
+        self.ids = SpecialIds.from_config(config)
         self._media_ids = MediaIds.from_config(config)
         self._voice_names = choose_names(voice_names(model), voices, default_voice)
 
@@ -94,47 +81,6 @@ class Qwen2_5Omni(Family):
 
     def audio_tokens(self, prompt_token_ids: Sequence[int]) -> int:
         return prompt_token_ids.count(self._media_ids.audio)
-
-    def traits(self, model_stage: str) -> EngineTraits:
-        if model_stage == "thinker":
-            from omni_cluster.models.qwen2_5_omni.thinker_model import thinker_config
-
-            return EngineTraits(thinker_config, emits_rows=True, relied_on=THINKER, tool_parser="hermes")
-        from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
-
-        return EngineTraits(
-            talker_config,
-            takes_rows=True,
-            has_tokenizer=False,
-            is_compiled=False,
-            relied_on=DECODER,
-        )
-
-    def memory(self, model_stage: str) -> StageSizes:
-        return stage_sizes(self._folder, model_stage)
-
-    def ar_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold
-    ) -> ARSession:
-        if model_stage == "thinker":
-            return ThinkerSession(request, self._tokenize)
-        from omni_cluster.models.qwen2_5_omni.talker import TalkerSession
-
-        voice, block = self.check_voice(request.voice), self._blocks.codes_per_block
-        # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
-        stream_interval = StreamInterval(first=2 * block, then=block // 2)
-        return TalkerSession(request, upstream, self._ids, self._text_embeddings, voice, stream_interval, hold)
-
-    def diffusion_session(
-        self, model_stage: str, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
-    ) -> DiffusionSession:
-        voice = self.check_voice(request.voice)
-        return Code2WavSession(request, upstream, self._ids, self._blocks, voice, config.max_piece_blocks)
-
-    def diffusion_model(self, model_stage: str, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
-        from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
-
-        return Code2WavModel(self._folder, self._voices, device, config)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         return self.prompts.render(self._templated, messages, tools)
@@ -181,28 +127,28 @@ class Qwen2_5Omni(Family):
     def vocab_size(self) -> int:
         return int(self._config["thinker_config"]["text_config"]["vocab_size"])
 
-    def _tokenize(self, text: str, has_marks: bool) -> list[int]:
+    def tokenize(self, text: str, has_marks: bool) -> list[int]:
         return self.prompts.marked_ids(text) if has_marks else self.prompts.text_ids(text)
 
     @cached_property
     def prompts(self) -> PromptMaker:
-        return PromptMaker(FileTokenizer(self._folder))
+        return PromptMaker(FileTokenizer(self.folder))
 
     @cached_property
-    def _text_embeddings(self) -> TextEmbeddings:
+    def text_embeddings(self) -> TextEmbeddings:
         from omni_cluster.models.qwen2_5_omni.talker import TextEmbeddings
 
-        return TextEmbeddings.load(self._folder, self._ids, self._voices)
+        return TextEmbeddings.load(self.folder, self.ids, self.loaded_voices)
 
     @cached_property
-    def _blocks(self) -> CodeBlocks:
+    def blocks(self) -> CodeBlocks:
         return CodeBlocks.from_config(self._config)
 
     @cached_property
-    def _voices(self) -> dict[str, Voice]:
-        loaded = load_voices(self._folder)
+    def loaded_voices(self) -> dict[str, Voice]:
+        loaded = load_voices(self.folder)
         return {name: loaded[name] for name in self._voice_names}
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self._folder)
+        return ChatTemplate(self.folder)

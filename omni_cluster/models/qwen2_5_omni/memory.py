@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes, TowerSizes, WeightGroup
+from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, TowerSizes, WeightGroup
 
 FLOAT32_BYTES = 4
 EVALUATIONS = 36
@@ -26,28 +26,25 @@ MAX_IMAGE_PIXELS = 16_384 * 28 * 28
 """The hub's processor, for a checkpoint that does not say."""
 
 
-def stage_sizes(folder: Path, model_stage: str) -> StageSizes:
-    """Read from config.json by transformers, which knows the defaults of what a checkpoint leaves out."""
-    from transformers import Qwen2_5OmniConfig
-
-    config = Qwen2_5OmniConfig.from_pretrained(folder)
-    if model_stage == "thinker":
-        return _thinker_sizes(folder, config.thinker_config)
-    if model_stage == "talker":
-        return _talker_sizes(config.talker_config)
-    return _code2wav_sizes(config.token2wav_config)
-
-
-def _thinker_sizes(folder: Path, thinker: Any) -> ARSizes:
+def thinker_sizes(folder: Path) -> ARSizes:
+    thinker = _config(folder).thinker_config
     # The audio encoder is transformers' own inside vLLM's model, which splits the rest.
     weights = (WeightGroup("thinker."), WeightGroup("thinker.audio_tower.", split=False))
     towers = (_eye(folder, thinker.vision_config), _ear(thinker.audio_config))
     return _decoder(thinker.text_config, weights, towers=towers)
 
 
-def _talker_sizes(talker: Any) -> ARSizes:
+def talker_sizes(folder: Path) -> ARSizes:
+    talker = _config(folder).talker_config
     weights = (WeightGroup("talker."), WeightGroup("talker.thinker_to_talker_proj.", split=False))
     return _decoder(talker, weights, rows_size=talker.embedding_size)
+
+
+def _config(folder: Path) -> Any:
+    """Read by transformers, which knows the defaults of what a checkpoint leaves out."""
+    from transformers import Qwen2_5OmniConfig
+
+    return Qwen2_5OmniConfig.from_pretrained(folder)
 
 
 def _eye(folder: Path, vision: Any) -> TowerSizes:
@@ -99,7 +96,8 @@ def _decoder(
     )
 
 
-def _code2wav_sizes(config: Any) -> DiffusionSizes:
+def code2wav_sizes(folder: Path) -> DiffusionSizes:
+    config = _config(folder).token2wav_config
     return DiffusionSizes(
         weights=(WeightGroup("token2wav.code2wav_dit_model."),),
         vocoder_weights=(WeightGroup("token2wav.code2wav_bigvgan_model."),),

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from omni_cluster.engine.build import samples_tokens
 from omni_cluster.engine.pipeline import Pipeline, answer_progress
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
@@ -97,5 +96,5 @@ class SpeechEndpoint:
         return request
 
     def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
-        config = self._bound.config
-        return {stage.model_stage: {"seed": seed} for stage in config.stages if samples_tokens(stage, config)}
+        specs = self._bound.specs
+        return {name: {"seed": seed} for name, spec in specs.items() if spec.samples_tokens}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from vllm.config import VllmConfig
 
 from omni_cluster.models.registry import family_class
 from omni_cluster.models.sound import DiffusionJob, DiffusionModel, StepTime
+from omni_cluster.models.stage_spec import SoundSpec
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 
@@ -32,7 +34,8 @@ class GPUDiffusionModelRunner:
     def load_model(self) -> None:
         config = self._omni_config
         family = family_class(config.family)(Path(self.vllm_config.model_config.model))
-        self._model = family.diffusion_model(config.model_stage, self.device, config.diffusion)
+        spec = cast(SoundSpec, family.specs[config.model_stage])
+        self._model = spec.model(self.device, config.diffusion)
 
     def begin(self, number: int, job: DiffusionJob) -> None:
         self.model.begin(number, job)

@@ -24,6 +24,7 @@ from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import DiffusionJob, StepTime
 from omni_cluster.outputs import StageChunk
@@ -59,7 +60,7 @@ class Stage:
 
     def __init__(self, model: Code2WavModel, folder: Path, scheduler: Scheduler[LoopJob]) -> None:
         self.model = model
-        self._family = Qwen2_5Omni(folder)
+        self._spec = Code2Wav(Qwen2_5Omni(folder))
         self._thread = ThreadPoolExecutor(1)
         self.loop = StepLoop(
             self.call,
@@ -79,7 +80,7 @@ class Stage:
         self, name: str, seed: int, upstream: AsyncIterator[StageChunk], streams: bool = True
     ) -> np.ndarray:
         asked = OmniRequest(name, "", seed=seed, streams_audio=streams)
-        session = self._family.diffusion_session("code2wav", asked, upstream, CONFIG)
+        session = self._spec.session(asked, upstream, CONFIG)
         async with contextlib.aclosing(self.loop.waveforms(session, Playback())) as waveforms:
             return np.concatenate([samples async for _, samples in waveforms])
 

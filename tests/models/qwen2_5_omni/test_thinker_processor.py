@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 from omni_cluster.engine.build import bind
 from omni_cluster.models.qwen2_5_omni import pixels
 from omni_cluster.models.qwen2_5_omni.thinker import video_item
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 
@@ -25,8 +26,8 @@ RATE_HZ = 16_000
 def processor() -> BaseMultiModalProcessor[Any]:
     bound = bind(pipeline_config())
     thinker = bound.config.stages[0]
-    traits = bound.family.traits(thinker.model_stage)
-    args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(bound.folder), traits)
+    spec = cast(ARSpec, bound.spec(thinker))
+    args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(bound.folder), spec)
     return MULTIMODAL_REGISTRY.create_processor(args.create_engine_config().model_config)
 
 

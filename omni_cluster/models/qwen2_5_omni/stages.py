@@ -1,0 +1,123 @@
+"""The three stages: the thinker answers in text, the talker says it in codes, code2wav makes sound of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.traits import EngineTraits
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.memory.sizes import ARSizes, DiffusionSizes
+from omni_cluster.models.family import ARSession, Hold, StreamInterval
+from omni_cluster.models.qwen2_5_omni import memory
+from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
+from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
+from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
+from omni_cluster.models.sound import DiffusionModel, DiffusionSession
+from omni_cluster.models.stage_spec import ARSpec, LinearCost, SoundPriors, SoundSpec
+from omni_cluster.outputs import StageChunk
+
+if TYPE_CHECKING:
+    import torch
+
+    from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+
+
+class Thinker(ARSpec):
+    """Media and text in, text out; a conditioning row a position for the talker."""
+
+    name = "thinker"
+    emits = frozenset({"text", "rows"})
+
+    def __init__(self, family: Qwen2_5Omni) -> None:
+        self._family = family
+
+    @property
+    def traits(self) -> EngineTraits:
+        from omni_cluster.models.qwen2_5_omni.thinker_model import thinker_config
+
+        return EngineTraits(thinker_config, relied_on=THINKER, tool_parser="hermes")
+
+    @property
+    def sizes(self) -> ARSizes:
+        return memory.thinker_sizes(self._family.folder)
+
+    def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
+        return ThinkerSession(request, self._family.tokenize)
+
+
+class Talker(ARSpec):
+    """The thinker's rows in, codes out."""
+
+    name = "talker"
+    source = "thinker"
+    emits = frozenset({"codes"})
+    reads = frozenset({"rows"})
+
+    def __init__(self, family: Qwen2_5Omni) -> None:
+        self._family = family
+
+    @property
+    def traits(self) -> EngineTraits:
+        from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
+
+        return EngineTraits(talker_config, has_tokenizer=False, is_compiled=False, relied_on=DECODER)
+
+    @property
+    def sizes(self) -> ARSizes:
+        return memory.talker_sizes(self._family.folder)
+
+    def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
+        from omni_cluster.models.qwen2_5_omni.talker import TalkerSession
+
+        family = self._family
+        voice, block = family.check_voice(request.voice), family.blocks.codes_per_block
+        # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
+        stream_interval = StreamInterval(first=2 * block, then=block // 2)
+        return TalkerSession(request, upstream, family.ids, family.text_embeddings, voice, stream_interval, hold)
+
+
+class Code2Wav(SoundSpec):
+    """Codes in, sound out: a flow over mel frames, and a vocoder."""
+
+    name = "code2wav"
+    source = "talker"
+    # Measured on one H200, in bfloat16 and TF32.
+    priors = SoundPriors(
+        step=LinearCost(3e-3, 6e-6),
+        shared_step=LinearCost(1e-2, 1.05e-5),
+        shared_finish=LinearCost(4e-3, 2.5e-5),
+        fitted_frames=(48, 3_072),
+        finish_frames=1_280,
+        piece_frames=72.0,
+        newcomer_steps=4,
+        early_pieces=3,
+        cushion_s=0.15,
+    )
+
+    def __init__(self, family: Qwen2_5Omni) -> None:
+        self._family = family
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return SAMPLE_RATE_HZ
+
+    @property
+    def samples_per_code(self) -> int:
+        return self._family.blocks.samples_per_code
+
+    @property
+    def sizes(self) -> DiffusionSizes:
+        return memory.code2wav_sizes(self._family.folder)
+
+    def session(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
+    ) -> DiffusionSession:
+        family, voice = self._family, self._family.check_voice(request.voice)
+        return Code2WavSession(request, upstream, family.ids, family.blocks, voice, config.max_piece_blocks)
+
+    def model(self, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
+        from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+
+        return Code2WavModel(self._family.folder, self._family.loaded_voices, device, config)
