@@ -27,9 +27,9 @@ from omni_cluster.bench.machine import this_machine
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.fitting import fit_process
-from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 

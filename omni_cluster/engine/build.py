@@ -8,12 +8,12 @@ from pathlib import Path
 
 from omni_cluster.config.plan import in_data_order
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class
+from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import ARSpec, StageSpec
 from omni_cluster.vllm_engine.version_check import check_vllm
 

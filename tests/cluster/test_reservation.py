@@ -18,10 +18,10 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
-from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
+from omni_cluster.models.stage import Stage
 from tests.cluster.clock import Clock
 
 MOMENT_S = 0.01

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 from tests.engine.stages import MAX_CODES, MAX_TOKENS, Feed, Speak, at_once, request, thinker_chunks, until_free

@@ -7,8 +7,8 @@ import pytest
 
 from omni_cluster.engine.driver import driven
 from omni_cluster.engine.metrics import StageMetrics
-from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 
 

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import (
     MAX_TOKENS,

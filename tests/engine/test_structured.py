@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import GrammarRefused, NotFinite, RequestError
 from omni_cluster.inputs import KnownOutput, OmniRequest
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import collect, request, until_free
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from omni_cluster.payloads import RowsChunk
 from omni_cluster.progress import StallWatch

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from omni_cluster.engine.stage import Stage
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import Media, OmniRequest, Prompt
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (

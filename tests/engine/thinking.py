@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from omni_cluster.engine.stage import Stage
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from tests.engine.stages import (
     collect,
