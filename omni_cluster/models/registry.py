@@ -1,29 +1,46 @@
-"""The families that a configuration may name. A family is never chosen by a dotted path."""
+"""The families that a configuration may name: ours, and those that installed packages register.
+
+A family is never chosen by a dotted path of a configuration. Another package registers one by an entry point.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.resources import files
 from pathlib import Path
 from typing import cast
 
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.family import Family
 
-_FAMILIES = {"qwen2_5_omni": ("omni_cluster.models.qwen2_5_omni.family", "Qwen2_5Omni")}
+ENTRY_POINTS = "omni_cluster_families"
+"""The group in which another package names its families: `name = "module:class"`."""
+_OURS = {"qwen2_5_omni": ("omni_cluster.models.qwen2_5_omni.family", "Qwen2_5Omni")}
+
+
+@cache
+def _families() -> Mapping[str, tuple[str, str]]:
+    """Module and class by name. A package cannot replace a family of ours."""
+    registered = {each.name: (each.module, each.attr) for each in entry_points(group=ENTRY_POINTS)}
+    return {**_OURS, **{name: where for name, where in registered.items() if name not in _OURS}}
 
 
 def known_families() -> tuple[str, ...]:
-    return tuple(_FAMILIES)
+    return tuple(_families())
 
 
 def family_class(name: str) -> type[Family]:
     """Raises ConfigError for a family that is not registered."""
-    if name not in _FAMILIES:
-        raise ConfigError(f"family is {name!r}; use one of {', '.join(_FAMILIES)}.")
-    module, attribute = _FAMILIES[name]
+    if name not in _families():
+        raise ConfigError(f"family is {name!r}; use one of {', '.join(_families())}.")
+    module, attribute = _families()[name]
     return cast(type[Family], getattr(import_module(module), attribute))
 
 
 def measured_file(family: str) -> Path:
     """What was measured of the family's stages on cards (`planning/measured.py`); it may not be there."""
-    return Path(__file__).parent / family / "measured.json"
+    package = _families()[family][0].rpartition(".")[0]
+    return Path(str(files(package))) / "measured.json"
