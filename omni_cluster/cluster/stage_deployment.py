@@ -29,7 +29,7 @@ from omni_cluster.cluster.tasks import run_until_closed
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.build import bind, make_stage, runs_on_vllm, stage_class
+from omni_cluster.engine.build import bind, make_stage, runs_on_vllm, stage_class, uses_vllm
 from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.cards import environment
 from omni_cluster.engine.driver import driven
@@ -280,6 +280,8 @@ def _where_ray_is(stage: StageConfig) -> dict[str, str]:
 
 def _import_engine(stage: StageConfig, config: PipelineConfig) -> None:
     """What of vLLM configures logging closes all handlers that are there: Serve's would write nothing more."""
+    if not uses_vllm(stage, config):
+        return
     targets = [(each, each.target) for each in logger.handlers if isinstance(each, MemoryHandler)]
     importlib.import_module("vllm.logger")
     for handler, target in targets:

@@ -6,7 +6,7 @@ import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -26,6 +26,7 @@ STAGE_CONFIGS = next((folder for folder in _CONFIG_FOLDERS if folder.is_dir()), 
 DEFAULT_CONFIG = STAGE_CONFIGS / "qwen2_5_omni_tiny.yaml"
 
 Location = tuple[int | str, ...]
+Options = TypeVar("Options", bound=BaseModel)
 
 _PLAIN_KEY = re.compile(r"[\w-]{1,60}")
 _UNKNOWN_KEY = ("extra_forbidden", "invalid_key")
@@ -61,7 +62,15 @@ def check_config(given: Mapping[Any, Any], source: str, *, known_families: Colle
     try:
         return PipelineConfig.model_validate(given, context={"known_families": known_families})
     except ValidationError as error:
-        raise ConfigError(_sentence(source, error.errors(include_url=False))) from None
+        raise ConfigError(f"{source}: {_sentence(error, PipelineConfig)}") from None
+
+
+def check_options(options: type[Options], given: Mapping[str, Any], where: str) -> Options:
+    """What `given` says to a model of a family's own. Raises ConfigError, as `load_config`; `where`: its path."""
+    try:
+        return options.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(f"{where}.{_sentence(error, options)}") from None
 
 
 def _read_mapping(source: Path) -> dict[Any, Any]:
@@ -142,12 +151,14 @@ def _place(mark: yaml.Mark | None) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
 
 
-def _sentence(source: str, errors: list[ErrorDetails]) -> str:
+def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
+    """Of what `root` does not take."""
+    errors = error.errors(include_url=False)
     # A misspelt key is also a missing one: the misspelling is what helps.
     first = min(errors, key=lambda error: error["type"] not in _UNKNOWN_KEY)
     further = len(errors) - 1 + sum(_context(error).get("further", 0) for error in errors)
-    key, value, fix = _tell(first)
-    return f"{source}: {key} is {value}; {fix}{_and_further(further)}."
+    key, value, fix = _tell(first, root)
+    return f"{key} is {value}; {fix}{_and_further(further)}."
 
 
 def _and_further(count: int) -> str:
@@ -158,23 +169,24 @@ def _context(error: ErrorDetails) -> Mapping[str, Any]:
     return error.get("ctx", {})
 
 
-def _tell(error: ErrorDetails) -> tuple[str, str, str]:
+def _tell(error: ErrorDetails, root: type[BaseModel]) -> tuple[str, str, str]:
     """Key, value and remedy of one error, by its type."""
     location, context = error["loc"], _context(error)
     if error["type"] == PROBLEM_TYPE:
         return _join(_dotted(location), context["key"]), _show(context["value"]), context["fix"]
     if error["type"] in _UNKNOWN_KEY:
-        return _dotted(location), _show(error["input"]), _instead_of(location)
+        return _dotted(location), _show(error["input"]), _instead_of(location, root)
     if error["type"] == "missing":
-        return _dotted(location), _show(MISSING), f"add it, for example {location[-1]}: {_example(location)}"
-    return _dotted(location), _show(error["input"]), f"{_expectation(error)}, for example {_example(location)}"
+        return _dotted(location), _show(MISSING), f"add it, for example {location[-1]}: {_example(location, root)}"
+    return _dotted(location), _show(error["input"]), f"{_expectation(error)}, for example {_example(location, root)}"
 
 
-def _instead_of(location: Location) -> str:
+def _instead_of(location: Location, root: type[BaseModel]) -> str:
     """What to do with a key that is not known."""
     if removed := REMOVED.get(_dotted(location)):
         return removed
-    return f"no such key is known, {nearest(str(location[-1]), list(_parent_model(location).model_fields))}"
+    known = list(_parent_model(location, root).model_fields)
+    return f"no such key is known, {nearest(str(location[-1]), known) if known else 'leave it out'}"
 
 
 def _expectation(error: ErrorDetails) -> str:
@@ -196,16 +208,16 @@ def _join(outer: str, inner: str) -> str:
     return f"{outer}.{inner}" if outer and inner else outer or inner
 
 
-def _parent_model(location: Location) -> type[BaseModel]:
-    model: type[BaseModel] = PipelineConfig
-    for field in _fields(location[:-1]):
+def _parent_model(location: Location, root: type[BaseModel]) -> type[BaseModel]:
+    model = root
+    for field in _fields(location[:-1], root):
         model = _model_in(field.annotation) or model
     return model
 
 
-def _fields(location: Location) -> Iterator[FieldInfo]:
+def _fields(location: Location, root: type[BaseModel]) -> Iterator[FieldInfo]:
     """The schema's fields along a path, outermost first, as far as the schema goes."""
-    model: type[BaseModel] | None = PipelineConfig
+    model: type[BaseModel] | None = root
     for step in location:
         if isinstance(step, int):
             continue
@@ -222,9 +234,9 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return next((model for inner in get_args(annotation) if (model := _model_in(inner))), None)
 
 
-def _example(location: Location) -> str:
+def _example(location: Location, root: type[BaseModel]) -> str:
     """A value that would do at `location`, from the examples of the schema."""
-    *_, innermost = _fields(location)
+    *_, innermost = _fields(location, root)
     example = (innermost.examples or [None])[0]
     if isinstance(example, list) and isinstance(location[-1], int):
         example = example[0]

@@ -17,7 +17,6 @@ from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.sampling import sampling_faults
 
 PRESET_PREFIX = "preset:"
-PRESETS = ("preset:tiny",)
 RESERVED_ENGINE_ARGS = {
     "model": "set the key model of the whole file instead",
     "tensor_parallel_size": "set tensor_parallel_size next to engine_args instead",
@@ -290,6 +289,9 @@ class StageConfig(Strict):
         description="Batching of a diffusion stage; null: defaults.",
         examples=[{"max_batch_size": 16}],
     )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="What else the family lets this stage be told.", examples=[{}]
+    )
     final_output_type: Literal["text", "audio"] | None = Field(
         default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]
     )
@@ -390,13 +392,6 @@ class PipelineConfig(Strict):
         description="The stages, in any order.",
         examples=[[{"stage_id": 0, "model_stage": "thinker", "num_gpus": 1, "final_output_type": "text"}]],
     )
-
-    @field_validator("model")
-    @classmethod
-    def _preset_exists(cls, model: str) -> str:
-        if model.startswith(PRESET_PREFIX) and model not in PRESETS:
-            refuse([Problem("", model, f"no such preset exists, use {' or '.join(PRESETS)}")])
-        return model
 
     @field_validator("family")
     @classmethod

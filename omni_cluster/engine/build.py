@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_cluster.config.loader import check_options
 from omni_cluster.config.plan import in_data_order
-from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.config.schema import PRESET_PREFIX, PipelineConfig, StageConfig
 from omni_cluster.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class
 from omni_cluster.models.stage import Stage
-from omni_cluster.models.stage_spec import ARSpec, StageSpec
+from omni_cluster.models.stage_spec import ARSpec, PlainSpec, StageSpec
 from omni_cluster.vllm_engine.version_check import check_vllm
 
 
@@ -84,6 +85,11 @@ def runs_on_vllm(stage: StageConfig, config: PipelineConfig) -> bool:
     return issubclass(spec_class(stage, config), ARSpec)
 
 
+def uses_vllm(stage: StageConfig, config: PipelineConfig) -> bool:
+    """Whether its engine or its worker is vLLM's."""
+    return not issubclass(spec_class(stage, config), PlainSpec)
+
+
 def bind(config: PipelineConfig) -> BoundPipeline:
     """Finds or makes the checkpoint; ConfigError for a stage or a voice that it does not have."""
     check_stages(config)
@@ -101,15 +107,24 @@ def _check_aliases(config: PipelineConfig, family: Family) -> None:
 
 
 def check_stages(config: PipelineConfig) -> None:
-    """Raises ConfigError for stages that the family does not have, or feeds otherwise."""
+    """Raises ConfigError for stages that the family does not have, feeds otherwise, or gives other options."""
     family = family_class(config.family)
-    for stage in config.stages:
+    _check_preset(config.model, family)
+    for number, stage in enumerate(config.stages):
         if stage.model_stage not in family.stages:
             raise ConfigError(
                 f"stage {stage.stage_id}: model_stage is {stage.model_stage!r}; "
                 f"{family.name} has {', '.join(family.stages)}."
             )
         _check_source(stage, config, family)
+        check_options(family.stages[stage.model_stage].Options, stage.options, f"stages[{number}].options")
+
+
+def _check_preset(model: str, family: type[Family]) -> None:
+    presets = [PRESET_PREFIX + name for name in family.presets]
+    if model.startswith(PRESET_PREFIX) and model not in presets:
+        use = f"use {' or '.join(presets)}" if presets else "name a folder"
+        raise ConfigError(f"model is {model!r}; no such preset exists, {use}.")
 
 
 def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Family]) -> None:
@@ -124,7 +139,7 @@ def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Famil
 
 
 def make_stage(stage: StageConfig, bound: BoundPipeline, stat_loggers: Sequence[type] = ()) -> Stage:
-    """A stage that is not started yet. vLLM is imported here, if it was not before.
+    """A stage that is not started yet. vLLM is imported here if the stage uses it, and it was not before.
 
     `stat_loggers`: for a stage that samples tokens, what counts of its engine's steps (vLLM's `StatLoggerFactory`).
     """
@@ -133,7 +148,9 @@ def make_stage(stage: StageConfig, bound: BoundPipeline, stat_loggers: Sequence[
 
 
 def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Stage]:
-    """What `make_stage` makes. Imports vLLM, which takes seconds. Raises VersionError for one that it cannot run on."""
+    """What `make_stage` calls. Imports vLLM for a stage that uses it. Raises VersionError for one it cannot run on."""
+    if not uses_vllm(stage, config):
+        return _plain_stage
     check_vllm()
     if runs_on_vllm(stage, config):
         from omni_cluster.vllm_engine.stage_llm import StageLLM
@@ -142,3 +159,7 @@ def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Sta
     from omni_cluster.engine.sound.engine import DiffusionEngine
 
     return DiffusionEngine
+
+
+def _plain_stage(stage: StageConfig, pipeline: PipelineConfig, spec: PlainSpec, model: str) -> Stage:
+    return spec.stage(stage, pipeline)

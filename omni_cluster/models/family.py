@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from omni_cluster.errors import RequestError
+from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import KnownOutput, Prompt
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import StageSpec
@@ -117,22 +117,29 @@ class Family(ABC):
     name: ClassVar[str]
     stages: ClassVar[Mapping[str, type[StageSpec]]]
     """By name, in the order of the data."""
+    presets: ClassVar[tuple[str, ...]] = ()
+    """Checkpoints that the family makes by itself, for `model: preset:NAME`."""
 
     @abstractmethod
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         """Reads configuration and voices, no weights; ConfigError for a voice that the checkpoint lacks."""
 
     @classmethod
-    @abstractmethod
     def embedded_checkpoint(cls, preset: str) -> Path:
-        """The folder of a checkpoint that the family makes by itself, on first use."""
+        """The folder of one of `presets`, which is made on first use."""
+        raise ConfigError(f"preset is {preset!r}, but family {cls.name} makes no checkpoint; name a folder.")
 
     @classmethod
-    @abstractmethod
     def make_checkpoint(
         cls, preset: str, out: Path, *, device: str | None = None, progress: Callable[[str], None] = print
     ) -> object:
         """Writes a checkpoint of random weights in the hub's layout to `out`; its summary can be printed."""
+        raise ConfigError(f"--family is {cls.name!r}, which makes no checkpoint; use another one.")
+
+    @classmethod
+    def chats(cls) -> bool:
+        """Whether a stage answers in text: then `render` and the methods beside it are the family's own."""
+        return any("text" in stage.emits for stage in cls.stages.values())
 
     @cached_property
     def specs(self) -> Mapping[str, StageSpec]:
@@ -142,7 +149,7 @@ class Family(ABC):
     @property
     @abstractmethod
     def voices(self) -> tuple[str, ...]:
-        """Voices that a request may name, the default one first."""
+        """Voices that a request may name, the default one first; there may be none."""
 
     @property
     def voice_aliases(self) -> Mapping[str, str]:
@@ -153,22 +160,21 @@ class Family(ABC):
         """How many tokens of a prompt stand for sound."""
         return 0
 
-    @abstractmethod
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """The prompt of a conversation, by the checkpoint's own chat template; only its own marks count as marks.
 
         Tools, and calls of them, are written as the family was taught where that template has no place for them.
         """
+        raise self._no_chat()
 
-    @abstractmethod
     def reading(self, text: str) -> Prompt:
         """The prompt of a reply that is given to be spoken: `text`. RequestError for text that cannot be one."""
+        raise RequestError(f"{self.name} makes no sound; ask another model.")
 
-    @abstractmethod
     def hearing(self, hearing: Hearing) -> Prompt:
         """The prompt for writing down one sound, which goes with it."""
+        raise self._no_chat()
 
-    @abstractmethod
     def completing(self, text: str | Sequence[int]) -> Prompt:
         """The prompt of a text, or of its tokens, that is gone on with as it is: all marks in it are the model's.
 
@@ -176,21 +182,26 @@ class Family(ABC):
         RequestError for an empty one, for tokens that the model has not, and for marks of media, of which there are
         none.
         """
+        raise self._no_chat()
 
     @property
-    @abstractmethod
     def prompts(self) -> PromptMaker:
         """From text to tokens, and back."""
+        raise self._no_chat()
 
     @property
-    @abstractmethod
     def vocab_size(self) -> int:
         """Tokens that the model has."""
+        raise self._no_chat()
+
+    def _no_chat(self) -> RequestError:
+        return RequestError(f"{self.name} answers in no text; use /v1/audio/speech.")
 
     def check_voice(self, voice: str | None) -> str:
-        """The voice to speak in; RequestError for one that the checkpoint lacks."""
+        """The voice to speak in, "" where there are none; RequestError for one that the checkpoint lacks."""
         if voice is None:
-            return self.voices[0]
+            return self.voices[0] if self.voices else ""
         if voice not in self.voices:
-            raise RequestError(f"voice is {voice!r}; use one of {', '.join(self.voices)}.")
+            use = f"use one of {', '.join(self.voices)}" if self.voices else "leave it out"
+            raise RequestError(f"voice is {voice!r}; {use}.")
         return voice

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from omni_cluster.config.limits import Limits
-from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.problems import Strict
+from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.config.traits import EngineTraits
+from omni_cluster.errors import ConfigError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes
+from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 Part = Literal["text", "codes", "rows", "sound"]
 """What one stage makes that another one, or the client, reads."""
+
+
+class NoOptions(Strict):
+    """Of a stage that has none."""
 
 
 class StageSpec(ABC):
@@ -35,6 +42,8 @@ class StageSpec(ABC):
     """What it needs of its source. A source that had ended is not computed again for parts that are known."""
     samples_tokens: ClassVar[bool] = False
     """Whether requests may say how it samples."""
+    Options: ClassVar[type[Strict]] = NoOptions
+    """What `options` of the stage in the configuration may be."""
 
     @abstractmethod
     def __init__(self, family: Family) -> None: ...
@@ -49,6 +58,19 @@ class StageSpec(ABC):
         """Tokens that it may make of one request, which samples by `sampling`."""
         most = limits.max_output_tokens if "text" in cls.emits else limits.max_codec_tokens
         return min(sampling.get("max_tokens") or most, most)
+
+
+class PlainSpec(StageSpec):
+    """A stage with an engine of the family's own, in the process of its replica."""
+
+    @property
+    def sizes(self) -> StageSizes:
+        """Raises ConfigError: there is nothing to place on a card."""
+        raise ConfigError(f"stage {self.name} runs on no card; set its num_gpus to 0.")
+
+    @abstractmethod
+    def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
+        """The stage, not started yet; `config.options` were validated by `Options`."""
 
 
 class ARSpec(StageSpec):
@@ -110,12 +132,8 @@ class SoundPriors:
     cushion_s: float
 
 
-class SoundSpec(StageSpec):
-    """A stage that makes sound of codes: several steps of a flow, or one causal step."""
-
-    priors: ClassVar[SoundPriors]
-    emits = frozenset({"sound"})
-    reads = frozenset({"codes"})
+class SoundFacts(ABC):
+    """What is known of a stage's sound, whatever engine makes it. A code has one value of each codebook."""
 
     @property
     @abstractmethod
@@ -129,6 +147,14 @@ class SoundSpec(StageSpec):
     def codes_per_s(self) -> float:
         """Codes of a second of sound."""
         return self.sample_rate_hz / self.samples_per_code
+
+
+class SoundSpec(SoundFacts, StageSpec):
+    """A stage that makes sound of codes, on our engine: several steps of a flow, or one causal step."""
+
+    priors: ClassVar[SoundPriors]
+    emits = frozenset({"sound"})
+    reads = frozenset({"codes"})
 
     @property
     @abstractmethod

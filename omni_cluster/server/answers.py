@@ -199,7 +199,7 @@ def finish_reason(answer: OmniRequestOutput | AnswerProgress) -> FinishReason:
 
 def voice_header(voice: str | None) -> dict[str, str]:
     """Says in which voice an answer is spoken: a client's name for it may be an alias."""
-    return {} if voice is None else {VOICE_HEADER: quote(voice)}
+    return {VOICE_HEADER: quote(voice)} if voice else {}
 
 
 def timings(answer: OmniRequestOutput | AnswerProgress) -> dict[str, Any]:

@@ -87,7 +87,6 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
     "no model": ({("model",): REMOVED}, "model", "missing", "model: preset:tiny"),
     "empty model": ({("model",): ""}, "model", "''", "for example preset:tiny"),
     "number as model": ({("model",): 7}, "model", "7", "text, for example preset:tiny"),
-    "no such preset": ({("model",): "preset:huge"}, "model", "'preset:huge'", "use preset:tiny"),
     "no such family": ({("family",): "qwen9"}, "family", "'qwen9'", "use one of qwen2_5_omni"),
     "voice not on offer": (
         {("voices",): ["Ethan"], ("default_voice",): "Cherry"},

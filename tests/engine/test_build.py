@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.config.access import ApiConfig
+from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.errors import ConfigError
+from omni_cluster.models.registry import known_families
 from omni_cluster.server.limits import api_defaults
 from tests.engine.stages import code2wav_stage, pipeline_config, talker_stage, thinker_stage
+
+TOY = Path(__file__).parents[1] / "families" / "toy" / "toy.yaml"
 
 
 def pipeline(*stages: StageConfig) -> PipelineConfig:
@@ -71,3 +75,30 @@ def test_talker_without_a_source_is_refused() -> None:
     alone = talker_stage().model_copy(update={"engine_input_source": [], "final_output_type": "text"})
     with pytest.raises(ConfigError, match=r"stage 1.*engine_input_source"):
         bind(pipeline(alone))
+
+
+def test_preset_that_the_family_does_not_make_is_refused() -> None:
+    with pytest.raises(ConfigError, match="model is 'preset:huge'; no such preset exists, use preset:tiny"):
+        bind(pipeline_config().model_copy(update={"model": "preset:huge"}))
+
+
+def test_options_of_a_stage_are_the_familys_to_read() -> None:
+    thinker = thinker_stage().model_copy(update={"options": {"haste": 3}})
+    with pytest.raises(ConfigError, match=r"^stages\[0\]\.options\.haste is 3; no such key is known, leave it out\.$"):
+        bind(pipeline_config(thinker=thinker))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"token": 1.0}, "stages[1].options.token is 1.0; no such key is known, did you mean token_s."),
+        ({"token_s": "1"}, "stages[1].options.token_s is '1'; it must be a number, for example 0.01."),
+        ({"token_s": -1.0}, "stages[1].options.token_s is -1.0; it must be at least 0, for example 0.01."),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused_as_any_key_is(options: dict[str, object], sentence: str) -> None:
+    config = load_config(TOY, known_families=known_families())
+    codes = config.stages[1].model_copy(update={"options": options})
+    with pytest.raises(ConfigError) as refused:
+        bind(config.model_copy(update={"stages": [config.stages[0], codes, config.stages[2]]}))
+    assert str(refused.value) == sentence

@@ -47,6 +47,7 @@ class Qwen2_5Omni(Family):
 
     name = "qwen2_5_omni"
     stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Thinker, Talker, Code2Wav)
+    presets = ("tiny",)
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         self.folder = model

@@ -88,7 +88,7 @@ class ChatEndpoint:
 
     def _voice(self, chat: ChatRequest) -> str | None:
         """In which an answer is spoken; None for one that is not."""
-        return (chat.voice or self._bound.family.voices[0]) if chat.wants_audio else None
+        return self._bound.family.check_voice(chat.voice) if chat.wants_audio else None
 
     async def _streamed(self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
         answers = await open_streams(self._pipeline, requests, visit)

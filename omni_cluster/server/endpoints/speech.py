@@ -78,7 +78,7 @@ class SpeechEndpoint:
     def _headers(self, spoken: SpeechRequest) -> dict[str, str]:
         """The voice, and what of the request the model does as it will."""
         ignored = {IGNORED_HEADER: ", ".join(spoken.ignored)} if spoken.ignored else {}
-        return voice_header(spoken.voice or self._bound.family.voices[0]) | ignored
+        return voice_header(self._bound.family.check_voice(spoken.voice)) | ignored
 
     def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
         with blamed_on("input"):

@@ -1,0 +1,230 @@
+"""The toy's three stages. Token, code and sample at a position depend on the request and on that position alone."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from omni_cluster.config.problems import Strict
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.errors import RequestError
+from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.plain_stage import PlainStage
+from omni_cluster.models.stage import Stage
+from omni_cluster.models.stage_spec import PlainSpec, SoundFacts, StageSpec
+from omni_cluster.outputs import AudioChunk, StageChunk
+from toy.tokenizer import END
+
+if TYPE_CHECKING:
+    from toy.family import Toy
+
+CODEBOOKS = 2
+CODES = 64
+"""Of each codebook; one more in the first one ends the codes."""
+END_CODE = CODES
+RATE_HZ = 8_000
+SAMPLES_PER_CODE = 160
+
+
+class Options(Strict):
+    """What a stage of the toy may be told."""
+
+    token_s: float = Field(
+        default=0.0, ge=0, description="Seconds that a token, or the sound of one, takes.", examples=[0.01]
+    )
+
+
+class ToySpec(PlainSpec):
+    """What the three have in common."""
+
+    Options = Options
+
+    def __init__(self, family: Toy) -> None:
+        self.family = family
+
+
+class Text(ToySpec):
+    """Says what it was told."""
+
+    name = "text"
+    emits = frozenset({"text"})
+    samples_tokens = True
+
+    def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
+        return TextStage(self, config, pipeline)
+
+
+class Codes(ToySpec):
+    """A frame of two codes for each token of text."""
+
+    name = "codes"
+    source = "text"
+    emits = frozenset({"codes"})
+    reads = frozenset({"text"})
+    samples_tokens = True
+
+    def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
+        return CodesStage(self, config, pipeline)
+
+
+class Sound(SoundFacts, ToySpec):
+    """A tone for each frame, exact from the first one on."""
+
+    name = "sound"
+    source = "codes"
+    emits = frozenset({"sound"})
+    reads = frozenset({"codes"})
+    sample_rate_hz = RATE_HZ
+    samples_per_code = SAMPLES_PER_CODE
+
+    def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
+        return SoundStage(self.family, config)
+
+
+class TokenStage(PlainStage):
+    """Tokens one by one, as many as the request asks for."""
+
+    def __init__(self, spec: StageSpec, config: StageConfig, pipeline: PipelineConfig) -> None:
+        super().__init__(spec.name)
+        self._spec, self._config, self._limits = spec, config, pipeline.limits
+        self.pause_s = Options(**config.options).token_s
+
+    def check(self, request: OmniRequest) -> None:
+        if any((request.media.audios, request.media.images, request.media.videos)):
+            raise RequestError("the toy reads text alone; leave the media out.")
+
+    def _sampling(self, request: OmniRequest) -> dict[str, Any]:
+        return {**self._config.default_sampling_params, **request.sampling.get(self.name, {})}
+
+    async def made(
+        self, request: OmniRequest, tokens: AsyncIterator[int], end: int
+    ) -> AsyncGenerator[StageChunk, None]:
+        """The tokens behind the known ones; `end` is the one that ends them, left out while more are asked for."""
+        sampling, place = self._sampling(request), len(request.known_of(self.name).token_ids)
+        least, most = sampling.get("min_tokens", 0), self._spec.most_tokens(self._limits, sampling)
+        async for token in tokens:
+            await asyncio.sleep(self.pause_s)
+            if token == end and (sampling.get("ignore_eos") or place < least):
+                token = 0
+            place += 1
+            ends = "stop" if token == end else "length" if place >= most else None
+            yield StageChunk(place - 1, (token,), finish_reason=ends)
+            if ends:
+                return
+
+
+class TextStage(TokenStage):
+    """The prompt, or a reply that is given, byte by byte."""
+
+    async def make(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> AsyncGenerator[StageChunk, None]:
+        known, prompt = request.known_of(self.name).token_ids, str(request.prompt).encode()
+        says = (request.reply.encode() if request.reply is not None else prompt) or b" "
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(bytes(token for token in known if token != END))
+        yield StageChunk(len(known), prompt_token_ids=tuple(prompt))
+        async for chunk in self.made(request, _each(itertools.chain(says[len(known) :], itertools.repeat(END))), END):
+            said = bytes(token for token in chunk.token_ids if token != END)
+            yield StageChunk(
+                chunk.token_start, chunk.token_ids, decoder.decode(said), finish_reason=chunk.finish_reason
+            )
+
+
+class CodesStage(TokenStage):
+    """Two codes for each byte: what it is, and where."""
+
+    async def make(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> AsyncGenerator[StageChunk, None]:
+        known = len(request.known_of(self.name).token_ids)
+        async for chunk in self.made(request, _from(known, self._codes(request, upstream)), END_CODE):
+            yield chunk
+
+    async def _codes(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
+        place = 0
+        async for token in _tokens(upstream):
+            if token == END:
+                break
+            yield token % CODES
+            yield (token // CODES + place + request.seed) % CODES
+            place += 1
+        while True:
+            yield END_CODE
+
+
+class SoundStage(PlainStage):
+    """A tone of 20 ms for each frame, in the pitch of its voice."""
+
+    def __init__(self, family: Toy, config: StageConfig) -> None:
+        super().__init__(Sound.name)
+        self._family = family
+        self._pause_s = Options(**config.options).token_s
+
+    async def make(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> AsyncGenerator[StageChunk, None]:
+        pitch = 1 + self._family.voices.index(self._family.check_voice(request.voice))
+        known, start, waiting = request.known_of(self.name).num_samples, 0, list[np.ndarray]()
+        async for first, second in _frames(_tokens(upstream)):
+            await asyncio.sleep(self._pause_s)
+            waiting.append(tone(first * pitch, second))
+            if request.streams_audio:
+                yield StageChunk(audio=_heard(start, waiting, known))
+                start, waiting = start + SAMPLES_PER_CODE, []
+        if waiting:
+            yield StageChunk(audio=_heard(start, waiting, known))
+        yield StageChunk(finish_reason="stop")
+
+
+def tone(first: int, second: int) -> np.ndarray:
+    """Float32 [160]: a tone of `first` times 50 Hz, louder with `second`."""
+    times_s = np.arange(SAMPLES_PER_CODE) / RATE_HZ
+    return (np.sin(2 * np.pi * 50 * (1 + first) * times_s) * (1 + second) / (1 + CODES)).astype(np.float32)
+
+
+def _heard(start: int, waiting: list[np.ndarray], known: int) -> AudioChunk | None:
+    """What of the sound its client has not got."""
+    audio = AudioChunk(start, np.concatenate(waiting), RATE_HZ)
+    return audio.part(max(0, known - start), len(audio.samples)) if audio.end > known else None
+
+
+async def _frames(codes: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
+    """Whole frames; a stop code and half a frame make no sound."""
+    frame: list[int] = []
+    async for code in codes:
+        if code == END_CODE:
+            return
+        frame.append(code)
+        if len(frame) == CODEBOOKS:
+            yield frame[0], frame[1]
+            frame = []
+
+
+async def _tokens(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
+    """Each token once: a chunk may come twice."""
+    place = 0
+    async for chunk in upstream or _each(()):
+        for token in chunk.token_ids[max(0, place - chunk.token_start) :]:
+            place += 1
+            yield token
+
+
+async def _each(values: Any) -> AsyncIterator[Any]:
+    for value in values:
+        yield value
+
+
+async def _from(place: int, values: AsyncIterator[int]) -> AsyncIterator[int]:
+    """Those from a place on."""
+    async for value in values:
+        if place > 0:
+            place -= 1
+        else:
+            yield value
