@@ -2,15 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from PIL.Image import Image
 
 
+@dataclass(frozen=True, slots=True)
+class FramePolicy:
+    """Which frames of a video a model is shown, and how large they are kept. Its numbers are those of a model.
+
+    `together`: frames that the model takes together; a video has a multiple of them. `least`: frames of a video at
+    least. `kept_pixels`: pixels of all frames up to which they are kept as decoded. Above it a larger frame than the
+    model needs is scaled to sides that are multiples of `patch`: `max_pixels` of a frame, and `total_pixels` of all,
+    but never below `min_pixels` of a frame.
+    """
+
+    together: int = 1
+    least: int = 1
+    kept_pixels: int = 1 << 62
+    patch: int = 1
+    min_pixels: int = 1
+    max_pixels: int = 1 << 62
+    total_pixels: int = 1 << 62
+
+    def whole(self, number: float) -> int:
+        """The largest number of frames that the model takes, not above `number`."""
+        return math.floor(number / self.together) * self.together
+
+    def filled(self, count: int) -> int:
+        """The least number of frames that the model takes, not below `count`."""
+        return -(-count // self.together) * self.together
+
+    def count(self, total: int, file_fps: float, fps: float, max_frames: int) -> int:
+        """Frames to show of a file's `total`, for `fps` a second; `together` for a file of fewer."""
+        most = self.whole(min(max_frames, total))
+        wanted = min(max(total / file_fps * fps, self.least), most, total)
+        return max(self.whole(wanted), self.together)
+
+    def kept_size(self, count: int, height: int, width: int) -> tuple[int, int]:
+        """Height and width of `count` frames as they are kept."""
+        share = self.total_pixels * self.together // count
+        max_pixels = max(min(self.max_pixels, share), self.min_pixels)
+        if count * height * width <= self.kept_pixels or height * width <= max_pixels:
+            return height, width
+        rounded = round(height / self.patch) * self.patch, round(width / self.patch) * self.patch
+        if rounded[0] * rounded[1] <= max_pixels:
+            return max(self.patch, rounded[0]), max(self.patch, rounded[1])
+        shrink = math.sqrt(height * width / max_pixels)
+        return self._floored(height / shrink), self._floored(width / shrink)
+
+    def _floored(self, length: float) -> int:
+        return max(self.patch, math.floor(length / self.patch) * self.patch)
+
+
+ALL_FRAMES = FramePolicy()
+"""As they are decoded."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Video:
-    """Frames of a video, uint8 RGB `[T, H, W, 3]`, T even, `fps` of them a second.
+    """Frames of a video, uint8 RGB `[T, H, W, 3]`, `fps` of them a second; T as the model's `FramePolicy` has it.
 
     `audio`: what is heard with them, float32 mono at 16 kHz, `[samples]`; None where only the frames count.
     """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import KnownOutput, Prompt
+from omni_cluster.media import ALL_FRAMES, FramePolicy
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import StageSpec
 from omni_cluster.payloads import PrefixHashes
@@ -117,6 +118,8 @@ class Family(ABC):
     name: ClassVar[str]
     stages: ClassVar[Mapping[str, type[StageSpec]]]
     """By name, in the order of the data."""
+    frames: ClassVar[FramePolicy] = ALL_FRAMES
+    """Which frames of a video the family's model is shown."""
     presets: ClassVar[tuple[str, ...]] = ()
     """Checkpoints that the family makes by itself, for `model: preset:NAME`."""
 

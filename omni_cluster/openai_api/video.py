@@ -20,18 +20,11 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from omni_cluster.media import Video
+from omni_cluster.media import ALL_FRAMES, FramePolicy, Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.containers import FAULTS, is_decoded_by, is_matroska, is_mov, opened, read_only
 from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
-from omni_cluster.openai_api.kept_frames import (
-    FRAME_FACTOR,
-    floor_even,
-    frame_count,
-    kept_size,
-    scaled,
-    spread_indices,
-)
+from omni_cluster.openai_api.kept_frames import scaled, spread_indices
 from omni_cluster.openai_api.media import Block, Picture, check_aspect_ratio, check_length, mono_blocks, resampled
 
 Demuxer = Literal["mov", "matroska"]
@@ -56,20 +49,24 @@ _SOUND_BLOCKS_PER_S: Final = 500
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """What one video may be: seconds of the file, frames that go to the model (at least 2), pixels of one frame."""
+    """What one video may be: seconds of the file, frames that go to the model, pixels of one frame.
+
+    `frames`: which of them the model is shown, and how large.
+    """
 
     max_s: float
     max_frames: int
     max_frame_pixels: int
+    frames: FramePolicy = ALL_FRAMES
 
     def __post_init__(self) -> None:
-        if self.max_frames < FRAME_FACTOR:
-            raise ValueError(f"max_frames is {self.max_frames}, but a video has at least {FRAME_FACTOR} frames.")
+        if self.max_frames < (least := self.frames.together):
+            raise ValueError(f"max_frames is {self.max_frames}, but a video has at least {least} frames.")
 
     @property
     def most_frames(self) -> int:
-        """The largest even number of frames."""
-        return floor_even(self.max_frames)
+        """The largest number of frames that the model takes."""
+        return self.frames.whole(self.max_frames)
 
     @property
     def max_file_frames(self) -> int:
@@ -98,15 +95,13 @@ def decode_video(
 ) -> Video:
     """Frames of an mp4, mov, webm or matroska file, `fps` of them a second, and its sound when `with_audio`.
 
-    The frames are those that Qwen's own package chooses, `smart_nframes` and `_read_video_torchvision` of
-    qwen-omni-utils/src/qwen_omni_utils/v2_5/vision_process.py (github.com/QwenLM/Qwen2.5-Omni, commit 3e266b0): at
-    least 4, at most `limits.max_frames` in place of 768, an even number, spread evenly from the first to the last.
-    `Video.fps` is its `sample_fps`. It refuses a file of one frame; here that frame is given twice.
+    As many frames as `limits.frames` says, at most `limits.max_frames`, spread evenly from the first to the last.
+    `Video.fps` is their own rate. A file with fewer frames than the model takes together gives one of them twice.
 
     Frames are uint8 RGB `[T, H, W, 3]` as decoded, turned by quarters as the file's display matrix says (mirroring is
-    not honoured). Only where all of them together have more than `MAX_KEPT_PIXELS`, larger ones than the model needs
-    are scaled to the size that the package, and transformers' video processor after it, would give them, by the same
-    interpolation. The sound is the first sound track: float32, mono, 16 kHz, by the rules of `media.decode_audio`.
+    not honoured). Only where all of them together have more than `limits.frames.kept_pixels`, larger ones than the
+    model needs are scaled to the size that its processor would give them, by the same interpolation. The sound is the
+    first sound track: float32, mono, 16 kHz, by the rules of `media.decode_audio`.
 
     Raises BadRequest that names `param`: 415 for another container or codec; 413 for more than `limits.max_s` seconds,
     more than 120 frames for each of them, frames above `limits.max_frame_pixels`, or more than `max_audio_s` of sound;
@@ -132,15 +127,15 @@ def take_frames(pictures: Sequence[Picture], limits: VideoLimits, budget: Budget
     """Takes from `budget` what pictures come to as a video. Raises BadRequest for what their headers tell."""
     _check_pictures(pictures, limits, param)
     width, height = pictures[0].size
-    count = len(pictures) + len(pictures) % FRAME_FACTOR
-    budget.take(count * math.prod(kept_size(count, height, width)) * 3, param)
+    count = limits.frames.filled(len(pictures))
+    budget.take(count * math.prod(limits.frames.kept_size(count, height, width)) * 3, param)
 
 
 def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLimits, param: str) -> Video:
-    """The video of pictures that are its frames in order, `fps` of them a second; the last is repeated if odd.
+    """The video of pictures that are its frames in order, `fps` of them a second; the last one is repeated as needed.
 
-    As `fetch_video` of Qwen's package does with a list; what `decode_video` says of scaling holds here too. They are
-    decoded one after the other, and kept as they are scaled.
+    What `decode_video` says of scaling holds here too. They are decoded one after the other, and kept as they are
+    scaled.
     Raises BadRequest that names `param`: no frames, sizes that differ, an `fps` that is not above 0; 413 for more than
     `limits.max_frames`, more than `limits.max_s` seconds, or frames above `limits.max_frame_pixels`.
     """
@@ -148,10 +143,10 @@ def video_of_frames(pictures: Sequence[Picture], *, fps: float, limits: VideoLim
     _check_pictures(pictures, limits, param)
     if len(pictures) / fps > limits.max_s:
         raise lasts_too_long("video", limits.max_s, param)
-    count = len(pictures) + len(pictures) % FRAME_FACTOR
+    count = limits.frames.filled(len(pictures))
     first = pictures[0].decode()
-    _check_shape(count, first.shape, param)
-    frames = np.empty((count, *kept_size(count, *first.shape[:2]), 3), np.uint8)
+    _check_shape(count, first.shape, limits, param)
+    frames = np.empty((count, *limits.frames.kept_size(count, *first.shape[:2]), 3), np.uint8)
     for place, picture in enumerate(_of_one_size(first, pictures, param)):
         frames[place] = scaled(picture, frames.shape[1:3])
     frames[len(pictures) :] = frames[len(pictures) - 1]
@@ -182,7 +177,7 @@ def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.u
     for _ in range(2):
         file_fps = timing.file_fps(total) or fps
         _check_duration(total / file_fps, file)
-        chosen = spread_indices(total, frame_count(total, file_fps, fps, file.limits.max_frames))
+        chosen = spread_indices(total, file.limits.frames.count(total, file_fps, fps, file.limits.max_frames))
         frames, decoded = _frames_at(chosen, file)
         if decoded == total:
             return frames, len(chosen) / total * file_fps
@@ -310,8 +305,8 @@ def _frames_at(chosen: Sequence[int], file: _File) -> tuple[npt.NDArray[np.uint8
 
 
 def _room_for(count: int, picture: npt.NDArray[np.uint8], file: _File) -> npt.NDArray[np.uint8]:
-    _check_shape(count, picture.shape, file.param)
-    shape = count, *kept_size(count, *picture.shape[:2]), 3
+    _check_shape(count, picture.shape, file.limits, file.param)
+    shape = count, *file.limits.frames.kept_size(count, *picture.shape[:2]), 3
     file.budget.check(math.prod(shape), file.param)
     return np.empty(shape, np.uint8)
 
@@ -402,7 +397,7 @@ def _check_pixels(width: int, height: int, limits: VideoLimits, param: str) -> N
         )
 
 
-def _check_shape(count: int, shape: tuple[int, ...], param: str) -> None:
+def _check_shape(count: int, shape: tuple[int, ...], limits: VideoLimits, param: str) -> None:
     """Of frames as they are shown, and as they are kept: scaling floors the shorter side."""
     height, width = shape[:2]
     if height < MIN_FRAME_HEIGHT:
@@ -413,7 +408,7 @@ def _check_shape(count: int, shape: tuple[int, ...], param: str) -> None:
             code="bad_video",
         )
     check_aspect_ratio(width, height, param, what="frames of ", code="bad_video")
-    kept_height, kept_width = kept_size(count, height, width)
+    kept_height, kept_width = limits.frames.kept_size(count, height, width)
     check_aspect_ratio(kept_width, kept_height, param, what="frames that are scaled to ", code="bad_video")
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import BoundPipeline
+from omni_cluster.models.registry import family_class
 from omni_cluster.openai_api.decoders import DecoderLimits
 from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.fetch import FetchLimits
@@ -20,7 +21,8 @@ T = TypeVar("T", ApiLimits, FetchLimits, DecoderLimits)
 
 def api_limits(config: PipelineConfig) -> ApiLimits:
     limits = config.limits
-    video = VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels)
+    frames = family_class(config.family).frames
+    video = VideoLimits(limits.max_video_s, limits.max_video_frames, limits.max_frame_pixels, frames)
     return _taken(ApiLimits, limits, max_audio_s=limits.max_audio_input_s, video=video)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import soundfile
 from PIL import Image
 
+from omni_cluster.models.qwen2_5_omni.video_frames import FRAMES
 from omni_cluster.openai_api.chat import (
     ChatRequest,
     check_chat_request,
@@ -30,7 +31,7 @@ LIMITS = ApiLimits(
     max_image_pixels=400,
     max_decoded_bytes=1_000_000,
     max_output_tokens=256,
-    video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400),
+    video=VideoLimits(max_s=2.0, max_frames=4, max_frame_pixels=400, frames=FRAMES),
     max_prompt_tokens=28_000,
     max_choices=4,
 )

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from omni_cluster.models.qwen2_5_omni.video_frames import FRAMES
 from omni_cluster.openai_api import decoders as decoders_module
 from omni_cluster.openai_api.chat import check_chat_request, open_chat_request
 from omni_cluster.openai_api.decoder import Form
@@ -50,7 +51,7 @@ LIMITS = ApiLimits(
     max_image_pixels=178_956_970,
     max_decoded_bytes=512 << 20,
     max_output_tokens=256,
-    video=VideoLimits(max_s=300.0, max_frames=128, max_frame_pixels=8_847_360),
+    video=VideoLimits(max_s=300.0, max_frames=128, max_frame_pixels=8_847_360, frames=FRAMES),
     max_prompt_tokens=28_000,
 )
 BOUNDS = DecoderLimits(processes=1, memory_bytes=1 << 30, timeout_s=PATIENCE_S, max_held_bytes=512 << 20)

@@ -19,16 +19,17 @@ import torch
 from PIL import Image
 
 from omni_cluster.inputs import Video
+from omni_cluster.models.qwen2_5_omni.video_frames import FRAMES
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.kept_frames import MAX_KEPT_PIXELS, spread_indices
+from omni_cluster.openai_api.kept_frames import spread_indices
 from omni_cluster.openai_api.media import Picture, read_picture
 from omni_cluster.openai_api.video import VideoLimits, decode_video, video_of_frames
 from tests.openai_api.films import HEIGHT, QUIET, WIDTH, box_place, mux_tone, numbered, patched, sound_track, video_file
 
 PARAM = "messages[0].content[0].video_url.url"
 LEAKS = ("object at", "0x", "BytesIO", "av.", "PIL", "Errno", "avcodec", "Traceback", "<none>", "/tmp", "<_io")
-LIMITS = VideoLimits(max_s=60.0, max_frames=768, max_frame_pixels=1_000_000)
+LIMITS = VideoLimits(max_s=60.0, max_frames=768, max_frame_pixels=1_000_000, frames=FRAMES)
 CONTAINERS = [
     ("mp4", "libx264"),
     ("mp4", "libx265"),
@@ -108,7 +109,7 @@ def decoded(
 
 
 def limited(max_s: float = 60.0, max_frames: int = 768, max_frame_pixels: int = 1_000_000) -> VideoLimits:
-    return VideoLimits(max_s, max_frames, max_frame_pixels)
+    return VideoLimits(max_s, max_frames, max_frame_pixels, FRAMES)
 
 
 def refused(words: str, status: int, act: Callable[[], Any]) -> BadRequest:
@@ -586,7 +587,7 @@ def matroska_in_pieces(samples: int) -> bytes:
 class TestScaling:
     def test_frames_below_the_bound_are_as_decoded(self) -> None:
         image = Image.fromarray(np.random.default_rng(2).integers(0, 256, (1_080, 1_920, 3)).astype(np.uint8))
-        count = MAX_KEPT_PIXELS // (1_080 * 1_920) // 2 * 2
+        count = FRAMES.kept_pixels // (1_080 * 1_920) // 2 * 2
         video = framed([image] * count, limits=limited(max_frame_pixels=10**7))
         assert np.array_equal(video.frames[-1], np.asarray(image))
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import DecodersConfig, FetchConfig
+from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.decoders import DecoderLimits
 from omni_cluster.openai_api.video import VideoLimits
@@ -41,7 +42,7 @@ CONFIG = load_config(known_families=known_families()).model_copy(
 def test_each_bound_of_a_request_is_the_configuration_s() -> None:
     given = api_limits(CONFIG)
     by_name = {each.name: getattr(given, each.name) for each in fields(given)}
-    assert by_name.pop("video") == VideoLimits(max_s=21.0, max_frames=22, max_frame_pixels=23)
+    assert by_name.pop("video") == VideoLimits(21.0, 22, 23, Qwen2_5Omni.frames)
     assert by_name.pop("max_audio_s") == 15.0
     assert by_name == {name: getattr(CONFIG.limits, name) for name in by_name}
     assert sorted(by_name.values()) == [11, 12, 13, 14, 16, 17, 18, 19, 20, 24]

@@ -18,6 +18,7 @@ from omni_cluster.models.qwen2_5_omni.hearing import messages_of
 from omni_cluster.models.qwen2_5_omni.special_ids import MediaIds, SpecialIds
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav, Talker, Thinker
 from omni_cluster.models.qwen2_5_omni.tool_messages import as_text
+from omni_cluster.models.qwen2_5_omni.video_frames import FRAMES
 from omni_cluster.models.qwen2_5_omni.voices import (
     Voice,
     aliases_of,
@@ -48,6 +49,7 @@ class Qwen2_5Omni(Family):
     name = "qwen2_5_omni"
     stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Thinker, Talker, Code2Wav)
     presets = ("tiny",)
+    frames = FRAMES
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         self.folder = model
