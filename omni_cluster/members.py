@@ -1,4 +1,4 @@
-"""Whether a library's class or module has what is used of it, asked without making an object of the class."""
+"""What a library's class or module has of what is used of it, asked without making an object of the class."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ def has_member(owner: Any, name: str) -> bool:
         return True
     classes = inspect.getmro(owner) if isinstance(owner, type) else ()
     return any(name in inspect.get_annotations(cls) or name in _set_in(cls) for cls in classes)
+
+
+def signature_of(owner: Any, name: str) -> str | None:
+    """Of a function or method: its parameters, `=...` behind those with a default, and what it returns; else None.
+
+    Types of parameters are left out: what a caller passes fits by its name and its place.
+    """
+    function = inspect.unwrap(getattr(owner, name, None))  # type: ignore[arg-type]
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        return None
+    signature = inspect.signature(function)
+    parameters = [_bare(each) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters)).replace("=Ellipsis", "=...")
+
+
+def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
+    default = parameter.empty if parameter.default is parameter.empty else ...
+    return parameter.replace(annotation=parameter.empty, default=default)
 
 
 @cache

@@ -93,7 +93,7 @@ class StageLLM:
         self._pipeline = pipeline
         self._spec = spec
         self._traits = spec.traits
-        check_names(self._traits.relied_on)
+        check_names(self._traits.relied_on, self._traits.signatures)
         self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, spec)
         self._llm: OmniAsyncLLM | None = None
         self._token_bytes: TokenBytes | None = None

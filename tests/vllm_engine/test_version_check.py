@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import logging
 
 import pytest
@@ -47,11 +48,41 @@ def test_a_name_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, owner: ty
 )
 def test_what_is_not_there_is_told_by_its_kind(path: str, told: str) -> None:
     with pytest.raises(VersionError, match=f"has no {told}; "):
-        check_names({path: ("no_such_attribute",)})
+        check_names({path: ("no_such_attribute",)}, {})
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda self, request, more: None, r"has Scheduler\._free_request\(self, request, more\), but .*"),
+        (
+            lambda self, request: None,
+            r".* which has Scheduler\._free_request\(self, request, delay_free_blocks=\.\.\.\)",
+        ),
+    ],
+)
+def test_a_method_that_is_called_in_another_way_is_named(
+    monkeypatch: pytest.MonkeyPatch, changed: object, says: str
+) -> None:
+    monkeypatch.setattr(Scheduler, "_free_request", changed)
+    with pytest.raises(VersionError, match=f"vLLM {__version__} {says}"):
+        check_vllm()
+
+
+def test_more_values_than_are_unpacked_are_another_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    def six(*args: object, **kwargs: object) -> tuple[int, int, int, int, int, int]:
+        raise NotImplementedError
+
+    monkeypatch.setattr(GPUModelRunner, "_determine_batch_execution_and_padding", six)
+    with pytest.raises(VersionError, match=r"_determine_batch_execution_and_padding\(\*args, \*\*kwargs\) -> "):
+        check_vllm()
 
 
 def test_a_scheduler_that_does_not_look_at_the_eligible_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "schedule", Scheduler._free_request)
+    def deaf(self: object) -> None: ...
+
+    deaf.__signature__ = inspect.signature(Scheduler.schedule)  # type: ignore[attr-defined]
+    monkeypatch.setattr(Scheduler, "schedule", deaf)
     with pytest.raises(VersionError, match=r"has no Scheduler\.schedule that looks up next_decode_eligible_step; "):
         check_vllm()
 

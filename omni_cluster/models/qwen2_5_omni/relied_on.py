@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 _MODEL = "vllm.model_executor.models.qwen2_5_omni_thinker"
 
@@ -31,3 +33,5 @@ THINKER: Mapping[str, tuple[str, ...]] = {
     f"{_MODEL}:Qwen2_5OmniThinkerProcessingInfo": ("_get_expected_hidden_size",),
     "vllm.model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer": ("_rope_by_thw_cache",),
 }
+
+SIGNATURES: Mapping[str, str] = json.loads((Path(__file__).parent / "signatures.json").read_text())

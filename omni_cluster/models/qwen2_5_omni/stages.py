@@ -12,7 +12,7 @@ from omni_cluster.memory.sizes import ARSizes, DiffusionSizes
 from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
-from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, THINKER
+from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THINKER
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
 from omni_cluster.models.sound import DiffusionModel, DiffusionSession
 from omni_cluster.models.stage_spec import ARSpec, LinearCost, SoundPriors, SoundSpec
@@ -37,7 +37,7 @@ class Thinker(ARSpec):
     def traits(self) -> EngineTraits:
         from omni_cluster.models.qwen2_5_omni.thinker_model import thinker_config
 
-        return EngineTraits(thinker_config, relied_on=THINKER, tool_parser="hermes")
+        return EngineTraits(thinker_config, relied_on=THINKER, signatures=SIGNATURES, tool_parser="hermes")
 
     @property
     def sizes(self) -> ARSizes:
@@ -62,7 +62,9 @@ class Talker(ARSpec):
     def traits(self) -> EngineTraits:
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
-        return EngineTraits(talker_config, has_tokenizer=False, is_compiled=False, relied_on=DECODER)
+        return EngineTraits(
+            talker_config, has_tokenizer=False, is_compiled=False, relied_on=DECODER, signatures=SIGNATURES
+        )
 
     @property
     def sizes(self) -> ARSizes:
