@@ -48,7 +48,7 @@ from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlock
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
-from omni_cluster.models.sound import DiffusionJob, StepTime
+from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.outputs import StageChunk
 
 TEXT_TOKENS = 64
@@ -73,7 +73,7 @@ class WholeBatches:
             return begun
         batch: list[LoopJob] = []
         for job in sorted(jobs, key=lambda job: job.due_s)[: self._max_jobs]:
-            if batch and sum(one.frames for one in batch) + job.frames > self._max_frames:
+            if batch and sum(one.size for one in batch) + job.size > self._max_frames:
                 break
             batch.append(job)
         return batch
@@ -115,7 +115,7 @@ class Watched:
 
     def choose(self, jobs: Sequence[LoopJob]) -> list[LoopJob]:
         chosen = self._scheduler.choose(jobs)
-        self.frames.append(sum(job.frames for job in chosen))
+        self.frames.append(sum(job.size for job in chosen))
         return chosen
 
     def to_finish(self, ended: Sequence[LoopJob], others: bool) -> list[LoopJob]:
@@ -296,11 +296,11 @@ class Bench:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def job(self, blocks: int, seed: int = 0) -> DiffusionJob:
+    def job(self, blocks: int, seed: int = 0) -> SoundJob:
         codes = np.random.RandomState(seed).randint(0, 8192, blocks * self._blocks.codes_per_block)
-        voice = next(iter(self.voices))
-        frames = len(codes) * self._blocks.frames_per_code
-        return DiffusionJob(tuple(int(c) for c in codes), voice, seed, frames)
+        samples = range(len(codes) * self._blocks.samples_per_code)
+        size = len(codes) * self._blocks.frames_per_code
+        return SoundJob(codes[:, None], samples, size, next(iter(self.voices)), seed)
 
     # -------------------------------------------------------- one thing at a time
 
@@ -345,7 +345,7 @@ class Bench:
         self.here("drop", range(1, 1 + self.model.steps))
         return float(np.abs(alone - joined).max())
 
-    def _alone(self, job: DiffusionJob) -> np.ndarray:
+    def _alone(self, job: SoundJob) -> np.ndarray:
         self.here("begin", 0, job)
         for _ in range(self.model.steps):
             self.here("step", [0])

@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
-from omni_cluster.models.sound import DiffusionJob
+from omni_cluster.models.sound import SoundJob
 
 REFERENCE = "float32/float32"
-BLOCK_CODES = 12
+BLOCK_CODES, CODE_SAMPLES = 12, 480
 PIECE_BLOCKS = (1, 1, 2, 4, 8)
 SIZES_BLOCKS = (8, 16, 32, 64, 128)
 """Of one step, on a card."""
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def compare(folder: Path, device: torch.device, count: int, dtypes: Sequence[str]) -> list[dict[str, Any]]:
-    whole = DiffusionJob(tuple(np.random.RandomState(0).randint(0, 8192, count).tolist()), "Ethan", 5, 2 * count)
+    whole = job_of(np.random.RandomState(0).randint(0, 8192, count))
     wanted, rows = np.empty(0), []
     for dtype in (REFERENCE, *dtypes):
         model = load(folder, device, dtype)
@@ -77,14 +78,14 @@ def load(folder: Path, device: torch.device, dtype: str) -> Code2WavModel:
     return Code2WavModel(folder, load_voices(folder), device, config)
 
 
-def made(model: Code2WavModel, job: DiffusionJob) -> np.ndarray:
+def made(model: Code2WavModel, job: SoundJob) -> np.ndarray:
     model.begin(0, job)
     for _ in range(model.steps):
         model.step([0])
     return model.finish([0])[0]
 
 
-def streamed(model: Code2WavModel, whole: DiffusionJob) -> np.ndarray:
+def streamed(model: Code2WavModel, whole: SoundJob) -> np.ndarray:
     """In pieces that grow, each with a block of look-ahead."""
     waves, start = [], 0
     for blocks in PIECE_BLOCKS:
@@ -98,14 +99,19 @@ def streamed(model: Code2WavModel, whole: DiffusionJob) -> np.ndarray:
     return np.concatenate(waves)
 
 
-def piece(whole: DiffusionJob, start: int, end: int, look_ahead: int) -> DiffusionJob:
+def piece(whole: SoundJob, start: int, end: int, look_ahead: int) -> SoundJob:
     codes = whole.codes[start : end + look_ahead]
-    return DiffusionJob(codes, whole.voice, whole.seed, 2 * len(codes), "stream", start, look_ahead)
+    samples = range(start * CODE_SAMPLES, end * CODE_SAMPLES)
+    return replace(whole, codes=codes, samples=samples, size=2 * len(codes), stream="stream", look_ahead=look_ahead)
+
+
+def job_of(codes: np.ndarray) -> SoundJob:
+    return SoundJob(codes[:, None], range(len(codes) * CODE_SAMPLES), 2 * len(codes), "Ethan", 5)
 
 
 def step_ms(model: Code2WavModel, blocks: int) -> float:
     """The median of whole flows, divided by their steps."""
-    job = DiffusionJob((7,) * (blocks * BLOCK_CODES), "Ethan", 5, 2 * blocks * BLOCK_CODES)
+    job = job_of(np.full(blocks * BLOCK_CODES, 7))
     times_s = []
     for _ in range(REPEATS):
         model.begin(0, job)

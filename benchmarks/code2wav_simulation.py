@@ -140,7 +140,7 @@ class Piece:
         return self.heard + (0 if is_last else 1)
 
     @property
-    def frames(self) -> int:
+    def size(self) -> int:
         return self.blocks * BLOCK_FRAMES
 
     @property

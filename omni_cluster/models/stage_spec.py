@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from omni_cluster.models.family import ARSession, Family, Hold
-    from omni_cluster.models.sound import DiffusionModel, DiffusionSession
+    from omni_cluster.models.sound import SoundModel, SoundSession
 
 Part = Literal["text", "codes", "rows", "sound"]
 """What one stage makes that another one, or the client, reads."""
@@ -163,10 +163,10 @@ class SoundSpec(SoundFacts, StageSpec):
     @abstractmethod
     def session(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
-    ) -> DiffusionSession: ...
+    ) -> SoundSession: ...
 
     @abstractmethod
-    def model(self, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
+    def model(self, device: torch.device, config: DiffusionConfig) -> SoundModel:
         """Loads the weights, in the dtypes and for the streams that `config` says."""
 
 

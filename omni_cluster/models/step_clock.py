@@ -24,24 +24,24 @@ class StepClock:
         self._latest: StepTime | None = None
 
     @contextlib.contextmanager
-    def measured(self, frames: int) -> Iterator[None]:
-        """A step of so many frames is launched inside."""
+    def measured(self, size: int) -> Iterator[None]:
+        """A step of jobs of this size is launched inside."""
         if not self._on_cuda:
             started_s = time.perf_counter()
             yield
-            self._latest = StepTime(frames, time.perf_counter() - started_s)
+            self._latest = StepTime(size, time.perf_counter() - started_s)
             return
         began, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
         began.record()
         yield
         ended.record()
-        self._under_way.append((frames, began, ended))
+        self._under_way.append((size, began, ended))
 
     def latest(self) -> StepTime | None:
         """The step that ended last and was not told of; waits until no more than `MOST_AHEAD` are under way."""
         while len(self._under_way) > MOST_AHEAD:
-            frames, began, ended = self._under_way.popleft()
+            size, began, ended = self._under_way.popleft()
             ended.synchronize()
-            self._latest = StepTime(frames, began.elapsed_time(ended) / 1000)
+            self._latest = StepTime(size, began.elapsed_time(ended) / 1000)
         told, self._latest = self._latest, None
         return told

@@ -20,7 +20,7 @@ from omni_cluster.engine.sound.loop import COUNTED, StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.models.sound import DiffusionSession
+from omni_cluster.models.sound import SoundSession
 from omni_cluster.models.stage_spec import SoundSpec
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.progress import Probe, Progress, StallWatch
@@ -96,7 +96,7 @@ class DiffusionEngine:
             return contextlib.nullcontext(Playback())
         return self._slack.player(request.request_id)
 
-    def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> DiffusionSession:
+    def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> SoundSession:
         return self._spec.session(request, upstream, self._config)
 
     def _running_loop(self) -> StepLoop:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.models.sound import DiffusionJob
+from omni_cluster.errors import JobFailed
+from omni_cluster.models.sound import SoundJob
 
 
 class LoopJob:
@@ -21,9 +22,9 @@ class LoopJob:
 
     def __init__(
         self,
-        job: DiffusionJob,
+        job: SoundJob,
         due_s: float,
-        latest: Callable[[], DiffusionJob],
+        latest: Callable[[], SoundJob],
         steps_left: int,
         before: LoopJob | None = None,
     ) -> None:
@@ -33,19 +34,19 @@ class LoopJob:
         self.number: int | None = None
 
     @property
-    def frames(self) -> int:
-        return self.job.frames
+    def size(self) -> int:
+        return self.job.size
 
     @property
     def is_begun(self) -> bool:
         return self.number is not None
 
     @property
-    def frames_before(self) -> float:
+    def samples_before(self) -> int:
         """Those that are heard of the jobs before it that are still made."""
         if self.before is None or not self.follows:
-            return 0.0
-        return heard_frames(self.before.job) * self.before.job.is_heard + self.before.frames_before
+            return 0
+        return len(self.before.job.samples) * self.before.job.is_heard + self.before.samples_before
 
     @property
     def is_left(self) -> bool:
@@ -81,6 +82,9 @@ class LoopJob:
         self.begun.set()
 
     def make(self, samples: np.ndarray) -> None:
+        """Its sound is made. Fails the job if that is not the sound it stands for: what follows would be misplaced."""
+        if len(samples) != len(self.job.samples):
+            self.fail(JobFailed(f"a job of {len(self.job.samples)} samples of sound was given {len(samples)}."))
         self.before = None  # it is made, and would keep all before it
         if not self.done.done():
             self.done.set_result(samples)
@@ -90,16 +94,6 @@ class LoopJob:
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # marks it as seen: the caller may have left with an earlier job's error
-
-
-def heard_codes(job: DiffusionJob) -> int:
-    """The job's codes without those of its look-ahead."""
-    return len(job.codes) - job.look_ahead
-
-
-def heard_frames(job: DiffusionJob) -> float:
-    """The job's frames without those of its look-ahead."""
-    return job.frames * heard_codes(job) / len(job.codes)
 
 
 class JobQueue:
@@ -137,7 +131,7 @@ class JobQueue:
             self._filling.cancel()
             await asyncio.gather(self._filling, return_exceptions=True)
 
-    async def sounds(self) -> AsyncIterator[tuple[DiffusionJob, np.ndarray]]:
+    async def sounds(self) -> AsyncIterator[tuple[SoundJob, np.ndarray]]:
         """Yields each job with its sound, until there are no more. Then raises what `work` raised, if it did."""
         while (asked := await self._asked.get()) is not None:
             samples = await asked.done  # a caller that is cancelled cancels this, and the loop drops the job

@@ -1,4 +1,4 @@
-"""Continuous batching of diffusion jobs: at each step of the model jobs join, go on, pause or leave."""
+"""Continuous batching of sound jobs: at each step of the model jobs join, go on, pause or leave."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import numpy as np
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams, heard_codes, heard_frames
+from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
 from omni_cluster.engine.sound.scheduler import Scheduler, Slack
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
-from omni_cluster.models.sound import DiffusionJob, DiffusionSession, StepTime
+from omni_cluster.models.sound import SoundJob, SoundSession, StepTime
 from omni_cluster.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 Call = Callable[..., Awaitable[Any]]
-"""Calls a method of the `DiffusionModel`, which runs elsewhere, by its name. Raises DiffusionEngineStopped if no later
+"""Calls a method of the `SoundModel`, which runs elsewhere, by its name. Raises DiffusionEngineStopped if no later
 call can succeed either, another OmniError if only this one failed."""
 COUNTED = ("running", "waiting", "held", "streams")
 """Jobs being made; jobs that wait; jobs of both kinds that follow an unfinished one of their request; streams whose
@@ -53,14 +53,13 @@ class StepLoop:
         self._jobs: list[LoopJob] = []
         self._work = asyncio.Event()
         self._streams = Streams(config.max_streams, self._work.set)
-        self._frame_s = 0.0  # what a frame sounds for; known once a job was made
         self._has_ended = False
         self._calls = 0
 
     # ------------------------------------------------------------- one request
 
     async def waveforms(
-        self, session: DiffusionSession, playback: Playback
+        self, session: SoundSession, playback: Playback
     ) -> AsyncGenerator[tuple[int, np.ndarray], None]:
         """The sound of one request, job by job, for its player; a job may begin while the one before it is made.
 
@@ -69,12 +68,11 @@ class StepLoop:
         queue = JobQueue(self._config.max_pieces_at_once)
         async with queue.filled_by(self._ask_all(session, playback, queue)):
             async for job, samples in queue.sounds():
-                self._frame_s = len(samples) / self._sample_rate_hz / heard_frames(job)
                 if job.is_heard:
-                    playback.deliver(len(samples) / self._sample_rate_hz, time.monotonic())
-                yield job.start * len(samples) // heard_codes(job), samples
+                    playback.deliver(self._seconds(len(samples)), time.monotonic())
+                yield job.samples.start, samples
 
-    async def _ask_all(self, session: DiffusionSession, playback: Playback, queue: JobQueue) -> None:
+    async def _ask_all(self, session: SoundSession, playback: Playback, queue: JobQueue) -> None:
         """Asks for each job once it can be made and the one before it is begun, until all are made."""
         before: LoopJob | None = None
         async with contextlib.AsyncExitStack() as cleanup:
@@ -89,19 +87,22 @@ class StepLoop:
                 await before.begun.wait()
                 await queue.room()
 
-    def _ask(self, job: DiffusionJob, playback: Playback, session: DiffusionSession, before: LoopJob | None) -> LoopJob:
+    def _ask(self, job: SoundJob, playback: Playback, session: SoundSession, before: LoopJob | None) -> LoopJob:
         if self._has_ended:
             raise self._stopped()
         asked = LoopJob(job, self._due_s(job, playback), session.latest, self._steps, before)
-        asked.due_s += asked.frames_before * self._frame_s
+        asked.due_s += self._seconds(asked.samples_before)
         self._jobs.append(asked)
         self._work.set()
         return asked
 
-    def _due_s(self, job: DiffusionJob, playback: Playback) -> float:
+    def _due_s(self, job: SoundJob, playback: Playback) -> float:
         """A whole answer may take as long as it sounds: its client waits anyway, and others hear theirs already."""
         now_s = time.monotonic()
-        return now_s + job.frames * self._frame_s if job.stream is None else playback.due_s(now_s)
+        return now_s + self._seconds(len(job.samples)) if job.stream is None else playback.due_s(now_s)
+
+    def _seconds(self, samples: int) -> float:
+        return samples / self._sample_rate_hz
 
     # ---------------------------------------------------------------- the steps
 
@@ -119,7 +120,7 @@ class StepLoop:
         except DiffusionEngineStopped:
             raise
         except Exception:
-            logger.exception("the loop of the diffusion jobs ended by a fault")
+            logger.exception("the loop of the sound jobs ended by a fault")
             raise
         finally:
             self._has_ended = True
@@ -164,7 +165,7 @@ class StepLoop:
             return False
         job.begin(number)
         if job.job.stream is not None:
-            self._slack.began(job.frames, job.due_s - time.monotonic())
+            self._slack.began(job.size, job.due_s - time.monotonic())
         return True
 
     async def _step(self, jobs: Sequence[LoopJob]) -> None:
@@ -183,7 +184,7 @@ class StepLoop:
         if error is not None:
             await self._one_by_one(self._finish, jobs, error)
             return
-        self._slack.finished(StepTime(sum(job.frames for job in jobs), time.monotonic() - began_s))
+        self._slack.finished(StepTime(sum(job.size for job in jobs), time.monotonic() - began_s))
         self._jobs = [job for job in self._jobs if job not in jobs]
         for job, wave in zip(jobs, waves, strict=True):
             job.make(wave)
@@ -236,7 +237,7 @@ class StepLoop:
 
 
 @contextlib.asynccontextmanager
-async def _closing(jobs: AsyncIterator[DiffusionJob]) -> AsyncIterator[AsyncIterator[DiffusionJob]]:
+async def _closing(jobs: AsyncIterator[SoundJob]) -> AsyncIterator[AsyncIterator[SoundJob]]:
     try:
         yield jobs
     finally:

@@ -17,9 +17,9 @@ FINISH_S = 0.15
 """A job that has had all its steps is finished so long before it is due, or sooner beside others: a pass waits for the
 step that runs, takes tens of milliseconds on a card with other stages, and then its sound travels to the client."""
 FINISH_FRAMES = 1_280
-"""So many frames of jobs that have had all their steps are worth a pass of their own."""
+"""Jobs of this size together that have had all their steps are worth a pass of their own."""
 MIN_EFFICIENCY = 0.5
-"""The part of a step's time that is spent on frames, at least: the rest is the same for a step of one frame."""
+"""The part of a step's time that grows with its size, at least: the rest is the same for the smallest step."""
 NEWCOMER_STEPS = 4
 """So many steps of a job that comes now count against larger ones. It waits for ten, the rest of the one that runs and
 its own; fewer count, for larger steps do more a second."""
@@ -38,57 +38,57 @@ PIECE_FRAMES = 72.0
 CUSHION_S = 0.15
 """What such a player has left when a round begins: the sound of a first piece, less its way to the client."""
 PASS_S, PASS_FRAME_S = 4e-3, 2.5e-5
-"""A pass, and each of its frames, until some are measured."""
+"""A pass, and each unit of its size, until some are measured."""
 
 
 class StepCost:
-    """A step takes `step_s`, and `frame_s` for each frame: fitted to the steps measured lately."""
+    """A step takes `step_s`, and `unit_s` for each unit of its size: fitted to the steps measured lately."""
 
-    def __init__(self, step_s: float = 3e-3, frame_s: float = 6e-6) -> None:
+    def __init__(self, step_s: float = 3e-3, unit_s: float = 6e-6) -> None:
         """What is assumed until steps are measured."""
-        self.step_s, self.frame_s = step_s, frame_s
-        self._prior = [(frames, step_s + frame_s * frames) for frames in PRIOR_FRAMES]
+        self.step_s, self.unit_s = step_s, unit_s
+        self._prior = [(size, step_s + unit_s * size) for size in PRIOR_FRAMES]
         self._sums = [0.0] * 5
 
     def observe(self, time: StepTime) -> None:
-        x, y = time.frames, time.seconds
+        x, y = time.size, time.seconds
         self._sums = [STEP_MEMORY * s + new for s, new in zip(self._sums, (1, x, y, x * x, x * y), strict=True)]
         count, sum_x, sum_y, sum_xx, sum_xy = self._sums
         for x, y in self._prior:
             count, sum_x, sum_y = count + PRIOR_WEIGHT, sum_x + PRIOR_WEIGHT * x, sum_y + PRIOR_WEIGHT * y
             sum_xx, sum_xy = sum_xx + PRIOR_WEIGHT * x * x, sum_xy + PRIOR_WEIGHT * x * y
         slope = (count * sum_xy - sum_x * sum_y) / (count * sum_xx - sum_x * sum_x)
-        self.frame_s = max(slope, 1e-9)
-        self.step_s = max((sum_y - self.frame_s * sum_x) / count, 1e-6)
+        self.unit_s = max(slope, 1e-9)
+        self.step_s = max((sum_y - self.unit_s * sum_x) / count, 1e-6)
 
-    def seconds(self, frames: float, steps: float = 1) -> float:
-        """What that many frames take in so many steps."""
-        return steps * self.step_s + frames * self.frame_s
+    def seconds(self, size: float, steps: float = 1) -> float:
+        """What jobs of that size take in so many steps."""
+        return steps * self.step_s + size * self.unit_s
 
-    def frames_at_efficiency(self, part: float) -> float:
-        """The size of a step that spends this part of its time on frames."""
-        return part / (1 - part) * self.step_s / self.frame_s
+    def size_at_efficiency(self, part: float) -> float:
+        """The size of a step of whose time this part grows with its size."""
+        return part / (1 - part) * self.step_s / self.unit_s
 
-    def frames_at_balance(self, work: float, newcomer_steps: float) -> float:
+    def size_at_balance(self, work: float, newcomer_steps: float) -> float:
         """The size of steps with which the time for all of `work`, and that of a newcomer's steps, is least together.
 
-        `work`: frames, each as often as it has steps left. Steps of n frames do it in
-        work / n * (step_s + n * frame_s), a newcomer waits for newcomer_steps * (step_s + n * frame_s).
+        `work`: the size of jobs, each as often as it has steps left. Steps of size n do it in
+        work / n * (step_s + n * unit_s), a newcomer waits for newcomer_steps * (step_s + n * unit_s).
         """
-        return math.sqrt(work * self.step_s / (newcomer_steps * self.frame_s))
+        return math.sqrt(work * self.step_s / (newcomer_steps * self.unit_s))
 
-    def frames_at_rate(self, frames_per_s: float) -> float:
-        """The size of steps that advance so many frames a second."""
-        if frames_per_s * self.frame_s >= 1:
+    def size_at_rate(self, size_per_s: float) -> float:
+        """The size of steps that do so much of it a second."""
+        if size_per_s * self.unit_s >= 1:
             return math.inf
-        return frames_per_s * self.step_s / (1 - frames_per_s * self.frame_s)
+        return size_per_s * self.step_s / (1 - size_per_s * self.unit_s)
 
 
 class Job(Protocol):
-    """`frames`: what a step of it costs by; `steps_left` of all its steps; `due_s`: when its sound is needed."""
+    """`size`: what a step of it costs by; `steps_left` of all its steps; `due_s`: when its sound is needed."""
 
     @property
-    def frames(self) -> int: ...
+    def size(self) -> int: ...
     @property
     def steps_left(self) -> int: ...
     @property
@@ -118,35 +118,35 @@ class StepScheduler(Generic[AnyJob]):
     a second, which is what helps everybody on a full card. Jobs that are due later pause: they stay where they are.
     """
 
-    def __init__(self, max_frames: int, max_jobs: int, cost: StepCost, clock: Callable[[], float]) -> None:
-        self._max_frames, self._max_jobs, self._cost, self._clock = max_frames, max_jobs, cost, clock
+    def __init__(self, max_size: int, max_jobs: int, cost: StepCost, clock: Callable[[], float]) -> None:
+        self._max_size, self._max_jobs, self._cost, self._clock = max_size, max_jobs, cost, clock
 
     def choose(self, jobs: Sequence[AnyJob]) -> list[AnyJob]:
         by_due = sorted(jobs, key=lambda job: job.due_s)
-        room, frames = self._room(by_due), 0
+        room, size = self._room(by_due), 0
         chosen: list[AnyJob] = []
         for job in by_due[: 1 + 4 * self._max_jobs]:
-            if not chosen or (frames + job.frames <= room and len(chosen) < self._max_jobs):
+            if not chosen or (size + job.size <= room and len(chosen) < self._max_jobs):
                 chosen.append(job)
-                frames += job.frames
+                size += job.size
         return chosen
 
     def _room(self, by_due: Sequence[AnyJob]) -> float:
-        """Frames of the next step."""
+        """The size of the next step."""
         if not by_due:
             return 0
-        work = sum(job.frames * job.steps_left for job in by_due)
-        efficient = self._cost.frames_at_efficiency(MIN_EFFICIENCY)
-        balanced = self._cost.frames_at_balance(work, NEWCOMER_STEPS)
-        needed = self._cost.frames_at_rate(_needed_rate(by_due, self._clock()))
-        return min(self._max_frames, max(efficient, balanced, needed))
+        work = sum(job.size * job.steps_left for job in by_due)
+        efficient = self._cost.size_at_efficiency(MIN_EFFICIENCY)
+        balanced = self._cost.size_at_balance(work, NEWCOMER_STEPS)
+        needed = self._cost.size_at_rate(_needed_rate(by_due, self._clock()))
+        return min(self._max_size, max(efficient, balanced, needed))
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
         """Returns all or none, those that are due first in front: a pass that runs anyway takes the others along."""
         if not ended:
             return []
         is_due = min(job.due_s for job in ended) <= self._clock() + FINISH_S
-        if is_due or not others or sum(job.frames for job in ended) >= FINISH_FRAMES:
+        if is_due or not others or sum(job.size for job in ended) >= FINISH_FRAMES:
             return sorted(ended, key=lambda job: job.due_s)
         return []
 
@@ -155,10 +155,10 @@ class StepScheduler(Generic[AnyJob]):
 
 
 def _needed_rate(by_due: Sequence[Job], now_s: float) -> float:
-    """Frames a second, each as often as it has steps left, so that every job is done when it is due."""
+    """The size of work to do a second, each job's for each of its steps, so that every job is done when it is due."""
     rate, work = 0.0, 0
     for job in by_due:
-        work += job.frames * job.steps_left
+        work += job.size * job.steps_left
         rate = max(rate, work / max(HORIZON_S, job.due_s - now_s - FINISH_S))
     return rate
 
@@ -166,15 +166,15 @@ def _needed_rate(by_due: Sequence[Job], now_s: float) -> float:
 class Slack:
     """The players of one stage, and how many of them it could serve in time.
 
-    A round makes one piece for each urgent player: all `steps` of it, in steps of at most `max_frames`, and the pass
+    A round makes one piece for each urgent player: all `steps` of it, in steps of at most `max_size`, and the pass
     that finishes it. `step_cost` and the cost of a pass are learned from what was made last, beside whatever else the
     card did then.
     """
 
-    def __init__(self, steps: int, max_frames: int, step_cost: StepCost, clock: Callable[[], float]) -> None:
-        self._steps, self._max_frames, self._step_cost, self._clock = steps, max_frames, step_cost, clock
+    def __init__(self, steps: int, max_size: int, step_cost: StepCost, clock: Callable[[], float]) -> None:
+        self._steps, self._max_size, self._step_cost, self._clock = steps, max_size, step_cost, clock
         self._pass_cost = StepCost(PASS_S, PASS_FRAME_S)
-        self._piece_frames = PIECE_FRAMES
+        self._piece_size = PIECE_FRAMES
         self._players: dict[str, Playback] = {}
 
     @contextlib.contextmanager
@@ -186,10 +186,10 @@ class Slack:
         finally:
             del self._players[stream]
 
-    def began(self, frames: int, left_s: float) -> None:
+    def began(self, size: int, left_s: float) -> None:
         """A piece of that size was begun for a player that had so much sound left."""
         if left_s < URGENT_S:
-            self._piece_frames = PIECE_MEMORY * self._piece_frames + (1 - PIECE_MEMORY) * frames
+            self._piece_size = PIECE_MEMORY * self._piece_size + (1 - PIECE_MEMORY) * size
 
     def finished(self, time: StepTime) -> None:
         """A pass was measured."""
@@ -207,6 +207,6 @@ class Slack:
 
     def round_s(self, players: int) -> float:
         """What a round of so many players takes."""
-        frames = players * self._piece_frames
-        rounds = max(1.0, frames / self._max_frames)
-        return self._steps * self._step_cost.seconds(frames, rounds) + self._pass_cost.seconds(frames)
+        size = players * self._piece_size
+        steps = max(1.0, size / self._max_size)
+        return self._steps * self._step_cost.seconds(size, steps) + self._pass_cost.seconds(size)

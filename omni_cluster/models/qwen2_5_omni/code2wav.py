@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import itertools
 import math
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from omni_cluster.errors import TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
-from omni_cluster.models.sound import DiffusionJob
+from omni_cluster.models.sound import SoundJob
 from omni_cluster.outputs import StageChunk
 
 SAMPLE_RATE_HZ = 24_000
@@ -80,11 +83,12 @@ class Code2WavSession:
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
         self._delivered = request.known_of("code2wav").num_samples
-        self._start = max(0, self._delivered_blocks - REPLAYED_BLOCKS) * blocks.codes_per_block
+        replayed_from = max(0, self._delivered_blocks - REPLAYED_BLOCKS) * blocks.codes_per_block
+        self._start = replayed_from if request.streams_audio else 0
         self._taken = self._most_blocks = 0
 
-    async def jobs(self) -> AsyncGenerator[DiffusionJob, None]:
-        """See `DiffusionSession.jobs`; raises what the upstream raised. Closing it ends the reading of the upstream."""
+    async def jobs(self) -> AsyncGenerator[SoundJob, None]:
+        """See `SoundSession.jobs`; raises what the upstream raised. Closing it ends the reading of the upstream."""
         async with self._codes.reading():
             if not self._request.streams_audio:
                 await self._codes.wait_for_all()
@@ -111,19 +115,26 @@ class Code2WavSession:
         """Whole blocks of sound that the client has."""
         return self._delivered // (self._blocks.samples_per_code * self._blocks.codes_per_block)
 
-    def latest(self) -> DiffusionJob:
-        """See `DiffusionSession.latest`."""
+    def latest(self) -> SoundJob:
+        """See `SoundSession.latest`."""
         if not self._request.streams_audio:
-            return self._job(self._codes.between(0, len(self._codes)))
+            return self._job(len(self._codes))
         self._taken, look_ahead = self._piece_size(len(self._codes) - self._start, self._most_blocks)
-        codes = self._codes.between(self._start, self._start + self._taken + look_ahead)
-        is_heard = (self._start + self._taken) * self._blocks.samples_per_code > self._delivered
-        return replace(
-            self._job(codes),
-            stream=self._request.request_id,
-            start=self._start,
+        return self._job(self._start + self._taken, look_ahead, stream=self._request.request_id)
+
+    def _job(self, end: int, look_ahead: int = 0, stream: str | None = None) -> SoundJob:
+        """The sound of the codes before `end` that no piece has had."""
+        codes = self._codes.between(self._start, end + look_ahead)
+        per_code = self._blocks.samples_per_code
+        return SoundJob(
+            codes,
+            range(self._start * per_code, end * per_code),
+            size=len(codes) * self._blocks.frames_per_code,
+            voice=self._voice,
+            seed=self._request.seed,
+            stream=stream,
             look_ahead=look_ahead,
-            is_heard=is_heard,
+            is_heard=stream is None or end * per_code > self._delivered,
         )
 
     def _piece_size(self, waiting: int, max_blocks: int) -> tuple[int, int]:
@@ -132,9 +143,6 @@ class Code2WavSession:
         if self._codes.complete and waiting <= max(most, 2 * block - 1):  # less than a block and its look-ahead
             return waiting, 0
         return min((waiting - block) // block * block, most), block
-
-    def _job(self, codes: tuple[int, ...]) -> DiffusionJob:
-        return DiffusionJob(codes, self._voice, self._request.seed, len(codes) * self._blocks.frames_per_code)
 
 
 def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:
@@ -155,7 +163,7 @@ class CodeReader:
         self._upstream = upstream
         self._stops = stops
         self._num_codes = num_codes
-        self._codes: list[int] = []
+        self._codes = array("h")
         self._position = 0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -206,8 +214,9 @@ class CodeReader:
         if self._task is not None and self._task.done():
             self._task.result()
 
-    def between(self, start: int, end: int) -> tuple[int, ...]:
-        return tuple(self._codes[start:end])
+    def between(self, start: int, end: int) -> np.ndarray:
+        """Codes int16 `[n, 1]`: there is one codebook."""
+        return np.array(self._codes[start:end], np.int16)[:, None]
 
     def __len__(self) -> int:
         return len(self._codes)

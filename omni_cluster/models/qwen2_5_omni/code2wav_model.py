@@ -23,7 +23,7 @@ from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluati
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
-from omni_cluster.models.sound import DiffusionJob, StepTime
+from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.models.step_clock import StepClock
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class StreamState:
 class Piece:
     """A job while it is computed: its mel as far as the flow is, how many frames it has, and how many will be heard."""
 
-    job: DiffusionJob
+    job: SoundJob
     stream: StreamState | None
     flow: FlowJob
     frames: int
@@ -74,7 +74,7 @@ class Piece:
 
 
 class Code2WavModel:
-    """A `DiffusionModel`: waveforms at 24 kHz, in the reference's arithmetic or in a faster one.
+    """A `SoundModel`: waveforms at 24 kHz, in the reference's arithmetic or in a faster one.
 
     Raises RuntimeError when more streams are begun than `max_streams`; the engine admits no more. A step or a finish
     that fails leaves all jobs and streams as they were before it.
@@ -92,7 +92,7 @@ class Code2WavModel:
     ) -> None:
         self._config = config or DiffusionConfig()
         self._device = device
-        self._voices = {name: i for i, name in enumerate(voices)}
+        self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
         self._clock = StepClock(device)
         self._pieces: dict[int, Piece] = {}
@@ -134,9 +134,9 @@ class Code2WavModel:
         return wide
 
     @torch.inference_mode()
-    def begin(self, number: int, job: DiffusionJob) -> None:
-        """See `DiffusionModel.begin`."""
-        self._check_codes(job)
+    def begin(self, number: int, job: SoundJob) -> None:
+        """See `SoundModel.begin`."""
+        self._check(job)
         state = None if job.stream is None else self._streams.get(job.stream) or self._open(job.stream, job)
         frames = len(job.codes) * self._dit.repeats
         kept = frames - job.look_ahead * self._dit.repeats
@@ -150,15 +150,15 @@ class Code2WavModel:
 
     @torch.inference_mode()
     def step(self, numbers: Sequence[int]) -> StepTime | None:
-        """See `DiffusionModel.step`."""
+        """See `SoundModel.step`."""
         pieces = [self._pieces[number] for number in numbers]
-        with products_in(self._config.dtype), self._clock.measured(sum(piece.job.frames for piece in pieces)):
+        with products_in(self._config.dtype), self._clock.measured(sum(piece.job.size for piece in pieces)):
             self._flow.advance([piece.flow for piece in pieces])
         return self._clock.latest()
 
     @torch.inference_mode()
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """See `DiffusionModel.finish`: `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
+        """See `SoundModel.finish`: `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
         pieces = [self._pieces[number] for number in numbers]
         windows = [self._window(piece) for piece in pieces]
         with products_in(self._config.vocoder_dtype):
@@ -172,36 +172,40 @@ class Code2WavModel:
         return waves
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """See `DiffusionModel.drop`."""
+        """See `SoundModel.drop`."""
         for number in numbers:
             self._pieces.pop(number, None)
 
     def forget(self, streams: Sequence[str]) -> None:
-        """See `DiffusionModel.forget`."""
+        """See `SoundModel.forget`."""
         for name in streams:
             state = self._streams.pop(name, None)
             if state is not None:
                 self._free_slots.append(state.slots)
 
-    def _check_codes(self, job: DiffusionJob) -> None:
+    def _check(self, job: SoundJob) -> None:
         """Raises PayloadError: on a device, an index behind a table's end is the end of all that runs there."""
-        wrong = next((code for code in job.codes if not 0 <= code < self._dit.num_codes), None)
-        if wrong is not None:
-            raise PayloadError(f"A job has the code {wrong}; codes are from 0 to {self._dit.num_codes - 1}.")
+        if job.codes.shape[1:] != (1,):
+            raise PayloadError(f"A job has codes of the shape {job.codes.shape}; they are [n, 1].")
+        wrong = job.codes[(job.codes < 0) | (job.codes >= self._dit.num_codes)]
+        if len(wrong):
+            raise PayloadError(f"A job has the code {wrong[0]}; codes are from 0 to {self._dit.num_codes - 1}.")
+        if job.voice not in self._voices:
+            raise PayloadError(f"A job has the voice {job.voice!r}; voices are {', '.join(map(str, self._voices))}.")
 
-    def _noise(self, job: DiffusionJob, state: StreamState | None, frames: int, kept: int) -> torch.Tensor:
+    def _noise(self, job: SoundJob, state: StreamState | None, frames: int, kept: int) -> torch.Tensor:
         if state is None:
-            return self._draw(torch.Generator().manual_seed(job.seed), frames)
+            return self._draw(generator_of(job), frames)
         noise = torch.cat([state.noise, self._draw(state.generator, frames - state.noise.shape[0])])
         state.noise = noise[kept:]
         return noise
 
-    def _open(self, name: str, first: DiffusionJob) -> StreamState:
+    def _open(self, name: str, first: SoundJob) -> StreamState:
         """A stream that begins in the midst of its request draws the noise of what is before it, and drops it."""
         if not self._free_slots:
             raise RuntimeError(f"{len(self._streams)} streams are open, which is all there is room for.")
-        generator = torch.Generator().manual_seed(first.seed)
-        self._draw(generator, first.start * self._dit.repeats)
+        generator = generator_of(first)
+        self._draw(generator, first.samples.start // self._samples_per_frame)
         state = StreamState(self._free_slots.pop(), generator, torch.empty(0, self._dit.mel_dim))
         self._streams[name] = state
         return state
@@ -214,7 +218,7 @@ class Code2WavModel:
         """
         return torch.randn([frames, self._dit.mel_dim], generator=generator)
 
-    def _table(self, job: DiffusionJob, state: StreamState | None, frames: int) -> np.ndarray:
+    def _table(self, job: SoundJob, state: StreamState | None, frames: int) -> np.ndarray:
         """A job's blocks in a row; see `FlowJob`. A stream's first block sees the one kept, its last heard is kept."""
         size, codes_per_block = self._dit.block_size, self._codes_per_block
         blocks = -(-frames // size)
@@ -226,7 +230,7 @@ class Code2WavModel:
         length[:] = np.minimum(frames - place * size, size)
         voice[:] = self._voices[job.voice]
         codes = np.zeros(blocks * codes_per_block, np.int32)
-        codes[: len(job.codes)] = job.codes
+        codes[: len(job.codes)] = job.codes[:, 0]
         table[BLOCK_ROWS:] = codes.reshape(blocks, codes_per_block).T
         if state is not None and state.is_begun:
             previous[0] = FIRST_SLOT - state.slots[0]
@@ -278,6 +282,13 @@ class Code2WavModel:
         """The last heard frames, which the vocoder sees before the stream's next piece."""
         kept = len(window) - (piece.frames - piece.kept_frames)
         return window[max(0, kept - VOCODER_OVERLAP_FRAMES) : kept].clone()
+
+
+def generator_of(job: SoundJob) -> torch.Generator:
+    """What the noise of a request is drawn from. Raises PayloadError for a job without a seed."""
+    if job.seed is None:
+        raise PayloadError("A job has no seed, which its noise is drawn from.")
+    return torch.Generator().manual_seed(job.seed)
 
 
 def _check_finite(waves: Sequence[np.ndarray], windows: Sequence[torch.Tensor]) -> None:

@@ -14,7 +14,7 @@ from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THINKER
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
-from omni_cluster.models.sound import DiffusionModel, DiffusionSession
+from omni_cluster.models.sound import SoundModel, SoundSession
 from omni_cluster.models.stage_spec import ARSpec, LinearCost, SoundPriors, SoundSpec
 from omni_cluster.outputs import StageChunk
 
@@ -115,11 +115,11 @@ class Code2Wav(SoundSpec):
 
     def session(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
-    ) -> DiffusionSession:
+    ) -> SoundSession:
         family, voice = self._family, self._family.check_voice(request.voice)
         return Code2WavSession(request, upstream, family.ids, family.blocks, voice, config.max_piece_blocks)
 
-    def model(self, device: torch.device, config: DiffusionConfig) -> DiffusionModel:
+    def model(self, device: torch.device, config: DiffusionConfig) -> SoundModel:
         from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 
         return Code2WavModel(self._family.folder, self._family.loaded_voices, device, config)

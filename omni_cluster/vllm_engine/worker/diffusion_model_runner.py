@@ -11,22 +11,22 @@ import torch
 from vllm.config import VllmConfig
 
 from omni_cluster.models.registry import family_class
-from omni_cluster.models.sound import DiffusionJob, DiffusionModel, StepTime
+from omni_cluster.models.sound import SoundJob, SoundModel, StepTime
 from omni_cluster.models.stage_spec import SoundSpec
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 
 class GPUDiffusionModelRunner:
-    """Loads a diffusion stage's model on the worker's device and runs it; see `DiffusionModel`."""
+    """Loads a diffusion stage's model on the worker's device and runs it; see `SoundModel`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.vllm_config = vllm_config
         self.device = device
         self._omni_config = OmniModelConfig.of(vllm_config)
-        self._model: DiffusionModel | None = None
+        self._model: SoundModel | None = None
 
     @property
-    def model(self) -> DiffusionModel:
+    def model(self) -> SoundModel:
         if self._model is None:
             raise RuntimeError(f"stage {self._omni_config.model_stage} has no model; call load_model first.")
         return self._model
@@ -37,7 +37,7 @@ class GPUDiffusionModelRunner:
         spec = cast(SoundSpec, family.specs[config.model_stage])
         self._model = spec.model(self.device, config.diffusion)
 
-    def begin(self, number: int, job: DiffusionJob) -> None:
+    def begin(self, number: int, job: SoundJob) -> None:
         self.model.begin(number, job)
 
     def step(self, numbers: Sequence[int]) -> StepTime | None:

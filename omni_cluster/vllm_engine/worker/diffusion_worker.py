@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.models.sound import DiffusionJob, StepTime
+from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
@@ -26,7 +26,7 @@ class GPUDiffusionWorker(PlatformWorker):
     def load_model(self, **kwargs: Any) -> None:
         self.model_runner.load_model()
 
-    def begin(self, number: int, job: DiffusionJob) -> None:
+    def begin(self, number: int, job: SoundJob) -> None:
         self.model_runner.begin(number, job)
 
     def step(self, numbers: Sequence[int]) -> StepTime | None:

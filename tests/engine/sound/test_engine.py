@@ -25,7 +25,7 @@ from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, 
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
-from omni_cluster.models.sound import DiffusionJob, StepTime
+from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.progress import StallWatch
 from omni_cluster.vllm_engine.worker import diffusion_worker
@@ -85,10 +85,10 @@ class Watch:
         self._open = threading.Event()
         self._open.set()
         self._streams: dict[int, str | None] = {}
-        self.begun: list[DiffusionJob] = []
+        self.begun: list[SoundJob] = []
         self.said: list[str] = []
 
-    def begin(self, number: int, job: DiffusionJob) -> None:
+    def begin(self, number: int, job: SoundJob) -> None:
         self._streams[number] = job.stream
         self.begun.append(job)
         self.said.append(f"begin {job.stream}")

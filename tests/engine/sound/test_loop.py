@@ -26,7 +26,7 @@ from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
-from omni_cluster.models.sound import DiffusionJob, StepTime
+from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.outputs import StageChunk
 from omni_cluster.progress import Progress
 from tests.engine.stages import PATIENCE_S, at_once
@@ -297,12 +297,12 @@ async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -
 
 
 async def test_a_job_is_due_when_all_jobs_before_it_are_heard_and_keeps_none_that_is_made() -> None:
-    job = DiffusionJob(tuple(range(2 * BLOCK)), "Chelsie", 0, 4 * BLOCK, "a", 0, BLOCK)
+    job = SoundJob(np.zeros((2 * BLOCK, 1), np.int16), range(480 * BLOCK), 4 * BLOCK, stream="a", look_ahead=BLOCK)
     first = LoopJob(job, 0.0, lambda: job, 9)
     second = LoopJob(job, 0.0, lambda: job, 9, first)
     third = LoopJob(job, 0.0, lambda: job, 9, second)
-    assert [asked.frames_before for asked in (first, second, third)] == [0, 2 * BLOCK, 4 * BLOCK]
-    first.make(np.zeros(1))
-    assert third.frames_before == 2 * BLOCK and third.follows and not second.follows
-    second.make(np.zeros(1))
-    assert second.before is None and not third.follows and third.frames_before == 0
+    assert [asked.samples_before for asked in (first, second, third)] == [0, 480 * BLOCK, 960 * BLOCK]
+    first.make(np.zeros(480 * BLOCK))
+    assert third.samples_before == 480 * BLOCK and third.follows and not second.follows
+    second.make(np.zeros(480 * BLOCK))
+    assert second.before is None and not third.follows and third.samples_before == 0

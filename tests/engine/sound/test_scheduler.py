@@ -14,20 +14,20 @@ from omni_cluster.engine.sound.scheduler import CUSHION_S, FINISH_S, PRIOR_FRAME
 from omni_cluster.models.sound import StepTime
 
 NOW_S = 100.0
-STEP_S, FRAME_S = 3e-3, 6e-6
+STEP_S, UNIT_S = 3e-3, 6e-6
 HALF = 500
 """Frames of a step that spends half of its time on them."""
 
 
 @dataclass(eq=False)
 class Asked:
-    frames: int
+    size: int
     due_s: float
     steps_left: int = 9
 
 
-def scheduler(max_frames: int = 3072, max_jobs: int = 64) -> StepScheduler[Asked]:
-    return StepScheduler(max_frames, max_jobs, StepCost(STEP_S, FRAME_S), lambda: NOW_S)
+def scheduler(max_size: int = 3072, max_jobs: int = 64) -> StepScheduler[Asked]:
+    return StepScheduler(max_size, max_jobs, StepCost(STEP_S, UNIT_S), lambda: NOW_S)
 
 
 def test_without_jobs_there_is_no_step_and_nothing_to_finish() -> None:
@@ -43,7 +43,7 @@ def test_steps_grow_with_the_work_that_waits() -> None:
     jobs = [Asked(408, NOW_S + 60 + i) for i in range(60)]
     sizes = [len(scheduler().choose(jobs[:count])) for count in (1, 2, 6, 24)]
     assert sizes == [1, 2, 4, 7]
-    assert sum(job.frames for job in scheduler().choose(jobs)) <= 3072
+    assert sum(job.size for job in scheduler().choose(jobs)) <= 3072
 
 
 def test_steps_are_as_large_as_it_takes_to_meet_what_is_due() -> None:
@@ -53,7 +53,7 @@ def test_steps_are_as_large_as_it_takes_to_meet_what_is_due() -> None:
 
 def test_what_cannot_be_met_is_done_in_the_largest_steps() -> None:
     jobs = [Asked(216, NOW_S - 1) for _ in range(64)]
-    assert sum(job.frames for job in scheduler().choose(jobs)) == 3072 // 216 * 216
+    assert sum(job.size for job in scheduler().choose(jobs)) == 3072 // 216 * 216
 
 
 def test_a_job_above_the_bound_advances_alone_when_it_is_due_first() -> None:
@@ -73,15 +73,15 @@ def test_a_job_that_fits_goes_on_beside_one_that_does_not() -> None:
 def test_a_step_holds_what_is_due_first_and_stays_within_its_bounds(
     asked: list[tuple[int, float, int]], max_jobs: int
 ) -> None:
-    jobs = [Asked(frames, NOW_S + due_s, steps) for frames, due_s, steps in asked]
+    jobs = [Asked(size, NOW_S + due_s, steps) for size, due_s, steps in asked]
     chosen = scheduler(max_jobs=max_jobs).choose(jobs)
     assert chosen[0].due_s == min(job.due_s for job in jobs)
     assert len(set(map(id, chosen))) == len(chosen) <= max_jobs and all(job in jobs for job in chosen)
-    assert len(chosen) == 1 or sum(job.frames for job in chosen) <= 3072
+    assert len(chosen) == 1 or sum(job.size for job in chosen) <= 3072
 
 
 @pytest.mark.parametrize(
-    ("due_in_s", "frames", "others", "is_finished"),
+    ("due_in_s", "size", "others", "is_finished"),
     [
         (5.0, 48, True, False),
         (5.0, 48, False, True),
@@ -91,9 +91,9 @@ def test_a_step_holds_what_is_due_first_and_stays_within_its_bounds(
     ],
 )
 def test_a_job_is_finished_when_it_is_due_or_worth_it_or_nothing_else_runs(
-    due_in_s: float, frames: int, others: bool, is_finished: bool
+    due_in_s: float, size: int, others: bool, is_finished: bool
 ) -> None:
-    later, sooner = Asked(frames, NOW_S + 9, 0), Asked(frames, NOW_S + due_in_s, 0)
+    later, sooner = Asked(size, NOW_S + 9, 0), Asked(size, NOW_S + due_in_s, 0)
     assert scheduler().to_finish([later, sooner], others) == ([sooner, later] if is_finished else [])
 
 
@@ -101,63 +101,63 @@ def test_a_job_is_finished_when_it_is_due_or_worth_it_or_nothing_else_runs(
 
 
 def test_cost_is_what_was_assumed_until_steps_are_measured() -> None:
-    cost = StepCost(STEP_S, FRAME_S)
-    assert cost.frames_at_efficiency(0.5) == pytest.approx(HALF)
-    assert cost.frames_at_efficiency(0.75) == pytest.approx(3 * HALF)
+    cost = StepCost(STEP_S, UNIT_S)
+    assert cost.size_at_efficiency(0.5) == pytest.approx(HALF)
+    assert cost.size_at_efficiency(0.75) == pytest.approx(3 * HALF)
 
 
 @given(st.floats(1, 1e6), st.floats(1, 1e4))
 def test_steps_of_the_balanced_size_take_the_least_time(work: float, other: float) -> None:
-    cost = StepCost(STEP_S, FRAME_S)
+    cost = StepCost(STEP_S, UNIT_S)
 
-    def together_s(frames: float) -> float:
-        return (work / frames + 10) * (STEP_S + FRAME_S * frames)
+    def together_s(size: float) -> float:
+        return (work / size + 10) * (STEP_S + UNIT_S * size)
 
-    assert together_s(cost.frames_at_balance(work, 10)) <= together_s(other) * (1 + 1e-9)
+    assert together_s(cost.size_at_balance(work, 10)) <= together_s(other) * (1 + 1e-9)
 
 
 def test_cost_becomes_what_is_measured() -> None:
-    cost = StepCost(STEP_S, FRAME_S)
+    cost = StepCost(STEP_S, UNIT_S)
     for i in range(2000):
-        frames = PRIOR_FRAMES[0] + 37 * (i % 60)
-        cost.observe(StepTime(frames, 10e-3 + 8e-6 * frames))
-    assert cost.step_s == pytest.approx(10e-3, rel=0.05) and cost.frame_s == pytest.approx(8e-6, rel=0.05)
+        size = PRIOR_FRAMES[0] + 37 * (i % 60)
+        cost.observe(StepTime(size, 10e-3 + 8e-6 * size))
+    assert cost.step_s == pytest.approx(10e-3, rel=0.05) and cost.unit_s == pytest.approx(8e-6, rel=0.05)
 
 
-@pytest.mark.parametrize("frames", [24, 3072])
-def test_cost_stays_sensible_when_all_steps_are_alike(frames: int) -> None:
-    cost = StepCost(STEP_S, FRAME_S)
+@pytest.mark.parametrize("size", [24, 3072])
+def test_cost_stays_sensible_when_all_steps_are_alike(size: int) -> None:
+    cost = StepCost(STEP_S, UNIT_S)
     for _ in range(2000):
-        cost.observe(StepTime(frames, 0.02))
-    assert cost.step_s > 0 and cost.frame_s > 0
-    assert cost.step_s + cost.frame_s * frames == pytest.approx(0.02, rel=0.1)
+        cost.observe(StepTime(size, 0.02))
+    assert cost.step_s > 0 and cost.unit_s > 0
+    assert cost.step_s + cost.unit_s * size == pytest.approx(0.02, rel=0.1)
 
 
 @given(st.floats(0, 1e6))
 def test_steps_of_the_needed_size_make_that_rate(rate: float) -> None:
-    cost = StepCost(STEP_S, FRAME_S)
-    frames = cost.frames_at_rate(rate)
-    if math.isinf(frames):
-        assert rate * FRAME_S >= 1
+    cost = StepCost(STEP_S, UNIT_S)
+    size = cost.size_at_rate(rate)
+    if math.isinf(size):
+        assert rate * UNIT_S >= 1
     else:
-        assert frames == pytest.approx(rate * (STEP_S + FRAME_S * frames), rel=1e-6, abs=1e-9)
+        assert size == pytest.approx(rate * (STEP_S + UNIT_S * size), rel=1e-6, abs=1e-9)
 
 
 # ------------------------------------------------------------- how much slack players have
 
-STEPS, MAX_FRAMES = 9, 3_072
+STEPS, MAX_SIZE = 9, 3_072
 
 
-def slack(step_s: float | None = None, max_frames: int = MAX_FRAMES) -> Slack:
+def slack(step_s: float | None = None, max_size: int = MAX_SIZE) -> Slack:
     """Of nothing that was measured yet, or of a step."""
     cost = StepCost(1e-2, 1.05e-5)
     if step_s is not None:
         cost.observe(StepTime(72, step_s))
-    return Slack(STEPS, max_frames, cost, time.monotonic)
+    return Slack(STEPS, max_size, cost, time.monotonic)
 
 
 def test_a_round_costs_all_steps_of_a_piece_for_each_player_and_one_pass() -> None:
-    of = slack(max_frames=1_440)
+    of = slack(max_size=1_440)
     assert of.round_s(10) == pytest.approx(9 * (0.01 + 1.05e-5 * 720) + 4e-3 + 2.5e-5 * 720)
     assert of.round_s(40) == pytest.approx(9 * (2 * 0.01 + 1.05e-5 * 2_880) + 4e-3 + 2.5e-5 * 2_880)  # two steps each
 

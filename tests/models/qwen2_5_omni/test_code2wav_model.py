@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
-from omni_cluster.models.sound import DiffusionJob
+from omni_cluster.models.sound import SoundJob
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference
 
@@ -31,12 +32,22 @@ def model(tiny: Path) -> Code2WavModel:
     return Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"))
 
 
-def job(count: int, voice: str = "Chelsie", seed: int = 0) -> DiffusionJob:
-    codes = tuple(np.random.RandomState(count).randint(0, 8192, count).tolist())
-    return DiffusionJob(codes, voice, seed, 2 * count)
+def job(count: int, voice: str = "Chelsie", seed: int = 0) -> SoundJob:
+    return job_of(np.random.RandomState(count).randint(0, 8192, count).tolist(), voice, seed)
 
 
-def made_by(model: Code2WavModel, jobs: Sequence[DiffusionJob]) -> list[np.ndarray]:
+def job_of(codes: Sequence[int], voice: str = "Chelsie", seed: int = 0, first: int = 0, **fields: Any) -> SoundJob:
+    """Of codes from the request's code `first` on."""
+    heard = len(codes) - fields.get("look_ahead", 0)
+    samples = range(first * SAMPLES_PER_CODE, (first + heard) * SAMPLES_PER_CODE)
+    return SoundJob(np.array(codes)[:, None], samples, 2 * len(codes), voice, seed, **fields)
+
+
+def codes_of(job: SoundJob) -> list[int]:
+    return [int(code) for code in job.codes[:, 0]]
+
+
+def made_by(model: Code2WavModel, jobs: Sequence[SoundJob]) -> list[np.ndarray]:
     """The jobs' waveforms, all of them in the same steps."""
     numbers = range(len(jobs))
     for number, one in enumerate(jobs):
@@ -46,8 +57,9 @@ def made_by(model: Code2WavModel, jobs: Sequence[DiffusionJob]) -> list[np.ndarr
     return model.finish(numbers)
 
 
-def wanted(reference: Reference, asked: DiffusionJob) -> np.ndarray:
-    return reference.waveform(asked.codes, asked.voice, asked.seed)
+def wanted(reference: Reference, asked: SoundJob) -> np.ndarray:
+    assert asked.voice is not None and asked.seed is not None
+    return reference.waveform(codes_of(asked), asked.voice, asked.seed)
 
 
 def assert_close(made: np.ndarray, expected: np.ndarray) -> None:
@@ -81,16 +93,16 @@ def test_seed_voice_and_codes_each_change_the_waveform(model: Code2WavModel) -> 
     plain = job(20)
     (made,) = made_by(model, [plain])
     others = [
-        DiffusionJob(plain.codes, plain.voice, 1, plain.frames),
-        DiffusionJob(plain.codes, "Ethan", 0, plain.frames),
-        DiffusionJob(plain.codes[::-1], plain.voice, 0, plain.frames),
+        replace(plain, seed=1),
+        replace(plain, voice="Ethan"),
+        replace(plain, codes=plain.codes[::-1]),
     ]
     for other in made_by(model, others):
         assert np.abs(other - made).max() > 1e-3
 
 
 def test_last_code_of_the_embedding_can_be_spoken(model: Code2WavModel, reference: Reference) -> None:
-    asked = DiffusionJob((8193, 0, 8192), "Chelsie", 0, 6)
+    asked = job_of((8193, 0, 8192))
     (made,) = made_by(model, [asked])
     assert_close(made, wanted(reference, asked))
 
@@ -104,18 +116,17 @@ BLOCK = 12
 """Codes of one block of the DiT."""
 
 
-def pieces(full: DiffusionJob, plan: list[int], name: str) -> list[DiffusionJob]:
+def pieces(full: SoundJob, plan: list[int], name: str) -> list[SoundJob]:
     """The job cut into pieces of so many blocks each, and a last one of what is left."""
-    made, start = [], 0
+    made, start, codes = [], 0, codes_of(full)
+    of = functools.partial(job_of, voice=full.voice, seed=full.seed, stream=name)
     for blocks in plan:
-        codes = full.codes[start : start + (blocks + 1) * BLOCK]
-        made.append(DiffusionJob(codes, full.voice, full.seed, 2 * len(codes), name, start, BLOCK))
+        made.append(of(codes[start : start + (blocks + 1) * BLOCK], first=start, look_ahead=BLOCK))
         start += blocks * BLOCK
-    last = full.codes[start:]
-    return [*made, DiffusionJob(last, full.voice, full.seed, 2 * len(last), name, start, 0)]
+    return [*made, of(codes[start:], first=start)]
 
 
-def streamed(model: Code2WavModel, full: DiffusionJob, plan: list[int], name: str = "s") -> np.ndarray:
+def streamed(model: Code2WavModel, full: SoundJob, plan: list[int], name: str = "s") -> np.ndarray:
     made = [made_by(model, [piece])[0] for piece in pieces(full, plan, name)]
     model.forget([name])
     return np.concatenate(made)
@@ -206,7 +217,7 @@ def test_pieces_that_nobody_hears_leave_the_next_ones_what_they_need(
     vocoded, vocode = [], model._vocode
 
     def watched(pieces: Any, windows: Any) -> Any:
-        vocoded.extend(piece.job.start for piece in pieces)
+        vocoded.extend(piece.job.samples for piece in pieces)
         return vocode(pieces, windows)
 
     monkeypatch.setattr(model, "_vocode", watched)
@@ -217,7 +228,7 @@ def test_pieces_that_nobody_hears_leave_the_next_ones_what_they_need(
     silent = [replace(one, is_heard=False) for one in cut[:2]]
     made = [made_by(model, [one])[0] for one in [*silent, *cut[2:]]]
     model.forget(["unheard"])
-    assert vocoded == [one.start for one in cut[2:]]
+    assert vocoded == [one.samples for one in cut[2:]]
     assert [len(one) for one in made] == [len(one) for one in expected]
     for one, wanted_one in zip(made[2:], expected[2:], strict=True):
         np.testing.assert_array_equal(one, wanted_one)
@@ -300,7 +311,21 @@ def test_what_is_no_code_is_refused_before_anything_is_computed(
 ) -> None:
     monkeypatch.setattr(model, "_flow", None)
     with pytest.raises(PayloadError, match=f"the code {code}; codes are from 0 to 8193"):
-        model.begin(0, DiffusionJob((1, code), "Chelsie", 0, 4, "none"))
+        model.begin(0, job_of((1, code), stream="none"))
+    assert not model._pieces and not model._streams
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"codes": np.zeros((2, 2), np.int16)}, r"codes of the shape \(2, 2\); they are \[n, 1\]"),
+        ({"voice": None}, "the voice None; voices are Chelsie, Ethan"),
+        ({"seed": None}, "no seed"),
+    ],
+)
+def test_a_job_of_another_models_kind_is_refused(model: Code2WavModel, fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(PayloadError, match=told):
+        model.begin(0, replace(job(2), stream="none", **fields))
     assert not model._pieces and not model._streams
 
 
@@ -461,8 +486,8 @@ def test_a_place_that_a_broken_stream_had_carries_nothing_to_the_next(
 ) -> None:
     model = model_with_a_broken_voice
 
-    def first_piece(name: str, voice: str) -> DiffusionJob:
-        return replace(job(36, voice), stream=name, look_ahead=12)
+    def first_piece(name: str, voice: str) -> SoundJob:
+        return job_of(codes_of(job(36)), voice, stream=name, look_ahead=12)
 
     (before,) = made_by(model, [first_piece("before", "Chelsie")])
     model.forget(["before"])

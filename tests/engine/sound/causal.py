@@ -1,0 +1,123 @@
+"""A small causal sound model of one step and two codebooks, whose first piece is shorter, and jobs of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from omni_cluster.models.sound import SoundJob, StepTime
+
+CODEBOOKS, NUM_CODES = 2, 16
+SAMPLES_PER_CODE = 8
+MISSING = 3
+"""Samples that the sound of a request lacks at its beginning: n codes make `SAMPLES_PER_CODE * n - MISSING`."""
+DECAY = 0.9
+NO_CODES = np.empty((0, CODEBOOKS), np.int16)
+
+
+@dataclass(slots=True)
+class Stream:
+    """What a stream keeps between its pieces: its last sample, and how many samples are to be left out still."""
+
+    last: float = 0.0
+    missing: int = MISSING
+
+
+class CausalModel:
+    """A `SoundModel`: a leaky sum of what each code adds. Its jobs have neither voice nor seed."""
+
+    sample_rate_hz = 100
+    steps = 1
+
+    def __init__(self) -> None:
+        self._tables = np.random.RandomState(0).uniform(-0.02, 0.02, (CODEBOOKS, NUM_CODES, SAMPLES_PER_CODE))
+        self._jobs: dict[int, SoundJob] = {}
+        self._waves: dict[int, np.ndarray] = {}
+        self.streams: dict[str, Stream] = {}
+        self.batches: list[int] = []
+        """Jobs of each step."""
+
+    def begin(self, number: int, job: SoundJob) -> None:
+        self._jobs[number] = job
+
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        jobs = [self._jobs[number] for number in numbers]
+        for number, job in zip(numbers, jobs, strict=True):
+            self._waves[number] = self._wave(job)
+        self.batches.append(len(jobs))
+        return StepTime(sum(job.size for job in jobs), 1e-3)
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        waves = [self._waves[number] for number in numbers]
+        self.drop(numbers)
+        return waves
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._jobs.pop(number, None)
+            self._waves.pop(number, None)
+
+    def forget(self, streams: Sequence[str]) -> None:
+        for stream in streams:
+            self.streams.pop(stream, None)
+
+    def is_empty(self) -> bool:
+        return not (self._jobs or self._waves or self.streams)
+
+    def _wave(self, job: SoundJob) -> np.ndarray:
+        state = self.streams.get(job.stream) if job.stream is not None else None
+        if state is None:
+            state = Stream()
+            if job.context is not None:
+                self._sound(job.context, state)
+            state.missing = MISSING
+        if job.stream is not None:
+            self.streams[job.stream] = state
+        made, missing = self._sound(job.codes, state), state.missing
+        state.missing = 0
+        return made[missing:]
+
+    def _sound(self, codes: np.ndarray, state: Stream) -> np.ndarray:
+        added = sum(self._tables[book][codes[:, book]] for book in range(CODEBOOKS))
+        wave = np.empty(len(codes) * SAMPLES_PER_CODE, np.float32)
+        for i, sample in enumerate(np.ravel(added)):
+            state.last = wave[i] = np.float32(DECAY * state.last + sample)
+        return wave
+
+
+class CausalSession:
+    """A `SoundSession`: whatever codes are there make the next piece, or all of them the only one."""
+
+    def __init__(self, name: str, upstream: AsyncIterator[np.ndarray], streams: bool, context: np.ndarray) -> None:
+        self._stream = name if streams else None
+        self._upstream, self._context = upstream, context
+        self._codes = NO_CODES
+        self._start = self._end = 0
+
+    async def jobs(self) -> AsyncGenerator[SoundJob, None]:
+        async for codes in self._upstream:
+            self._codes = np.concatenate([self._codes, codes])
+            if self._stream is not None:
+                yield self.latest()
+                self._start = self._end
+                await asyncio.sleep(0)
+        if self._start < len(self._codes):
+            yield self.latest()
+
+    def latest(self) -> SoundJob:
+        self._end = len(self._codes)
+        return SoundJob(
+            self._codes[self._start :],
+            range(samples_of(self._start), samples_of(self._end)),
+            size=self._end - self._start,
+            context=self._context,
+            stream=self._stream,
+        )
+
+
+def samples_of(codes: int) -> int:
+    """Samples of a request's first codes."""
+    return max(0, codes * SAMPLES_PER_CODE - MISSING)
