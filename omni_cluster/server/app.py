@@ -26,6 +26,7 @@ from omni_cluster.server.endpoints.transcriptions import TranscriptionsEndpoint
 from omni_cluster.server.metrics import IngressMetrics, Metered
 from omni_cluster.server.quotas import Clock
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.request_builder import RequestBuilder
 
 CODING_THREADS = 4
 GREETING = [{"role": "user", "content": "Hello"}]
@@ -50,15 +51,16 @@ class HttpServer:
         self.metrics = IngressMetrics()
         self.metrics.watch(self.door.places, self.door.uploads)
         self._reader = Reader(bound)
+        builder = RequestBuilder(pipeline)
         self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
         self._endpoints = (
             OperationsEndpoint(pipeline, self.metrics.registry, self.door.closing),
             ModelsEndpoint(bound),
-            ChatEndpoint(pipeline, self._reader, self._coding),
-            ResponsesEndpoint(pipeline, self._reader),
-            SpeechEndpoint(pipeline, self._reader, self._coding),
-            TranscriptionsEndpoint(pipeline, self._reader),
-            CompletionsEndpoint(pipeline, self._reader),
+            ChatEndpoint(pipeline, self._reader, builder, self._coding),
+            ResponsesEndpoint(pipeline, self._reader, builder),
+            SpeechEndpoint(pipeline, self._reader, builder, self._coding),
+            TranscriptionsEndpoint(pipeline, self._reader, builder),
+            CompletionsEndpoint(pipeline, self._reader, builder),
             TokensEndpoint(bound, self._reader),
         )
         bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that

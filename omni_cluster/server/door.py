@@ -95,7 +95,6 @@ class Visit:
         self.deadline = deadline
         self.allowance = allowance
         self.meter = meter
-        self.body_bytes = 0
         self._has_body = False
         self._has_place = False
 
@@ -109,7 +108,7 @@ class Visit:
         limits, uploads = self._door.limits, self._door.uploads
         async with uploads.open() as upload:
             body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload, media_type)
-            self._has_body, self.body_bytes = True, len(body)
+            self._has_body = True
             await self._door.places.take()
             self._has_place = True
         return body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -28,23 +29,31 @@ class Bucket:
         self._level = self._most
         self._clock = clock
         self._at_s = clock()
+        self._lock = threading.Lock()
+        """Sound is asked for where prompts are rendered, off the event loop."""
 
     def take(self, amount: float) -> None:
-        self._refill()
-        self._level -= amount
+        with self._lock:
+            self._refill()
+            self._level -= amount
 
     def give_back(self, amount: float) -> None:
-        self._level = min(self._most, self._level + amount)
+        with self._lock:
+            self._add(amount)
 
     def wait_s(self, amount: float) -> float:
         """Until it holds so much."""
-        self._refill()
-        return max(0.0, amount - self._level) / self._per_s
+        with self._lock:
+            self._refill()
+            return max(0.0, amount - self._level) / self._per_s
 
     def _refill(self) -> None:
         now_s = self._clock()
-        self.give_back((now_s - self._at_s) * self._per_s)
+        self._add((now_s - self._at_s) * self._per_s)
         self._at_s = now_s
+
+    def _add(self, amount: float) -> None:
+        self._level = min(self._most, self._level + amount)
 
 
 class Allowance:

@@ -1,9 +1,9 @@
-"""From the body of an HTTP request to what it asks for, checked, with its media decoded."""
+"""From the body of an HTTP request to what it asks for, checked, with its media decoded, and what is built of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from fastapi import Request
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
 from omni_cluster.openai_api.decoder import Form
-from omni_cluster.openai_api.decoders import Decoders
+from omni_cluster.openai_api.decoders import Decoders, Fetch
 from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
@@ -27,7 +27,7 @@ from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.openai_api.text_completion import CompletionRequest, parse_completion
 from omni_cluster.openai_api.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest
-from omni_cluster.server.body import check_origin
+from omni_cluster.server.body import JSON_TYPE, check_origin
 from omni_cluster.server.door import Visit
 from omni_cluster.server.limits import api_defaults, api_limits, decoder_limits, fetch_limits
 
@@ -39,6 +39,7 @@ LARGE_THREADS = 2
 FETCHES_AT_ONCE = 4
 """Of one request: one that names many URLs leaves room for others' fetches."""
 T = TypeVar("T")
+Built = TypeVar("Built")
 Made = TypeVar("Made", covariant=True)
 
 
@@ -70,66 +71,85 @@ class Reader:
         """Keeps a decoder ready for the next request with media, until it is cancelled."""
         await self._decoders.keep_one_ready()
 
-    async def chat(self, http_request: Request) -> ChatRequest:
-        """Raises BadRequest; all that can be refused without the media is refused before any is fetched."""
-        visit: Visit = http_request.state.visit
-        body = await visit.body(http_request, self._limits.max_body_bytes)
-        # A large one would keep the interpreter, and with it every other request, for its checks alone.
-        if len(body) <= SMALL_BODY_BYTES:
-            checked = await self.off_loop(lambda: self._check(body))
-            if not checked.has_media:
-                return await self.off_loop(lambda: open_chat_request(checked, {}, self._limits))
-        return await self._decoders.open(body, self._fetched)
+    async def chat(self, http_request: Request, build: Callable[[ChatRequest], Built]) -> Built:
+        """What `build` makes of the checked chat, off the event loop: with the checks in one call, if it has no media.
 
-    async def response(self, http_request: Request) -> ResponsesRequest:
+        Raises BadRequest; all that can be refused without the media is refused before any is fetched.
+        """
+        body = await self._body(http_request, self._limits.max_body_bytes)
+
+        def built() -> Built | None:
+            checked = self._check(body)
+            return None if checked.has_media else build(open_chat_request(checked, {}, self._limits))
+
+        return await self._built(body, built, self._decoders.open, build)
+
+    async def response(self, http_request: Request, build: Callable[[ResponsesRequest], Built]) -> Built:
         """As `chat`, of a body for `/v1/responses`."""
-        visit: Visit = http_request.state.visit
-        body = await visit.body(http_request, self._limits.max_body_bytes)
-        if len(body) <= SMALL_BODY_BYTES:
-            checked = await self.off_loop(lambda: self._check_response(body))
-            if not checked.has_media:
-                return await self.off_loop(lambda: open_responses_request(checked, {}, self._limits))
-        return await self._decoders.open_response(body, self._fetched)
+        body = await self._body(http_request, self._limits.max_body_bytes)
 
-    async def speech(self, http_request: Request) -> SpeechRequest:
+        def built() -> Built | None:
+            checked = self._check_response(body)
+            return None if checked.has_media else build(open_responses_request(checked, {}, self._limits))
+
+        return await self._built(body, built, self._decoders.open_response, build)
+
+    async def _built(
+        self,
+        body: bytearray,
+        without_media: Callable[[], Built | None],
+        open_media: Callable[[bytearray, Fetch], Awaitable[T]],
+        build: Callable[[T], Built],
+    ) -> Built:
+        # A large one would keep the interpreter, and with it every other request, for its checks alone.
+        if len(body) <= SMALL_BODY_BYTES and (built := await self.off_loop(without_media)) is not None:
+            return built
+        opened = await open_media(body, self._fetched)
+        return await self.off_loop(lambda: build(opened), len(body))
+
+    async def speech(self, http_request: Request, build: Callable[[SpeechRequest], Built]) -> Built:
         """Raises BadRequest."""
-        visit: Visit = http_request.state.visit
-        body = await visit.body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
-        return await self.off_loop(
-            lambda: parse_speech_request(
+        body = await self._body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
+
+        def built() -> Built:
+            spoken = parse_speech_request(
                 body,
                 models=self._models,
                 voices=self._voices,
                 defaults=self._defaults,
                 max_codec_tokens=self._max_codec_tokens,
             )
-        )
+            return build(spoken)
+
+        return await self.off_loop(built)
 
     async def transcription(self, http_request: Request, task: Task) -> TranscriptionRequest:
         """Raises BadRequest; the form is read, and its sound decoded, by a process of its own."""
         check_origin(http_request, self._origins)
-        visit: Visit = http_request.state.visit
         most_bytes = min(self._limits.max_body_bytes, self._limits.max_media_bytes + HEADS_BYTES)
-        body = await visit.body(http_request, most_bytes, FORM_TYPE)
+        body = await self._body(http_request, most_bytes, FORM_TYPE)
         return await self._decoders.open_form(body, Form(http_request.headers["content-type"], task))
 
-    async def completion(self, http_request: Request) -> CompletionRequest:
+    async def completion(self, http_request: Request, build: Callable[[CompletionRequest], Built]) -> Built:
         """Raises BadRequest."""
-        return await self._text_body(http_request, parse_completion)
+        return await self._text_body(http_request, parse_completion, build)
 
-    async def tokenize(self, http_request: Request) -> TokenizeRequest:
+    async def tokenize(self, http_request: Request, build: Callable[[TokenizeRequest], Built]) -> Built:
         """Raises BadRequest."""
-        return await self._text_body(http_request, parse_tokenize)
+        return await self._text_body(http_request, parse_tokenize, build)
 
-    async def detokenize(self, http_request: Request) -> list[int]:
+    async def detokenize(self, http_request: Request, build: Callable[[list[int]], Built]) -> Built:
         """Raises BadRequest."""
-        return await self._text_body(http_request, parse_detokenize)
+        return await self._text_body(http_request, parse_detokenize, build)
 
-    async def _text_body(self, http_request: Request, parse: ParsesText[T]) -> T:
+    async def _text_body(self, http_request: Request, parse: ParsesText[T], build: Callable[[T], Built]) -> Built:
         """A body that is little but a prompt: it is as long as one may be."""
+        body = await self._body(http_request, min(self._limits.max_body_bytes, self._limits.max_text_chars))
+        return await self.off_loop(lambda: build(parse(body, models=self._models, limits=self._limits)), len(body))
+
+    async def _body(self, http_request: Request, max_bytes: int, media_type: str = JSON_TYPE) -> bytearray:
         visit: Visit = http_request.state.visit
-        body = await visit.body(http_request, min(self._limits.max_body_bytes, self._limits.max_text_chars))
-        return await self.off_loop(lambda: parse(body, models=self._models, limits=self._limits), len(body))
+        return await visit.body(http_request, max_bytes, media_type)
 
     async def off_loop(self, work: Callable[[], T], body_bytes: int = 0) -> T:
         """Does the work in a thread, and returns its result. That of large bodies keeps no small one waiting."""

@@ -40,8 +40,8 @@ from omni_cluster.openai_api.responses import check_responses_request, open_resp
 from omni_cluster.openai_api.speech import parse_speech_request
 from omni_cluster.openai_api.transcription import open_transcription
 from omni_cluster.server.answers import error_answer
-from omni_cluster.server.chat_run import omni_request
 from omni_cluster.server.limits import api_defaults, api_limits
+from omni_cluster.server.request_builder import RequestBuilder
 from tests.engine.stages import short_default, until
 from tests.server.local import LocalApp
 from tests.server.schema_requests import MODEL, WAV, Maker
@@ -148,7 +148,7 @@ def _read_response(request: httpx.Request) -> Any:
 
 def _asked_of_the_pipeline(chat: ChatRequest) -> OmniRequest:
     random.seed(0)  # of a request without a seed
-    return replace(omni_request(pipeline(), chat, "a"), request_id="a")
+    return replace(RequestBuilder(pipeline()).of_chat(chat, "a"), request_id="a")
 
 
 def _read_speech(request: httpx.Request) -> Any:

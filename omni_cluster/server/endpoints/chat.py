@@ -30,21 +30,23 @@ from omni_cluster.server.answers import (
     voice_header,
     whole_audio,
 )
-from omni_cluster.server.chat_run import omni_request
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.off_loop import OffLoop
+from omni_cluster.server.quotas import Allowance
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 
 
 class ChatEndpoint:
     """Renders prompts, and turns what the stages say into OpenAI's shapes; sound is coded in `coding`."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader, coding: ThreadPoolExecutor) -> None:
+    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder, coding: ThreadPoolExecutor) -> None:
         self._pipeline = pipeline
         self._bound = pipeline.bound
         self._config = pipeline.bound.config
         self._reader = reader
+        self._builder = builder
         self._coding = coding
 
     def add_to(self, api: FastAPI) -> None:
@@ -62,19 +64,21 @@ class ChatEndpoint:
         visit: Visit = http_request.state.visit
         try:
             async with visit.in_time():
-                chat = await self._reader.chat(http_request)
-                if chat.wants_audio:
-                    visit.allowance.check_sound()
-                request_id = http_request.state.request_id
-                request = await self._reader.off_loop(
-                    lambda: omni_request(self._pipeline, chat, request_id), visit.body_bytes
-                )
-                told, requests = chat.without_media(), choices_of(request, chat.choices)
-                answered = self._streamed if told.stream else self._whole
-                with structure_named(told.structure if told.tool_use is None else None):
-                    return await answered(told, requests, visit)
+                build = functools.partial(self._built, http_request.state.request_id, visit.allowance)
+                chat, requests = await self._reader.chat(http_request, build)
+                answered = self._streamed if chat.stream else self._whole
+                with structure_named(chat.structure if chat.tool_use is None else None):
+                    return await answered(chat, requests, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error), error)
+
+    def _built(
+        self, request_id: str, allowance: Allowance, chat: ChatRequest
+    ) -> tuple[ChatRequest, Sequence[OmniRequest]]:
+        """The chat, whose media nothing here looks at again, and a request of each choice."""
+        if chat.wants_audio:
+            allowance.check_sound()
+        return chat.without_media(), choices_of(self._builder.of_chat(chat, request_id), chat.choices)
 
     async def _whole(self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
         outputs = await gathered([whole_output(self._pipeline, request, visit) for request in requests])

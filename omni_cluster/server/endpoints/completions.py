@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import random
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 from fastapi import FastAPI, Request
@@ -14,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
-from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
@@ -24,6 +22,7 @@ from omni_cluster.server.answers import check_text_ids, error_answer, finish_rea
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.endpoints.chat import choices_of
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 
 _PROMPT = "prompt"
@@ -34,10 +33,11 @@ _Group = list[tuple[OmniRequest, AnswerStream[AnswerProgress]]]
 class CompletionsEndpoint:
     """Goes on with texts as they are. Few choices of a request are made at once: it has one place."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader) -> None:
+    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder) -> None:
         self._pipeline = pipeline
         self._bound = pipeline.bound
         self._reader = reader
+        self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
         """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
@@ -54,33 +54,23 @@ class CompletionsEndpoint:
         visit: Visit = http_request.state.visit
         try:
             async with visit.in_time():
-                asked = await self._reader.completion(http_request)
-                request_id = http_request.state.request_id
-                requests = await self._reader.off_loop(lambda: self._requests(asked, request_id), visit.body_bytes)
+                build = functools.partial(self._built, http_request.state.request_id)
+                asked, requests = await self._reader.completion(http_request, build)
                 if asked.stream:
                     return await self._streamed(asked, requests, visit)
                 return await self._whole(asked, requests, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
 
-    def _requests(self, asked: CompletionRequest, request_id: str) -> list[OmniRequest]:
-        """One a choice, those of a prompt beside each other."""
+    def _built(self, request_id: str, asked: CompletionRequest) -> tuple[CompletionRequest, list[OmniRequest]]:
+        """With a request of each choice, those of a prompt beside each other."""
         with blamed_on(_PROMPT):
             prompts = [self._bound.family.completing(prompt) for prompt in asked.prompts]
         check_text_ids(asked.sampling, self._bound)
-        requests = [self._request(asked, prompt, request_id) for prompt in prompts]
-        for request in requests:
-            self._pipeline.check(request)
-        return [choice for request in requests for choice in choices_of(request, asked.n)]
-
-    def _request(self, asked: CompletionRequest, prompt: Prompt, request_id: str) -> OmniRequest:
-        return OmniRequest(
-            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
-            prompt=prompt,
-            wants_audio=False,
-            sampling=text_sampling(asked.sampling, self._bound.config),
-            seed=random.getrandbits(31) if asked.seed is None else asked.seed,
-        )
+        sampling = text_sampling(asked.sampling, self._bound.config)
+        drafts = [OmniRequest(request_id, prompt, wants_audio=False, sampling=sampling) for prompt in prompts]
+        requests = [self._builder.build(draft, asked.seed) for draft in drafts]
+        return asked, [choice for request in requests for choice in choices_of(request, asked.n)]
 
     def _groups(self, requests: Sequence[OmniRequest]) -> list[Sequence[OmniRequest]]:
         """Those that run at once, as many as of a chat."""

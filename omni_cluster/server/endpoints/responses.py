@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI, Request
@@ -21,9 +22,9 @@ from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.server.answers import error_answer, finish_reason, timings, usage
-from omni_cluster.server.chat_run import omni_request
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 
 _PROMPT = "input"
@@ -33,10 +34,11 @@ _PROMPT = "input"
 class ResponsesEndpoint:
     """Answers a chat as a response, whole or by its events."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader) -> None:
+    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder) -> None:
         self._pipeline = pipeline
         self._model = pipeline.bound.config.model
         self._reader = reader
+        self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
         """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
@@ -68,17 +70,17 @@ class ResponsesEndpoint:
         visit: Visit = http_request.state.visit
         try:
             async with visit.in_time():
-                asked = await self._reader.response(http_request)
-                request_id = http_request.state.request_id
-                request = await self._reader.off_loop(
-                    lambda: omni_request(self._pipeline, asked.chat, request_id, _PROMPT), visit.body_bytes
-                )
-                told = asked.without_media()  # nothing here looks at them again
-                answered = self._streamed if told.chat.stream else self._whole
-                with structure_named(told.chat.structure if told.chat.tool_use is None else None):
-                    return await answered(told, request, visit)
+                build = functools.partial(self._built, http_request.state.request_id)
+                asked, request = await self._reader.response(http_request, build)
+                answered = self._streamed if asked.chat.stream else self._whole
+                with structure_named(asked.chat.structure if asked.chat.tool_use is None else None):
+                    return await answered(asked, request, visit)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
+
+    def _built(self, request_id: str, asked: ResponsesRequest) -> tuple[ResponsesRequest, OmniRequest]:
+        """What is asked for, whose media nothing here looks at again, and its request."""
+        return asked.without_media(), self._builder.of_chat(asked.chat, request_id, _PROMPT)
 
     async def _whole(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit) -> Response:
         output = await whole_output(self._pipeline, request, visit)

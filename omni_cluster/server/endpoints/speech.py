@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import uuid
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +20,7 @@ from omni_cluster.openai_api.speech import SpeechRequest, speech_body
 from omni_cluster.server.answers import error_answer, finish_reason, voice_header, whole_sound
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import open_stream, whole_output
 
@@ -30,10 +30,11 @@ from omni_cluster.server.streamed import open_stream, whole_output
 class SpeechEndpoint:
     """Reads a text aloud, whole or as it is made; sound is coded in `coding`."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader, coding: ThreadPoolExecutor) -> None:
+    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder, coding: ThreadPoolExecutor) -> None:
         self._pipeline = pipeline
         self._bound = pipeline.bound
         self._reader = reader
+        self._builder = builder
         self._coding = coding
 
     def add_to(self, api: FastAPI) -> None:
@@ -52,9 +53,8 @@ class SpeechEndpoint:
         try:
             async with visit.in_time():
                 visit.allowance.check_sound()
-                spoken = await self._reader.speech(http_request)
-                request_id = http_request.state.request_id
-                request = await self._reader.off_loop(lambda: self._reading(spoken, request_id))
+                build = functools.partial(self._built, http_request.state.request_id)
+                spoken, request = await self._reader.speech(http_request, build)
                 if spoken.stream_format is None:
                     return await self._whole(spoken, request, visit)
                 return await self._streamed(spoken, request, visit)
@@ -80,20 +80,18 @@ class SpeechEndpoint:
         ignored = {IGNORED_HEADER: ", ".join(spoken.ignored)} if spoken.ignored else {}
         return voice_header(self._bound.family.check_voice(spoken.voice)) | ignored
 
-    def _reading(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
+    def _built(self, request_id: str, spoken: SpeechRequest) -> tuple[SpeechRequest, OmniRequest]:
         with blamed_on("input"):
             prompt = self._bound.family.reading(spoken.text)
-        request = OmniRequest(
-            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+        draft = OmniRequest(
+            request_id=request_id,
             prompt=prompt,
             voice=spoken.voice,
             sampling={} if spoken.seed is None else self._seeded(spoken.seed),
-            seed=spoken.seed if spoken.seed is not None else random.getrandbits(31),
             streams_audio=spoken.stream_format is not None,
             reply=spoken.text,
         )
-        self._pipeline.check(request)
-        return request
+        return spoken, self._builder.build(draft, spoken.seed)
 
     def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
         specs = self._bound.specs

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
@@ -45,16 +44,14 @@ class TokensEndpoint:
     async def tokenize(self, http_request: Request) -> Response:
         try:
             async with self._visit(http_request).in_time():
-                asked = await self._reader.tokenize(http_request)
-                return await self._made(http_request, lambda: self._tokens(asked))
+                return await self._reader.tokenize(http_request, self._tokens)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, "prompt"), error)
 
     async def detokenize(self, http_request: Request) -> Response:
         try:
             async with self._visit(http_request).in_time():
-                tokens = await self._reader.detokenize(http_request)
-                return await self._made(http_request, lambda: self._text(tokens))
+                return await self._reader.detokenize(http_request, self._text)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, "tokens"), error)
 
@@ -63,18 +60,16 @@ class TokensEndpoint:
         visit: Visit = http_request.state.visit
         return visit
 
-    async def _made(self, http_request: Request, make: Callable[[], dict[str, Any]]) -> Response:
-        return await self._reader.off_loop(lambda: JSONResponse(make()), self._visit(http_request).body_bytes)
-
-    def _tokens(self, asked: TokenizeRequest) -> dict[str, Any]:
+    def _tokens(self, asked: TokenizeRequest) -> Response:
         prompts = self._family.prompts
         token_ids = prompts.ids(self._prompt(asked))
-        return {
+        body = {
             "count": len(token_ids),
             "max_model_len": self._max_model_len,
             "tokens": list(token_ids),
             "token_strs": prompts.strings(token_ids) if asked.wants_strings else None,
         }
+        return JSONResponse(body)
 
     def _prompt(self, asked: TokenizeRequest) -> Prompt:
         if asked.prompt is not None:
@@ -82,7 +77,7 @@ class TokensEndpoint:
         with blamed_on("messages"):
             return self._family.render(asked.messages, asked.tools)
 
-    def _text(self, tokens: Sequence[int]) -> dict[str, Any]:
+    def _text(self, tokens: Sequence[int]) -> Response:
         most = self._family.vocab_size - 1
         place = next((place for place, token in enumerate(tokens) if token > most), None)
         if place is not None:
@@ -92,7 +87,7 @@ class TokensEndpoint:
                 param=param,
                 code="invalid_value",
             )
-        return {"prompt": self._family.prompts.text(tokens)}
+        return JSONResponse({"prompt": self._family.prompts.text(tokens)})
 
 
 def _longest(bound: BoundPipeline) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import random
-import uuid
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
@@ -25,16 +23,18 @@ from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, tr
 from omni_cluster.server.answers import error_answer, text_sampling
 from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 
 
 class TranscriptionsEndpoint:
     """Writes down what is said in a sound, as it is spoken or translated, whole or as it is made."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader) -> None:
+    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder) -> None:
         self._pipeline = pipeline
         self._bound = pipeline.bound
         self._reader = reader
+        self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
         """The routes read their bodies themselves: FastAPI's documentation is told what they take and give."""
@@ -73,16 +73,14 @@ class TranscriptionsEndpoint:
         with blamed_on("prompt"):
             prompt = self._bound.family.hearing(Hearing(asked.language, asked.into, asked.hint))
         seeded = {} if asked.seed is None else {"seed": asked.seed}
-        request = OmniRequest(
-            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}",
+        draft = OmniRequest(
+            request_id=request_id,
             prompt=prompt,
             media=Media(audios=(asked.samples,)),
             wants_audio=False,
             sampling=text_sampling(asked.sampling | seeded, self._bound.config),
-            seed=random.getrandbits(31) if asked.seed is None else asked.seed,
         )
-        self._pipeline.check(request)
-        return request
+        return self._builder.build(draft, asked.seed)
 
     async def _whole(self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit) -> Response:
         output = await whole_output(self._pipeline, request, visit)

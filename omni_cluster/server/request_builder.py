@@ -1,0 +1,57 @@
+"""Builds requests of the pipeline for every endpoint, whatever a client's request looks like."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from dataclasses import replace
+
+from omni_cluster.engine.pipeline import Pipeline
+from omni_cluster.inputs import Media, OmniRequest
+from omni_cluster.openai_api.chat import ChatRequest
+from omni_cluster.openai_api.errors import blamed_on
+from omni_cluster.server.answers import check_token_ids, stage_sampling
+from omni_cluster.server.conversation import conversation_of
+
+
+class RequestBuilder:
+    """Makes requests that the pipeline takes. Call it off the event loop: to render a prompt, and to check, takes long.
+
+    An endpoint renders its prompt by `pipeline.bound.family` and gives a draft to `build`; no JSON is needed.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._bound = pipeline.bound
+
+    def build(self, draft: OmniRequest, seed: int | None = None) -> OmniRequest:
+        """The draft with an id of its own, which begins with the draft's, and a seed: by chance if `seed` is None.
+
+        Raises RequestError for what no stage would take.
+        """
+        request = replace(
+            draft,
+            # The client's own id may come twice; what stages log begins with it.
+            request_id=f"{draft.request_id}-{uuid.uuid4().hex[:8]}",
+            seed=random.getrandbits(31) if seed is None else seed,
+        )
+        self._pipeline.check(request)
+        return request
+
+    def of_chat(self, chat: ChatRequest, request_id: str, prompt_param: str = "messages") -> OmniRequest:
+        """The request of a checked chat. `prompt_param`: the field that has the prompt. Raises RequestError."""
+        check_token_ids(chat, self._bound)
+        with blamed_on(prompt_param):
+            prompt = self._bound.family.render(chat.messages, chat.tools)
+        draft = OmniRequest(
+            request_id=request_id,
+            prompt=prompt,
+            media=Media(chat.audios, chat.images, chat.videos),
+            wants_audio=chat.wants_audio,
+            voice=chat.voice,
+            sampling=stage_sampling(chat, self._bound.config),
+            streams_audio=chat.stream and chat.wants_audio,
+            conversation=conversation_of(chat),
+            tool_use=chat.tool_use,
+        )
+        return self.build(draft, chat.seed)
