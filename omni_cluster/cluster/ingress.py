@@ -58,7 +58,7 @@ class Ingress:
         """The whole answer to a request, for callers inside the cluster: tokens and samples as they are."""
         self._pipeline.check(request)
         deadline = Deadline(self._pipeline.bound.config.limits.request_timeout_s)
-        async with deadline.kept(), self._server.door.places.one():
+        async with deadline.kept(), self._server.admission.slots.one():
             return await whole_answer(self._pipeline, request, deadline)
 
     async def let_all_end(self) -> None:

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api.access import guarded
 from omni_cluster.openai_api.errors import route_refused
+from omni_cluster.server.admission import Admission
 from omni_cluster.server.answers import api_keys
-from omni_cluster.server.door import Door
 from omni_cluster.server.endpoints.chat import ChatEndpoint
 from omni_cluster.server.endpoints.completions import CompletionsEndpoint
 from omni_cluster.server.endpoints.models import ModelsEndpoint
@@ -47,14 +47,14 @@ class HttpServer:
         self._api_config = bound.config.api
         self._answers_id = answers_id
         self._keys = api_keys(bound.config)
-        self.door = Door(bound.config.limits, ingresses, bound.config.api, clock)
+        self.admission = Admission(bound.config.limits, ingresses, bound.config.api, clock)
         self.metrics = IngressMetrics()
-        self.metrics.watch(self.door.places, self.door.uploads)
+        self.metrics.watch(self.admission.slots, self.admission.uploads)
         self._reader = Reader(bound)
         builder = RequestBuilder(pipeline)
         self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
         self._endpoints = (
-            OperationsEndpoint(pipeline, self.metrics.registry, self.door.closing),
+            OperationsEndpoint(pipeline, self.metrics.registry, self.admission.closing),
             ModelsEndpoint(bound),
             ChatEndpoint(pipeline, self._reader, builder, self._coding),
             ResponsesEndpoint(pipeline, self._reader, builder),
@@ -71,7 +71,7 @@ class HttpServer:
         for endpoint in self._endpoints:
             endpoint.add_to(api)
         app = guarded(
-            self.door.before(api),
+            self.admission.before(api),
             keys=self._keys,
             origins=self._api_config.cors_origins,
             answers_id=self._answers_id,
@@ -84,7 +84,7 @@ class HttpServer:
 
     async def let_all_end(self) -> None:
         """Turns new requests away, and returns when those that run have ended, by themselves or for want of time."""
-        await self.door.closing.close(self.door.limits.closing_grace_s)
+        await self.admission.closing.close(self.admission.limits.closing_grace_s)
 
     async def close(self) -> None:
         await self._reader.close()

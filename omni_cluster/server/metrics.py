@@ -15,7 +15,7 @@ from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.playback import Playback
 from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.log import logger
-from omni_cluster.server.places import Places
+from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.server.uploads import Uploads
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
@@ -45,11 +45,11 @@ class IngressMetrics:
         self.recovery_stall = define.RECOVERY_STALL.histogram(registry)
         self.sent = define.SENT_BYTES.counter(registry)
 
-    def watch(self, places: Places, uploads: Uploads) -> None:
+    def watch(self, slots: AdmissionSlots, uploads: Uploads) -> None:
         """Reads them at each scrape."""
         gauge = define.PLACES.gauge(self.registry)
-        gauge.labels("taken").set_function(lambda: places.taken)
-        gauge.labels("waiting").set_function(lambda: places.waiting)
+        gauge.labels("taken").set_function(lambda: slots.taken)
+        gauge.labels("waiting").set_function(lambda: slots.waiting)
         define.UPLOAD_BYTES.gauge(self.registry).set_function(lambda: uploads.size_bytes)
 
 

@@ -27,8 +27,8 @@ from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.openai_api.text_completion import CompletionRequest, parse_completion
 from omni_cluster.openai_api.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest
+from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.body import JSON_TYPE, check_origin
-from omni_cluster.server.door import Visit
 from omni_cluster.server.limits import api_defaults, api_limits, decoder_limits, fetch_limits
 
 SMALL_BODY_BYTES = 65_536
@@ -148,8 +148,8 @@ class Reader:
         return await self.off_loop(lambda: build(parse(body, models=self._models, limits=self._limits)), len(body))
 
     async def _body(self, http_request: Request, max_bytes: int, media_type: str = JSON_TYPE) -> bytearray:
-        visit: Visit = http_request.state.visit
-        return await visit.body(http_request, max_bytes, media_type)
+        admitted: AdmittedRequest = http_request.state.admitted
+        return await admitted.body(http_request, max_bytes, media_type)
 
     async def off_loop(self, work: Callable[[], T], body_bytes: int = 0) -> T:
         """Does the work in a thread, and returns its result. That of large bodies keeps no small one waiting."""

@@ -12,7 +12,7 @@ from omni_cluster.engine.fan_in import Observer, StageEvent
 from omni_cluster.engine.pipeline import Pipeline, answer_progress, whole_answer
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
-from omni_cluster.server.door import Visit
+from omni_cluster.server.admission import AdmittedRequest
 
 T = TypeVar("T")
 P = TypeVar("P", bound=AnswerProgress)
@@ -50,20 +50,22 @@ class AnswerStream(Generic[P]):
         await self._events.aclose()
 
 
-async def open_stream(pipeline: Pipeline, request: OmniRequest, visit: Visit, progress: P) -> AnswerStream[P]:
+async def open_stream(
+    pipeline: Pipeline, request: OmniRequest, admitted: AdmittedRequest, progress: P
+) -> AnswerStream[P]:
     """The answer to a request, once its first chunk is there."""
-    events = pipeline.stream(request, visit.deadline)
-    stream = AnswerStream(events, progress, visit.meter.observe, visit.allowance.observe)
+    events = pipeline.stream(request, admitted.deadline)
+    stream = AnswerStream(events, progress, admitted.meter.observe, admitted.allowance.observe)
     await stream.begin()
     return stream
 
 
 async def open_streams(
-    pipeline: Pipeline, requests: Sequence[OmniRequest], visit: Visit
+    pipeline: Pipeline, requests: Sequence[OmniRequest], admitted: AdmittedRequest
 ) -> list[AnswerStream[AnswerProgress]]:
     """Several requests at once. If one fails, none goes on."""
     tasks = [
-        asyncio.ensure_future(open_stream(pipeline, request, visit, answer_progress(pipeline.bound)))
+        asyncio.ensure_future(open_stream(pipeline, request, admitted, answer_progress(pipeline.bound)))
         for request in requests
     ]
     try:
@@ -76,10 +78,10 @@ async def open_streams(
         raise
 
 
-async def whole_output(pipeline: Pipeline, request: OmniRequest, visit: Visit) -> OmniRequestOutput:
+async def whole_output(pipeline: Pipeline, request: OmniRequest, admitted: AdmittedRequest) -> OmniRequestOutput:
     """The whole answer; what it survived, and its sound, are counted."""
-    output = await whole_answer(pipeline, request, visit.deadline, visit.meter.observe_recovery)
-    visit.allowance.count_sound(output.audio)
+    output = await whole_answer(pipeline, request, admitted.deadline, admitted.meter.observe_recovery)
+    admitted.allowance.count_sound(output.audio)
     return output
 
 

@@ -20,7 +20,7 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.engine.metric_definitions import INGRESS, STAGE
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.server.door import Door
+from omni_cluster.server.admission import Admission
 from omni_cluster.server.metrics import IngressMetrics, ResponseMeter
 
 EVERY_S = 0.05
@@ -57,8 +57,8 @@ def counted(stage: StageMetrics) -> dict[str, float]:
 
 async def main() -> None:
     stage, ingress = StageMetrics(), IngressMetrics()
-    door = Door(Limits(), 1, ApiConfig(), time.monotonic)
-    ingress.watch(door.places, door.uploads)
+    admission = Admission(Limits(), 1, ApiConfig(), time.monotonic)
+    ingress.watch(admission.slots, admission.uploads)
     pushing = [
         asyncio.create_task(pushed_in_turn(metrics))
         for metrics in (RayMetrics(stage.registry, STAGE, {"stage": "a"}), RayMetrics(ingress.registry, INGRESS, {}))

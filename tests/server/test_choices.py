@@ -36,7 +36,7 @@ async def test_whole_answers_and_their_one_place() -> None:
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
         assert all(len(choice["message"]["audio"]["data"]) == 64_000 for choice in body["choices"])
         assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 3)
-        assert len(face.speaker.begun) == 3 and face.server.door.places.taken == 0
+        assert len(face.speaker.begun) == 3 and face.server.admission.slots.taken == 0
 
 
 async def test_a_stream_of_all() -> None:
@@ -63,7 +63,7 @@ async def test_all_end_with_the_request_s_time(stream: bool) -> None:
         assert "deadline_exceeded" in answer.text and len(face.speaker.begun) == 4
 
         async def nothing_runs() -> bool:
-            return face.speaker.running == 0 == face.server.door.places.taken
+            return face.speaker.running == 0 == face.server.admission.slots.taken
 
         await until(nothing_runs)
 

@@ -39,7 +39,7 @@ async def asked(face: Face) -> list[asyncio.Task[httpx.Response]]:
     while face.speaker.heard < 3:
         await asyncio.sleep(0)
     waits = asyncio.create_task(face.chat())
-    while not face.server.door.places.waiting:
+    while not face.server.admission.slots.waiting:
         await asyncio.sleep(0)
     return [*running, waits]
 
@@ -75,7 +75,7 @@ async def test_who_is_in_finishes_and_nobody_else_comes_in(face: Face) -> None:
 async def test_who_does_not_finish_is_told_why_and_ends_everywhere(face: Face) -> None:
     running = await asked(face)
     await face.server.let_all_end()
-    assert face.speaker.running == 0 and face.server.door.places.taken == 0
+    assert face.speaker.running == 0 and face.server.admission.slots.taken == 0
     *streams, whole, waited = await asyncio.gather(*running)
     for stream in streams:
         last = [line for line in stream.text.splitlines() if line.startswith("data: ")][-1]

@@ -15,7 +15,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
-from omni_cluster.server.places import Places
+from omni_cluster.server.slots import AdmissionSlots
 from tests.server.speaker import CHAT, face_of
 from tests.server.streams import SPOKEN, begun
 
@@ -150,34 +150,34 @@ async def test_who_cannot_be_served_is_told_so_before_the_body_comes(tmp_path: P
 
 async def test_when_to_come_again_is_how_long_those_that_wait_will_take() -> None:
     now_s = [0.0]
-    places = Places(2, 3, clock=lambda: now_s[0])
-    waiting = [asyncio.create_task(places.take()) for _ in range(5)]
+    slots = AdmissionSlots(2, 3, clock=lambda: now_s[0])
+    waiting = [asyncio.create_task(slots.take()) for _ in range(5)]
     await asyncio.sleep(0)
 
     def comes_again_s() -> float | None:
-        error = places._full()
+        error = slots._full()
         return error.retry_after_s
 
     assert comes_again_s() is None  # nothing is known yet
     for _ in range(40):
         now_s[0] += 3.0
-        places.give_back()
-        waiting.append(asyncio.create_task(places.take()))
+        slots.give_back()
+        waiting.append(asyncio.create_task(slots.take()))
         await asyncio.sleep(0)
-    assert places.waiting == 3 and comes_again_s() == pytest.approx(12.0)
+    assert slots.waiting == 3 and comes_again_s() == pytest.approx(12.0)
     for _ in range(200):
         now_s[0] += 0.5
-        places.give_back()
-        waiting.append(asyncio.create_task(places.take()))
+        slots.give_back()
+        waiting.append(asyncio.create_task(slots.take()))
         await asyncio.sleep(0)
     assert comes_again_s() == pytest.approx(2.0)
-    while places.taken:
+    while slots.taken:
         now_s[0] += 0.5
-        places.give_back()
+        slots.give_back()
         await asyncio.sleep(0)
     now_s[0] += 3600  # nobody waited meanwhile, so it says nothing of how long places take
     for _ in range(5):
-        await places.take() if places.taken < 2 else waiting.append(asyncio.create_task(places.take()))
+        await slots.take() if slots.taken < 2 else waiting.append(asyncio.create_task(slots.take()))
         await asyncio.sleep(0)
-    places.give_back()
+    slots.give_back()
     assert comes_again_s() == pytest.approx(1.5)

@@ -21,6 +21,7 @@ from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, comple
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.sampling import BOUNDS
+from omni_cluster.server.admission import AdmittedRequest, refusal
 from omni_cluster.server.answers import (
     StreamedSound,
     error_answer,
@@ -30,7 +31,6 @@ from omni_cluster.server.answers import (
     voice_header,
     whole_audio,
 )
-from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.quotas import Allowance
 from omni_cluster.server.reader import Reader
@@ -61,14 +61,14 @@ class ChatEndpoint:
         )
 
     async def chat_completions(self, http_request: Request) -> Response:
-        visit: Visit = http_request.state.visit
+        admitted: AdmittedRequest = http_request.state.admitted
         try:
-            async with visit.in_time():
-                build = functools.partial(self._built, http_request.state.request_id, visit.allowance)
+            async with admitted.in_time():
+                build = functools.partial(self._built, http_request.state.request_id, admitted.allowance)
                 chat, requests = await self._reader.chat(http_request, build)
                 answered = self._streamed if chat.stream else self._whole
                 with structure_named(chat.structure if chat.tool_use is None else None):
-                    return await answered(chat, requests, visit)
+                    return await answered(chat, requests, admitted)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error), error)
 
@@ -80,8 +80,8 @@ class ChatEndpoint:
             allowance.check_sound()
         return chat.without_media(), choices_of(self._builder.of_chat(chat, request_id), chat.choices)
 
-    async def _whole(self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
-        outputs = await gathered([whole_output(self._pipeline, request, visit) for request in requests])
+    async def _whole(self, chat: ChatRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest) -> Response:
+        outputs = await gathered([whole_output(self._pipeline, request, admitted) for request in requests])
         return await asyncio.to_thread(self._completed, chat, outputs)
 
     def _completed(self, chat: ChatRequest, outputs: Sequence[OmniRequestOutput]) -> Response:
@@ -94,8 +94,10 @@ class ChatEndpoint:
         """In which an answer is spoken; None for one that is not."""
         return self._bound.family.check_voice(chat.voice) if chat.wants_audio else None
 
-    async def _streamed(self, chat: ChatRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
-        answers = await open_streams(self._pipeline, requests, visit)
+    async def _streamed(
+        self, chat: ChatRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest
+    ) -> Response:
+        answers = await open_streams(self._pipeline, requests, admitted)
         headers = {"Cache-Control": "no-cache"} | voice_header(self._voice(chat))
         return StreamingResponse(self._sse(chat, answers), media_type="text/event-stream", headers=headers)
 

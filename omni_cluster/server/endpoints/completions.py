@@ -18,8 +18,8 @@ from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.text_completion import ChoiceText, CompletionRequest, TextStream, completion_body
 from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.server.admission import AdmittedRequest, refusal
 from omni_cluster.server.answers import check_text_ids, error_answer, finish_reason, text_sampling, usage
-from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.endpoints.chat import choices_of
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.request_builder import RequestBuilder
@@ -51,14 +51,14 @@ class CompletionsEndpoint:
         )
 
     async def completions(self, http_request: Request) -> Response:
-        visit: Visit = http_request.state.visit
+        admitted: AdmittedRequest = http_request.state.admitted
         try:
-            async with visit.in_time():
+            async with admitted.in_time():
                 build = functools.partial(self._built, http_request.state.request_id)
                 asked, requests = await self._reader.completion(http_request, build)
                 if asked.stream:
-                    return await self._streamed(asked, requests, visit)
-                return await self._whole(asked, requests, visit)
+                    return await self._streamed(asked, requests, admitted)
+                return await self._whole(asked, requests, admitted)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
 
@@ -77,20 +77,24 @@ class CompletionsEndpoint:
         most = self._bound.config.limits.max_choices
         return [requests[start : start + most] for start in range(0, len(requests), most)]
 
-    async def _whole(self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
+    async def _whole(
+        self, asked: CompletionRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest
+    ) -> Response:
         outputs: list[OmniRequestOutput] = []
         for group in self._groups(requests):
-            outputs += await gathered([whole_output(self._pipeline, request, visit) for request in group])
+            outputs += await gathered([whole_output(self._pipeline, request, admitted) for request in group])
         return await asyncio.to_thread(_completed, asked, requests, outputs)
 
-    async def _streamed(self, asked: CompletionRequest, requests: Sequence[OmniRequest], visit: Visit) -> Response:
-        begins = functools.partial(self._opened, visit=visit)
+    async def _streamed(
+        self, asked: CompletionRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest
+    ) -> Response:
+        begins = functools.partial(self._opened, admitted=admitted)
         first, *later = self._groups(requests)
         body = self._sse(asked, await begins(first), [functools.partial(begins, group) for group in later])
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def _opened(self, group: Sequence[OmniRequest], visit: Visit) -> _Group:
-        return list(zip(group, await open_streams(self._pipeline, group, visit), strict=True))
+    async def _opened(self, group: Sequence[OmniRequest], admitted: AdmittedRequest) -> _Group:
+        return list(zip(group, await open_streams(self._pipeline, group, admitted), strict=True))
 
     async def _sse(
         self, asked: CompletionRequest, group: _Group, later: Sequence[Callable[[], Awaitable[_Group]]]

@@ -21,8 +21,8 @@ from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.server.admission import AdmittedRequest, refusal
 from omni_cluster.server.answers import error_answer, finish_reason, timings, usage
-from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
@@ -67,14 +67,14 @@ class ResponsesEndpoint:
         raise HTTPException(404)
 
     async def responses(self, http_request: Request) -> Response:
-        visit: Visit = http_request.state.visit
+        admitted: AdmittedRequest = http_request.state.admitted
         try:
-            async with visit.in_time():
+            async with admitted.in_time():
                 build = functools.partial(self._built, http_request.state.request_id)
                 asked, request = await self._reader.response(http_request, build)
                 answered = self._streamed if asked.chat.stream else self._whole
                 with structure_named(asked.chat.structure if asked.chat.tool_use is None else None):
-                    return await answered(asked, request, visit)
+                    return await answered(asked, request, admitted)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, _PROMPT), error)
 
@@ -82,12 +82,12 @@ class ResponsesEndpoint:
         """What is asked for, whose media nothing here looks at again, and its request."""
         return asked.without_media(), self._builder.of_chat(asked.chat, request_id, _PROMPT)
 
-    async def _whole(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit) -> Response:
-        output = await whole_output(self._pipeline, request, visit)
+    async def _whole(self, asked: ResponsesRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
+        output = await whole_output(self._pipeline, request, admitted)
         return await asyncio.to_thread(_completed, asked, output)
 
-    async def _streamed(self, asked: ResponsesRequest, request: OmniRequest, visit: Visit) -> Response:
-        answer = await open_stream(self._pipeline, request, visit, answer_progress(self._pipeline.bound))
+    async def _streamed(self, asked: ResponsesRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
+        answer = await open_stream(self._pipeline, request, admitted, answer_progress(self._pipeline.bound))
         body = response_events(asked, answer)
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 

@@ -17,8 +17,8 @@ from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
+from omni_cluster.server.admission import AdmittedRequest, refusal
 from omni_cluster.server.answers import error_answer, finish_reason, voice_header, whole_sound
-from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.spoken import spoken_sound
@@ -49,26 +49,26 @@ class SpeechEndpoint:
         )
 
     async def speech(self, http_request: Request) -> Response:
-        visit: Visit = http_request.state.visit
+        admitted: AdmittedRequest = http_request.state.admitted
         try:
-            async with visit.in_time():
-                visit.allowance.check_sound()
+            async with admitted.in_time():
+                admitted.allowance.check_sound()
                 build = functools.partial(self._built, http_request.state.request_id)
                 spoken, request = await self._reader.speech(http_request, build)
                 if spoken.stream_format is None:
-                    return await self._whole(spoken, request, visit)
-                return await self._streamed(spoken, request, visit)
+                    return await self._whole(spoken, request, admitted)
+                return await self._streamed(spoken, request, admitted)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, "input"), error)
 
-    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit) -> Response:
-        output = await whole_output(self._pipeline, request, visit)
+    async def _whole(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
+        output = await whole_output(self._pipeline, request, admitted)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
         headers = self._headers(spoken) | {FINISH_HEADER: finish_reason(output)}
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
-    async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, visit: Visit) -> Response:
-        answer = await open_stream(self._pipeline, request, visit, answer_progress(self._bound))
+    async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
+        answer = await open_stream(self._pipeline, request, admitted, answer_progress(self._bound))
         sound = spoken_sound(spoken, answer, self._coding)
         media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
         return StreamingResponse(

@@ -12,8 +12,8 @@ from omni_cluster.inputs import Prompt
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.errors import BadRequest, blamed_on
 from omni_cluster.openai_api.tokens import TokenizeRequest, detokenize_body, tokenize_body
+from omni_cluster.server.admission import AdmittedRequest, refusal
 from omni_cluster.server.answers import error_answer
-from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
 
 
@@ -43,22 +43,22 @@ class TokensEndpoint:
 
     async def tokenize(self, http_request: Request) -> Response:
         try:
-            async with self._visit(http_request).in_time():
+            async with self._admitted(http_request).in_time():
                 return await self._reader.tokenize(http_request, self._tokens)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, "prompt"), error)
 
     async def detokenize(self, http_request: Request) -> Response:
         try:
-            async with self._visit(http_request).in_time():
+            async with self._admitted(http_request).in_time():
                 return await self._reader.detokenize(http_request, self._text)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, "tokens"), error)
 
     @staticmethod
-    def _visit(http_request: Request) -> Visit:
-        visit: Visit = http_request.state.visit
-        return visit
+    def _admitted(http_request: Request) -> AdmittedRequest:
+        admitted: AdmittedRequest = http_request.state.admitted
+        return admitted
 
     def _tokens(self, asked: TokenizeRequest) -> Response:
         prompts = self._family.prompts

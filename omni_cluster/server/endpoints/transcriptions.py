@@ -20,8 +20,8 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.multipart import FILE
 from omni_cluster.openai_api.transcript import delta_event, done_event, ending, plain_transcript, transcript
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, transcription_body
+from omni_cluster.server.admission import AdmittedRequest, refusal
 from omni_cluster.server.answers import error_answer, text_sampling
-from omni_cluster.server.door import Visit, refusal
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
@@ -56,16 +56,16 @@ class TranscriptionsEndpoint:
         )
 
     async def heard(self, http_request: Request, task: Task) -> Response:
-        visit: Visit = http_request.state.visit
+        admitted: AdmittedRequest = http_request.state.admitted
         try:
-            async with visit.in_time():
+            async with admitted.in_time():
                 asked = await self._reader.transcription(http_request, task)
                 request_id = http_request.state.request_id
                 request = await self._reader.off_loop(functools.partial(self._omni_request, asked, request_id))
                 told = asked.without_sound()  # nothing here listens to it again
                 if told.stream:
-                    return await self._streamed(told, request, visit)
-                return await self._whole(told, request, visit)
+                    return await self._streamed(told, request, admitted)
+                return await self._whole(told, request, admitted)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, FILE), error)
 
@@ -82,16 +82,16 @@ class TranscriptionsEndpoint:
         )
         return self._builder.build(draft, asked.seed)
 
-    async def _whole(self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit) -> Response:
-        output = await whole_output(self._pipeline, request, visit)
+    async def _whole(self, asked: TranscriptionRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
+        output = await whole_output(self._pipeline, request, admitted)
         if asked.format in ("json", "verbose_json"):
             return await asyncio.to_thread(lambda: JSONResponse(transcript(asked, output)))
         text = plain_transcript(asked, output.text)
         return PlainTextResponse(text, headers={FINISH_HEADER: ending(output)})
 
-    async def _streamed(self, asked: TranscriptionRequest, request: OmniRequest, visit: Visit) -> Response:
+    async def _streamed(self, asked: TranscriptionRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
         whole = answer_builder(request.request_id, self._bound)  # the last event has the whole text
-        body = self._sse(asked, await open_stream(self._pipeline, request, visit, whole))
+        body = self._sse(asked, await open_stream(self._pipeline, request, admitted, whole))
         return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def _sse(self, asked: TranscriptionRequest, answer: AnswerStream[AnswerBuilder]) -> AsyncIterator[bytes]:

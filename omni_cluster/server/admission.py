@@ -21,8 +21,8 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.body import JSON_TYPE, read_body, too_slow
 from omni_cluster.server.closing import CLOSING, Closing
 from omni_cluster.server.metrics import PROBES, ResponseMeter
-from omni_cluster.server.places import Places
 from omni_cluster.server.quotas import Allowance, Clock, Quotas
+from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.server.uploads import Uploads
 
 TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
@@ -87,30 +87,30 @@ def check_headers(headers: Headers) -> None:
         )
 
 
-class Visit:
-    """One request that may cost something: its deadline, its body, the place that it takes, and what is counted."""
+class AdmittedRequest:
+    """One request that may cost something: its deadline, its body, the slot that it takes, and what is counted."""
 
-    def __init__(self, door: Door, deadline: Deadline, allowance: Allowance, meter: ResponseMeter) -> None:
-        self._door = door
+    def __init__(self, admission: Admission, deadline: Deadline, allowance: Allowance, meter: ResponseMeter) -> None:
+        self._admission = admission
         self.deadline = deadline
         self.allowance = allowance
         self.meter = meter
         self._has_body = False
-        self._has_place = False
+        self._has_slot = False
 
     async def body(self, request: Request, max_bytes: int, media_type: str = JSON_TYPE) -> bytearray:
         """The body, once it is whole and the request may be worked on. Raises BadRequest, as soon as it can tell."""
         with self.allowance.request():
-            self._door.places.check_room()
+            self._admission.slots.check_room()
             return await self._body(request, max_bytes, media_type)
 
     async def _body(self, request: Request, max_bytes: int, media_type: str) -> bytearray:
-        limits, uploads = self._door.limits, self._door.uploads
+        limits, uploads = self._admission.limits, self._admission.uploads
         async with uploads.open() as upload:
             body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload, media_type)
             self._has_body = True
-            await self._door.places.take()
-            self._has_place = True
+            await self._admission.slots.take()
+            self._has_slot = True
         return body
 
     @contextlib.asynccontextmanager
@@ -125,23 +125,23 @@ class Visit:
             raise too_slow(str(late)) from None
 
     def leave(self) -> None:
-        if self._has_place:
-            self._has_place = False
-            self._door.places.give_back()
+        if self._has_slot:
+            self._has_slot = False
+            self._admission.slots.give_back()
 
 
-class Door:
-    """ASGI middleware: what comes in gets a `Visit`, which handlers find as `request.state.visit`; probes get none.
+class Admission:
+    """ASGI middleware: each request but a probe gets an `AdmittedRequest`, which is its `request.state.admitted`.
 
-    A request takes no place until its body is whole, so a slow sender keeps no other request waiting. `ingresses`
-    share the places, and what API keys may ask for.
+    A request takes no slot until its body is whole, so a slow sender keeps no other request waiting. `ingresses`
+    share the slots, and what API keys may ask for.
     """
 
     def __init__(
         self, limits: Limits, ingresses: int, api: ApiConfig | None = None, clock: Clock = time.monotonic
     ) -> None:
         self.limits = limits
-        self.places = Places(
+        self.slots = AdmissionSlots(
             -(-limits.max_ongoing_requests // ingresses),
             -(-limits.max_queued_requests // ingresses),
             clock,
@@ -169,10 +169,10 @@ class Door:
             await refusal(error.status, error.body(), error)(scope, receive, send)
             return
         state = scope["state"]
-        visit = Visit(self, deadline, self._quotas.of(state["api_key"]), state["meter"])
-        scope["state"] = {**state, "visit": visit}
+        admitted = AdmittedRequest(self, deadline, self._quotas.of(state["api_key"]), state["meter"])
+        scope["state"] = {**state, "admitted": admitted}
         try:
             await app(scope, receive, send)
         finally:
-            visit.leave()
+            admitted.leave()
             self.closing.leave(deadline)

@@ -12,11 +12,11 @@ from typing import Final
 from omni_cluster.openai_api.errors import BadRequest
 
 LATEST: Final = 8
-"""How long a place is waited for is told by the mean of as many that were given back."""
+"""How long a slot is waited for is told by the mean of as many that were given back."""
 MOST_RETRY_S: Final = 60.0
 
 
-class Places:
+class AdmissionSlots:
     """At most `most` are taken; `most_waiting` requests wait for one, in the order they came; others are refused."""
 
     def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class Places:
         return len(self._waiting)
 
     async def take(self) -> None:
-        """Waits for a place, which the caller gives back. Raises BadRequest, 429, if `most_waiting` wait already."""
+        """Waits for a slot, which the caller gives back. Raises BadRequest, 429, if `most_waiting` wait already."""
         if self.taken < self._most:
             self.taken += 1
             return
@@ -60,7 +60,7 @@ class Places:
             self.give_back()
 
     def give_back(self) -> None:
-        """Passes the place to the first that waits."""
+        """Passes the slot to the first that waits."""
         self._learn()
         while self._waiting:
             turn = self._waiting.popleft()
@@ -70,7 +70,7 @@ class Places:
         self.taken -= 1
 
     def _learn(self) -> None:
-        """How often a place is given back while all are taken."""
+        """How often a slot is given back while all are taken."""
         if self.taken < self._most:
             self._freed_s = None
             return
@@ -83,12 +83,12 @@ class Places:
 
     def _leave(self, turn: asyncio.Future[None]) -> None:
         if not turn.cancelled():
-            self.give_back()  # the place came at the moment of the cancellation
+            self.give_back()  # the slot came at the moment of the cancellation
         elif turn in self._waiting:
             self._waiting.remove(turn)
 
     def _full(self) -> BadRequest:
-        """Come again when those that wait now will have begun, by how often a place was free of late."""
+        """Come again when those that wait now will have begun, by how often a slot was free of late."""
         wait_s = None if self._interval_s is None else min(MOST_RETRY_S, self._interval_s * (1 + len(self._waiting)))
         return BadRequest(
             f"{self._most} requests run and {self._most_waiting} wait, which is as many as may; send it again later.",

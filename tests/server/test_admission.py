@@ -1,4 +1,4 @@
-"""The door's parts: places, uploads, headers, and answers that many share."""
+"""Admission's parts: slots, uploads, headers, and answers that many share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine import deadline
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.server.door import Door, deadline_of
-from omni_cluster.server.places import Places
+from omni_cluster.server.admission import Admission, deadline_of
 from omni_cluster.server.shared import Shared
+from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.server.uploads import BASE_BYTES, Uploads
 
 MIB = 1_048_576
@@ -26,35 +26,35 @@ async def settled() -> None:
 
 @pytest.mark.parametrize(("ingresses", "each"), [(1, 10), (2, 5), (3, 4), (10, 1), (11, 1)])
 async def test_ingresses_share_the_requests_that_run_at_once(ingresses: int, each: int) -> None:
-    places = Door(Limits(max_ongoing_requests=10, max_queued_requests=0), ingresses).places
+    slots = Admission(Limits(max_ongoing_requests=10, max_queued_requests=0), ingresses).slots
     for _ in range(each):
-        await places.take()
+        await slots.take()
     with pytest.raises(BadRequest, match=f"{each} requests run and 0 wait") as refused:
-        await places.take()
+        await slots.take()
     assert refused.value.status == 429
 
 
 async def test_who_waits_gets_a_place_in_turn_and_who_left_gets_none() -> None:
-    places, order = Places(1, 3), list[str]()
+    slots, order = AdmissionSlots(1, 3), list[str]()
 
     async def worked(name: str) -> None:
-        await places.take()
+        await slots.take()
         order.append(name)
 
-    await places.take()
+    await slots.take()
     tasks = [asyncio.create_task(worked(name)) for name in "abc"]
     await settled()
     with pytest.raises(BadRequest):
-        await places.take()
+        await slots.take()
     tasks[0].cancel()
     await settled()
-    assert (places.taken, places.waiting) == (1, 2)
-    places.give_back()
-    tasks[1].cancel()  # its place has come already, and goes to the next
+    assert (slots.taken, slots.waiting) == (1, 2)
+    slots.give_back()
+    tasks[1].cancel()  # its slot has come already, and goes to the next
     await settled()
-    assert order == ["c"] and places.taken == 1
-    places.give_back()
-    assert (places.taken, places.waiting) == (0, 0)
+    assert order == ["c"] and slots.taken == 1
+    slots.give_back()
+    assert (slots.taken, slots.waiting) == (0, 0)
 
 
 async def test_too_many_bytes_end_the_largest_upload_and_let_the_small_ones_in() -> None:
