@@ -22,7 +22,7 @@ from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.pipeline import StatusUnknown
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.server.shared import Shared
+from omni_cluster.server.single_flight import SingleFlightCache
 
 READY_FRESH_S = 1.0
 READY_STALE_S = 5.0
@@ -43,7 +43,7 @@ class ServePipeline:
         self._scrape = Scrape(handles, config.ingress_replicas, self.sleepers)
         # A thread of its own: those of the requests may all be busy, and Serve's controller may hang.
         self._controller = ThreadPoolExecutor(1, "controller")
-        self._running = Shared(
+        self._running = SingleFlightCache(
             self._ask_controller, fresh_s=READY_FRESH_S, stale_s=READY_STALE_S, wait_s=CONTROLLER_WAIT_S
         )
 

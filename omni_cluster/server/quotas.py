@@ -19,8 +19,8 @@ TOO_MANY: Final = 429
 Clock = Callable[[], float]
 
 
-class Bucket:
-    """A minute's amount, which comes back evenly. It may be overdrawn: what was taken beyond it comes back first."""
+class TokenBucket:
+    """A token bucket of a minute's amount, refilled evenly. It may be overdrawn, and is refilled from there."""
 
     def __init__(self, per_minute: float, least: float, clock: Clock) -> None:
         """`least`: what it holds at least when it is full."""
@@ -57,7 +57,7 @@ class Bucket:
 
 
 class Allowance:
-    """What one key may still ask for. Sound is counted as it is made: one who had too much waits before the next."""
+    """What one key may still ask for. Sound is counted as it is made, and may overdraw its bucket."""
 
     def __init__(self, api: ApiConfig, ingresses: int, clock: Clock) -> None:
         self._requests_per_minute = api.requests_per_minute
@@ -110,8 +110,8 @@ class Quotas:
         return self._by_key[key]
 
 
-def _share(per_minute: float | None, ingresses: int, least: float, clock: Clock) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute / ingresses, least, clock)
+def _share(per_minute: float | None, ingresses: int, least: float, clock: Clock) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute / ingresses, least, clock)
 
 
 def _beyond(what: str, wait_s: float) -> BadRequest:

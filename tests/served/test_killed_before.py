@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ray._private.utils import read_ray_address, write_ray_address
-from tests.cluster.conftest import Shared
+from tests.cluster.conftest import SingleFlightCache
 
 from tests.served.app import ServedApp, forget_killed_cluster
 
@@ -34,7 +34,7 @@ def test_an_application_that_did_not_come_up_is_started_once() -> None:
         raise AssertionError("it did not come up")
         yield  # type: ignore[unreachable]
 
-    shared = Shared(start)
+    shared = SingleFlightCache(start)
     for _ in range(2):
         with pytest.raises(AssertionError, match="it did not come up"):
             shared.app()

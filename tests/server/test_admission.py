@@ -12,7 +12,7 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.engine import deadline
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.admission import Admission, deadline_of
-from omni_cluster.server.shared import Shared
+from omni_cluster.server.single_flight import SingleFlightCache
 from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.server.uploads import BASE_BYTES, Uploads
 
@@ -95,7 +95,7 @@ async def test_what_is_costly_to_make_is_made_a_part_of_the_time_however_often_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s, made = [0.0], 0
-    monkeypatch.setattr("omni_cluster.server.shared._now_s", lambda: now_s[0])
+    monkeypatch.setattr("omni_cluster.server.single_flight._now_s", lambda: now_s[0])
 
     async def make() -> int:
         nonlocal made
@@ -103,7 +103,7 @@ async def test_what_is_costly_to_make_is_made_a_part_of_the_time_however_often_i
         now_s[0] += 0.2
         return made
 
-    shared = Shared(make, fresh_s=60, fresh_times=9, wait_s=5)
+    shared = SingleFlightCache(make, fresh_s=60, fresh_times=9, wait_s=5)
     for _ in range(1000):
         await shared.get()
         now_s[0] += 0.1
@@ -111,7 +111,7 @@ async def test_what_is_costly_to_make_is_made_a_part_of_the_time_however_often_i
     before = made
     now_s[0] += 2
     assert await shared.get() == await shared.get() == before + 1
-    capped = Shared(make, fresh_s=0.5, fresh_times=9, wait_s=5)
+    capped = SingleFlightCache(make, fresh_s=0.5, fresh_times=9, wait_s=5)
     of = await capped.get()
     now_s[0] += 0.2
     assert await capped.get() == of  # made 0.4 s ago
@@ -128,16 +128,16 @@ async def test_one_asks_for_all_who_wait_and_a_hung_answer_blocks_nobody() -> No
         await hangs.wait()
         return asked
 
-    shared = Shared(make, fresh_s=60, wait_s=0.05)
+    shared = SingleFlightCache(make, fresh_s=60, wait_s=0.05)
     for _ in range(2):
         answers = await asyncio.gather(*[shared.get() for _ in range(20)], return_exceptions=True)
         assert {type(answer) for answer in answers} == {TimeoutError}
     hangs.set()
     assert await asyncio.gather(*[shared.get() for _ in range(20)]) == [1] * 20
     assert await shared.get() == 1 and asked == 1
-    always = Shared(make, wait_s=5)
+    always = SingleFlightCache(make, wait_s=5)
     assert (await always.get(), await always.get()) == (2, 3)
-    stale = Shared(make, stale_s=60, wait_s=5)
+    stale = SingleFlightCache(make, stale_s=60, wait_s=5)
     assert await stale.get() == 4
     hangs.clear()
     assert await stale.get() == 4 and await stale.get() == 4  # the next is being made, once

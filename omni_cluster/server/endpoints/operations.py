@@ -15,7 +15,7 @@ from omni_cluster.engine.metric_definitions import SCRAPED_AT
 from omni_cluster.engine.pipeline import Pipeline, StatusUnknown
 from omni_cluster.server.closing import Closing
 from omni_cluster.server.routes import add_get
-from omni_cluster.server.shared import Shared
+from omni_cluster.server.single_flight import SingleFlightCache
 
 SCRAPE_WAIT_S = 10.0
 SCRAPE_FRESH_S, SCRAPE_FRESH_TIMES = 1.0, 9.0
@@ -31,7 +31,7 @@ class OperationsEndpoint:
         self._pipeline = pipeline
         self._closing = closing
         self._counted = counted
-        self._scraped = Shared(
+        self._scraped = SingleFlightCache(
             self._scrape, fresh_s=SCRAPE_FRESH_S, fresh_times=SCRAPE_FRESH_TIMES, wait_s=SCRAPE_WAIT_S
         )
 

@@ -1,4 +1,4 @@
-"""Answers that are costly to make, made once for all who ask meanwhile."""
+"""A cache with single flight: what is costly to make is made once for all calls that wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Made(Generic[T]):
+class CachedAnswer(Generic[T]):
     """An answer; it is as old as its making's beginning."""
 
     answer: T
@@ -21,8 +21,8 @@ class Made(Generic[T]):
     took_s: float
 
 
-class Shared(Generic[T]):
-    """The last answer while it is fresh, or at most `stale_s` old while the next is made: once, for all who ask.
+class SingleFlightCache(Generic[T]):
+    """The last answer while it is fresh, or at most `stale_s` old while the next is made: once, for all calls.
 
     Fresh: at most `fresh_s` after its making began, and at most `fresh_times` as long after its end as that took. So,
     however often it is asked for, making what takes little takes one part in `1 + fresh_times` of the time at most.
@@ -43,7 +43,7 @@ class Shared(Generic[T]):
         self._stale_s = stale_s
         self._wait_s = wait_s
         self._making: asyncio.Task[T] | None = None
-        self._made: Made[T] | None = None
+        self._made: CachedAnswer[T] | None = None
 
     async def get(self) -> T:
         """Raises TimeoutError after `wait_s`, and what making it raised. What takes longer goes on, alone."""
@@ -61,7 +61,7 @@ class Shared(Generic[T]):
     async def _remade(self) -> T:
         began_s = _now_s()
         answer = await self._make()
-        self._made = Made(answer, began_s, _now_s() - began_s)
+        self._made = CachedAnswer(answer, began_s, _now_s() - began_s)
         return answer
 
 
@@ -69,11 +69,11 @@ def _now_s() -> float:
     return time.monotonic()
 
 
-def _age_s(made: Made[Any]) -> float:
+def _age_s(made: CachedAnswer[Any]) -> float:
     return _now_s() - made.began_s
 
 
 def _heed(making: asyncio.Task[T]) -> None:
-    """Nobody may wait for it any more: asyncio would log its error as one that was lost."""
+    """Reads its error: asyncio would log one that no call waits for any more as lost."""
     if not making.cancelled():
         making.exception()
