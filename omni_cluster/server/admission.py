@@ -1,16 +1,15 @@
-"""How a request comes in: until when it may take, what it may upload, and when it may be worked on."""
+"""How a response is let in: until when it may take, what may be uploaded for it, and when it may be worked on."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omni_cluster.config.access import ApiConfig
@@ -19,34 +18,18 @@ from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.body import JSON_TYPE, read_body, too_slow
-from omni_cluster.server.closing import CLOSING, Closing
-from omni_cluster.server.metrics import PROBES, ResponseMeter
+from omni_cluster.server.closing import Closing
+from omni_cluster.server.metrics import PROBES, IngressMetrics, ResponseMeter
 from omni_cluster.server.quotas import Allowance, Clock, Quotas
+from omni_cluster.server.refusals import refusal
 from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.server.uploads import Uploads
 
 TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
 DETACH_HEADER: Final = "x-request-disconnect-disabled"
 MOST_ID_CHARS: Final = 1024
-RETRY_AFTER_S: Final = 2
 MOST_AHEAD_S: Final = 2.0
 """Serve's proxy reads `TIMEOUT_HEADER` too, and answers in a form of its own: ours has to be there before."""
-
-_HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
-    408: {"Connection": "close"},  # or the rest of a body that comes slowly would keep it open
-    429: {"Retry-After": str(RETRY_AFTER_S)},
-    503: {"Retry-After": str(RETRY_AFTER_S)},
-}
-
-
-def refusal(status: int, body: object, error: Exception) -> JSONResponse:
-    """An error's answer, with the headers that go with its status, and when to come again where that is known."""
-    headers = dict(_HEADERS.get(status, {}))
-    if isinstance(error, BadRequest) and error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, BadRequest) and error.code == CLOSING:
-        headers["Connection"] = "close"  # the client's next request finds another server, if there is one
-    return JSONResponse(body, status, headers)
 
 
 def deadline_of(headers: Headers, most_s: float) -> Deadline:
@@ -88,7 +71,7 @@ def check_headers(headers: Headers) -> None:
 
 
 class AdmittedRequest:
-    """One request that may cost something: its deadline, its body, the slot that it takes, and what is counted."""
+    """One response that may cost something: its deadline, its slot, what its key may ask for, and what is counted."""
 
     def __init__(self, admission: Admission, deadline: Deadline, allowance: Allowance, meter: ResponseMeter) -> None:
         self._admission = admission
@@ -99,7 +82,7 @@ class AdmittedRequest:
         self._has_slot = False
 
     async def body(self, request: Request, max_bytes: int, media_type: str = JSON_TYPE) -> bytearray:
-        """The body, once it is whole and the request may be worked on. Raises BadRequest, as soon as it can tell."""
+        """The body, once it is whole and the request has its slot. Raises BadRequest, as soon as it can tell."""
         with self.allowance.request():
             self._admission.slots.check_room()
             return await self._body(request, max_bytes, media_type)
@@ -109,9 +92,17 @@ class AdmittedRequest:
         async with uploads.open() as upload:
             body = await read_body(request, max_bytes, limits.upload_timeout_s, uploads, upload, media_type)
             self._has_body = True
-            await self._admission.slots.take()
-            self._has_slot = True
+            await self._take_slot()
         return body
+
+    async def without_body(self) -> None:
+        """Takes the slot of a response whose input is here. Raises BadRequest, as `body` does."""
+        with self.allowance.request():
+            await self._take_slot()
+
+    async def _take_slot(self) -> None:
+        await self._admission.slots.take()
+        self._has_slot = True
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
@@ -131,14 +122,19 @@ class AdmittedRequest:
 
 
 class Admission:
-    """ASGI middleware: each request but a probe gets an `AdmittedRequest`, which is its `request.state.admitted`.
+    """Lets responses in, whatever their protocol: closing, deadline, a key's quota, a slot, metrics.
 
-    A request takes no slot until its body is whole, so a slow sender keeps no other request waiting. `ingresses`
-    share the slots, and what API keys may ask for.
+    `before` does it for HTTP requests, of which each has one response; of a connection with more of them the handler
+    calls `admit` for each. `ingresses` share the slots, and what API keys may ask for.
     """
 
     def __init__(
-        self, limits: Limits, ingresses: int, api: ApiConfig | None = None, clock: Clock = time.monotonic
+        self,
+        limits: Limits,
+        ingresses: int,
+        api: ApiConfig | None = None,
+        clock: Clock = time.monotonic,
+        metrics: IngressMetrics | None = None,
     ) -> None:
         self.limits = limits
         self.slots = AdmissionSlots(
@@ -149,8 +145,31 @@ class Admission:
         self.closing = Closing()
         self._quotas = Quotas(api or ApiConfig(), ingresses, clock)
         self.uploads = Uploads(limits.max_upload_bytes)
+        self._metrics = metrics or IngressMetrics()
+        self._metrics.watch(self.slots, self.uploads)
+
+    @contextlib.asynccontextmanager
+    async def admit(self, connection: HTTPConnection) -> AsyncIterator[AdmittedRequest]:
+        """One response of a connection that may have several, such as a WebSocket's, by the headers of its handshake.
+
+        Counts it with the status of what is raised inside. Raises BadRequest for one that is not let in, and
+        DeadlineExceeded when its time is over; `error_answer` says what the client is told.
+        """
+        state = connection.scope["state"]
+        with (
+            self._metrics.response(state["meter"].endpoint, state["request_id"]) as meter,
+            self._entered(connection.headers, state["api_key"], meter) as admitted,
+        ):
+            async with admitted.deadline.kept():
+                await admitted.without_body()
+                yield admitted
 
     def before(self, app: ASGIApp) -> ASGIApp:
+        """ASGI middleware: each HTTP request but a probe gets its `AdmittedRequest`, as `request.state.admitted`.
+
+        A request takes no slot until its body is whole, so a slow sender keeps no other request waiting.
+        """
+
         async def entered(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) in PROBES:
                 await app(scope, receive, send)
@@ -160,19 +179,24 @@ class Admission:
         return entered
 
     async def _let_in(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        try:
-            check_headers(headers)
-            deadline = deadline_of(headers, self.limits.request_timeout_s)
-            self.closing.enter(deadline)
-        except BadRequest as error:
-            await refusal(error.status, error.body(), error)(scope, receive, send)
-            return
         state = scope["state"]
-        admitted = AdmittedRequest(self, deadline, self._quotas.of(state["api_key"]), state["meter"])
-        scope["state"] = {**state, "admitted": admitted}
-        try:
+        with contextlib.ExitStack() as leaving:
+            try:
+                enters = self._entered(Headers(scope=scope), state["api_key"], state["meter"])
+                scope["state"] = {**state, "admitted": leaving.enter_context(enters)}
+            except BadRequest as error:
+                app = refusal(error.status, error.body(), error)
             await app(scope, receive, send)
+
+    @contextlib.contextmanager
+    def _entered(self, headers: Headers, api_key: bytes, meter: ResponseMeter) -> Iterator[AdmittedRequest]:
+        """Raises BadRequest for headers that are none, and while the server closes."""
+        check_headers(headers)
+        deadline = deadline_of(headers, self.limits.request_timeout_s)
+        self.closing.enter(deadline)
+        admitted = AdmittedRequest(self, deadline, self._quotas.of(api_key), meter)
+        try:
+            yield admitted
         finally:
             admitted.leave()
             self.closing.leave(deadline)

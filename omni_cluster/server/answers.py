@@ -14,27 +14,14 @@ import numpy as np
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.build import BoundPipeline, spec_class
-from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.errors import (
-    DIED,
-    NotFinite,
-    OmniError,
-    PromptTooLong,
-    RequestError,
-    ServerClosing,
-    StageDied,
-    StoreFull,
-)
 from omni_cluster.openai_api.access import VOICE_HEADER, ApiKeys
 from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
-from omni_cluster.openai_api.errors import BadRequest, error_body
+from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.speech import SAMPLE_RATE_HZ
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput
-from omni_cluster.server.closing import CLOSING
-from omni_cluster.server.log import logger
 
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
@@ -210,26 +197,3 @@ def usage(answer: OmniRequestOutput | AnswerProgress) -> Usage:
     """Of a whole answer, or of one so far."""
     tokens = answer.counts
     return Usage(tokens.prompt, tokens.text + tokens.codec, tokens.codec, tokens.cached, tokens.prompt_audio)
-
-
-def error_answer(error: Exception, prompt: str = "messages") -> tuple[int, dict[str, Any]]:
-    """HTTP status and body for an error; what is not the client's doing is logged. `prompt`: the field that has it."""
-    if isinstance(error, BadRequest):
-        return error.status, error.body()
-    if isinstance(error, PromptTooLong):
-        return 400, error_body(str(error), param=prompt, code="context_length_exceeded")
-    if isinstance(error, RequestError):
-        return 400, error_body(str(error))
-    if isinstance(error, ServerClosing):
-        return 503, error_body(str(error), status=503, code=CLOSING)
-    logger.exception("a request failed")
-    if isinstance(error, DeadlineExceeded):
-        return 504, error_body(str(error), status=504, code="deadline_exceeded")
-    if isinstance(error, StageDied):
-        return 503, error_body(DIED, status=503, code="stage_died")
-    if isinstance(error, NotFinite):
-        return 500, error_body(str(error), status=500, code="not_finite")
-    if isinstance(error, StoreFull):
-        return 503, error_body(str(error), status=503, code="store_full")
-    message = str(error) if isinstance(error, OmniError) else "the server failed; its log has the cause."
-    return 500, error_body(message, status=500, code="server_error")

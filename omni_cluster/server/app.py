@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from fastapi import FastAPI
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from omni_cluster.engine.pipeline import Pipeline
@@ -32,6 +36,37 @@ CODING_THREADS = 4
 GREETING = [{"role": "user", "content": "Hello"}]
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What endpoints are made of. `counted`: what the HTTP face itself has counted; `coding`: threads for sound."""
+
+    pipeline: Pipeline
+    reader: Reader
+    builder: RequestBuilder
+    admission: Admission
+    counted: Collector
+    coding: ThreadPoolExecutor
+
+
+class Endpoint(Protocol):
+    """Some paths of the API."""
+
+    def add_to(self, api: FastAPI) -> None: ...
+
+
+MakeEndpoint = Callable[[Services], Endpoint]
+ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (
+    lambda its: OperationsEndpoint(its.pipeline, its.counted, its.admission.closing),
+    lambda its: ModelsEndpoint(its.pipeline.bound),
+    lambda its: ChatEndpoint(its.pipeline, its.reader, its.builder, its.coding),
+    lambda its: ResponsesEndpoint(its.pipeline, its.reader, its.builder),
+    lambda its: SpeechEndpoint(its.pipeline, its.reader, its.builder, its.coding),
+    lambda its: TranscriptionsEndpoint(its.pipeline, its.reader, its.builder),
+    lambda its: CompletionsEndpoint(its.pipeline, its.reader, its.builder),
+    lambda its: TokensEndpoint(its.pipeline.bound, its.reader),
+)
+
+
 class HttpServer:
     """The endpoints, behind access checks, admission and metrics.
 
@@ -40,29 +75,26 @@ class HttpServer:
     """
 
     def __init__(
-        self, pipeline: Pipeline, *, ingresses: int = 1, answers_id: bool = True, clock: Clock = time.monotonic
+        self,
+        pipeline: Pipeline,
+        *,
+        ingresses: int = 1,
+        answers_id: bool = True,
+        clock: Clock = time.monotonic,
+        endpoints: Sequence[MakeEndpoint] = ENDPOINTS,
     ) -> None:
         """Raises ConfigError for API keys that cannot be read."""
         bound = pipeline.bound
         self._api_config = bound.config.api
         self._answers_id = answers_id
         self._keys = api_keys(bound.config)
-        self.admission = Admission(bound.config.limits, ingresses, bound.config.api, clock)
         self.metrics = IngressMetrics()
-        self.metrics.watch(self.admission.slots, self.admission.uploads)
+        self.admission = Admission(bound.config.limits, ingresses, bound.config.api, clock, self.metrics)
         self._reader = Reader(bound)
-        builder = RequestBuilder(pipeline)
         self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
-        self._endpoints = (
-            OperationsEndpoint(pipeline, self.metrics.registry, self.admission.closing),
-            ModelsEndpoint(bound),
-            ChatEndpoint(pipeline, self._reader, builder, self._coding),
-            ResponsesEndpoint(pipeline, self._reader, builder),
-            SpeechEndpoint(pipeline, self._reader, builder, self._coding),
-            TranscriptionsEndpoint(pipeline, self._reader, builder),
-            CompletionsEndpoint(pipeline, self._reader, builder),
-            TokensEndpoint(bound, self._reader),
-        )
+        builder = RequestBuilder(pipeline)
+        services = Services(pipeline, self._reader, builder, self.admission, self.metrics.registry, self._coding)
+        self._endpoints = [make(services) for make in endpoints]
         bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
     def app(self) -> ASGIApp:
@@ -76,7 +108,8 @@ class HttpServer:
             origins=self._api_config.cors_origins,
             answers_id=self._answers_id,
         )
-        return Metered(app, self.metrics, [route.path for route in api.routes if isinstance(route, Route)])
+        paths = [route.path for route in api.routes if isinstance(route, Route | WebSocketRoute)]
+        return Metered(app, self.metrics, paths)
 
     async def stand_by(self) -> None:
         """Keeps ready what the next request would wait for, until it is cancelled."""

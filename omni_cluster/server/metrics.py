@@ -1,20 +1,23 @@
-"""What one ingress counts of its HTTP requests, and the middleware that sees them."""
+"""What one ingress counts of its responses, and the middleware that sees those to HTTP requests."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from omni_cluster.engine import metric_definitions as define
 from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.playback import Playback
 from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.log import logger
+from omni_cluster.server.refusals import status_and_body
 from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.server.uploads import Uploads
 
@@ -22,6 +25,8 @@ PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 """Paths that never wait behind requests, and are not logged."""
 OTHER: Final = "other"
 """The endpoint of all paths that are none: a client must not be able to make new ones."""
+OK: Final = 200
+FORBIDDEN: Final = 403
 CLIENT_LEFT: Final = 499
 FAILED: Final = 500
 FIRST_REFUSAL: Final = 400
@@ -52,6 +57,23 @@ class IngressMetrics:
         gauge.labels("waiting").set_function(lambda: slots.waiting)
         define.UPLOAD_BYTES.gauge(self.registry).set_function(lambda: uploads.size_bytes)
 
+    @contextlib.contextmanager
+    def response(self, endpoint: str, request_id: str) -> Iterator[ResponseMeter]:
+        """Counts and logs one response of a connection, with the status of what is raised inside."""
+        meter, status = ResponseMeter(self, endpoint), CLIENT_LEFT
+        meter.start(OK)
+        try:
+            yield meter
+            status = OK
+        except WebSocketDisconnect:
+            raise
+        except Exception as error:
+            status, body = status_and_body(error)
+            meter.reason = body["error"]["code"] or NO_REASON
+            raise
+        finally:
+            end_logged(meter, status, request_id)
+
 
 class _Error(msgspec.Struct):
     code: str | None = None
@@ -70,36 +92,37 @@ def reason_of(body: bytes) -> str:
 
 
 class ResponseMeter:
-    """One HTTP request. It has ended when its last byte is handed to the server: the client's next request is later."""
+    """One response, of an HTTP request or on a WebSocket.
+
+    It has ended when its last byte is handed to the server: the client's next request is later.
+    """
 
     def __init__(self, metrics: IngressMetrics, endpoint: str) -> None:
         self._metrics = metrics
         self.endpoint = endpoint
         self._started_s = time.perf_counter()
-        self._status = FAILED
+        self.status = FAILED
         self._is_silent = True
         self._has_ended = False
         self._recoveries: list[Recovery] = []
         self._playback = Playback()
-        self._reason = NO_REASON
+        self.reason = NO_REASON
         self._sent = metrics.sent.labels(endpoint)
         metrics.in_flight.labels(endpoint).inc()
 
-    def sends(self, message: Message) -> int | None:
-        """Counts a message before it is sent; the status, when it is the answer's last."""
-        if message["type"] == "http.response.start":
-            self._status = int(message["status"])
-        if message["type"] != "http.response.body":
-            return None
-        body = message.get("body", b"")
+    def start(self, status: int) -> None:
+        """Counts nothing yet: a stream that has begun may fail."""
+        self.status = status
+
+    def send(self, body: bytes) -> None:
+        """Counts a part of the body before it is sent."""
         self._sent.inc(len(body))
         if body and self._is_silent:
             self._is_silent = False
-            if self._status < FIRST_REFUSAL:
+            if self.status < FIRST_REFUSAL:
                 self._observe(self._metrics.first_byte)
             else:
-                self._reason = reason_of(body)
-        return None if message.get("more_body", False) else self._status
+                self.reason = reason_of(body)
 
     def observe(self, event: StageEvent) -> None:
         """Counts what a stream's event says of the stages: what the request survived, and its sound."""
@@ -139,10 +162,16 @@ class ResponseMeter:
         if status < FIRST_REFUSAL:
             self._observe(self._metrics.answer)
         elif status != CLIENT_LEFT:
-            self._metrics.refusals.labels(self.endpoint, self._reason).inc()
+            self._metrics.refusals.labels(self.endpoint, self.reason).inc()
         if self._playback.has_begun:
             self._metrics.stall.labels(self.endpoint).observe(self._playback.stall_s)
         return True
+
+    def drop(self) -> None:
+        """It is no response, and counts nowhere."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._metrics.in_flight.labels(self.endpoint).dec()
 
     @property
     def passed_s(self) -> float:
@@ -155,7 +184,8 @@ class ResponseMeter:
 class Metered:
     """ASGI middleware, outermost: counts every HTTP request, and logs one line of it at its end.
 
-    Handlers find the request's `ResponseMeter` as `request.state.meter`.
+    Handlers find the request's `ResponseMeter` as `request.state.meter`. Of a WebSocket a handshake that is refused is
+    counted; one that is accepted has responses, which `Admission.admit` counts.
     """
 
     def __init__(self, app: ASGIApp, metrics: IngressMetrics, endpoints: Collection[str]) -> None:
@@ -164,14 +194,14 @@ class Metered:
         self._endpoints = frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         meter = ResponseMeter(self._metrics, self._endpoint(scope))
         scope["state"] = {**(scope.get("state") or {}), "meter": meter}
 
         async def counted(message: Message) -> None:
-            if (status := meter.sends(message)) is not None:
+            if (status := counted_message(meter, message)) is not None:
                 end(scope, meter, status)
             await send(message)
 
@@ -189,17 +219,30 @@ class Metered:
         return path if path in self._endpoints else OTHER
 
 
+def counted_message(meter: ResponseMeter, message: Message) -> int | None:
+    """Counts an ASGI message before it is sent; the status, when it is the answer's last."""
+    kind = message["type"].removeprefix("websocket.")
+    if kind == "accept":
+        meter.drop()
+    if kind == "close":
+        return FORBIDDEN  # what a client reads of a handshake that is closed; after that it is dropped
+    if kind == "http.response.start":
+        meter.start(int(message["status"]))
+    if kind != "http.response.body":
+        return None
+    meter.send(message.get("body", b""))
+    return None if message.get("more_body", False) else meter.status
+
+
 def end(scope: Scope, meter: ResponseMeter, status: int) -> bool:
     """Counts and logs how the request ended, unless it has ended before; says whether this was its end."""
+    return end_logged(meter, status, scope["state"].get("request_id", "-"))
+
+
+def end_logged(meter: ResponseMeter, status: int, request_id: str) -> bool:
+    """The same of a response by the id that its log line has."""
     is_end = meter.end(status)
-    if is_end and meter.endpoint not in PROBES:  # who watches a server asks every few seconds
-        request_id = scope["state"].get("request_id", "-")
-        logger.info(
-            "request %s: %s answered %d after %.3f s%s",
-            request_id,
-            meter.endpoint,
-            status,
-            meter.passed_s,
-            meter.recovered,
-        )
+    if is_end and meter.endpoint not in PROBES:  # probes come every few seconds
+        line = "request %s: %s answered %d after %.3f s%s"
+        logger.info(line, request_id, meter.endpoint, status, meter.passed_s, meter.recovered)
     return is_end

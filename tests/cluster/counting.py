@@ -35,8 +35,8 @@ async def count(stage: StageMetrics, ingress: IngressMetrics) -> None:
         at_stage.end("finished")
         at_ingress = ResponseMeter(ingress, "/v1/chat/completions")
         at_ingress.observe_sound(SOUND)
-        at_ingress.sends({"type": "http.response.start", "status": 200})
-        at_ingress.sends({"type": "http.response.body", "body": b"abc"})
+        at_ingress.start(200)
+        at_ingress.send(b"abc")
         at_ingress.end(200)
         stage.hold({"running": 1, "waiting": 0, "held": 1}, 1)
         await asyncio.sleep(EVERY_S)
@@ -57,8 +57,7 @@ def counted(stage: StageMetrics) -> dict[str, float]:
 
 async def main() -> None:
     stage, ingress = StageMetrics(), IngressMetrics()
-    admission = Admission(Limits(), 1, ApiConfig(), time.monotonic)
-    ingress.watch(admission.slots, admission.uploads)
+    Admission(Limits(), 1, ApiConfig(), time.monotonic, ingress)
     pushing = [
         asyncio.create_task(pushed_in_turn(metrics))
         for metrics in (RayMetrics(stage.registry, STAGE, {"stage": "a"}), RayMetrics(ingress.registry, INGRESS, {}))

@@ -25,7 +25,7 @@ from omni_cluster.cluster.transport import MessageItem, ReplicaLost
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
 from omni_cluster.engine.sound.engine import DiffusionEngineStopped
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
-from omni_cluster.server.answers import error_answer
+from omni_cluster.server.refusals import error_answer
 
 
 def rpc_error(code: grpc.StatusCode) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.serve_local import listening, serving
-from omni_cluster.server.app import HttpServer
+from omni_cluster.server.app import ENDPOINTS, HttpServer, MakeEndpoint
 
 RATE_HZ = 24_000
 CHAT = "/v1/chat/completions"
@@ -70,11 +70,14 @@ class Speaker:
 class Face:
     """The HTTP API over a `Speaker`, and a clock that stands still until it is set."""
 
-    def __init__(self, config: PipelineConfig, ingresses: int = 1) -> None:
+    def __init__(
+        self, config: PipelineConfig, ingresses: int = 1, endpoints: Sequence[MakeEndpoint] = ENDPOINTS
+    ) -> None:
         self.speaker = Speaker(config)
         self.now_s = 1000.0
-        self.server = HttpServer(self.speaker, ingresses=ingresses, clock=lambda: self.now_s)
-        transport = httpx.ASGITransport(self.server.app())
+        self.server = HttpServer(self.speaker, ingresses=ingresses, clock=lambda: self.now_s, endpoints=endpoints)
+        self.app = self.server.app()
+        transport = httpx.ASGITransport(self.app)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://face", timeout=60)
 
     async def chat(self, key: str = "", **fields: Any) -> httpx.Response:
@@ -99,8 +102,10 @@ async def speaking(config: PipelineConfig) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def face_of(config: PipelineConfig, ingresses: int = 1) -> AsyncIterator[Face]:
-    face = Face(config, ingresses)
+async def face_of(
+    config: PipelineConfig, ingresses: int = 1, endpoints: Sequence[MakeEndpoint] = ENDPOINTS
+) -> AsyncIterator[Face]:
+    face = Face(config, ingresses, endpoints)
     async with face.client:
         yield face
     await face.server.close()

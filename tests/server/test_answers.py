@@ -23,7 +23,8 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.outputs import AudioChunk
-from omni_cluster.server.answers import StreamedSound, error_answer, stage_sampling, whole_audio
+from omni_cluster.server.answers import StreamedSound, stage_sampling, whole_audio
+from omni_cluster.server.refusals import error_answer
 
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20), 28_000)
 CONFIG = load_config(known_families=known_families())

@@ -39,8 +39,8 @@ from omni_cluster.openai_api.fields import is_nothing
 from omni_cluster.openai_api.responses import check_responses_request, open_responses_request
 from omni_cluster.openai_api.speech import parse_speech_request
 from omni_cluster.openai_api.transcription import open_transcription
-from omni_cluster.server.answers import error_answer
 from omni_cluster.server.limits import api_defaults, api_limits
+from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.request_builder import RequestBuilder
 from tests.engine.stages import short_default, until
 from tests.server.local import LocalApp

@@ -9,27 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import load_config
-from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.slots import AdmissionSlots
+from tests.server.keyed import ONE, OTHER, config_of
 from tests.server.speaker import CHAT, face_of
 from tests.server.streams import SPOKEN, begun
 
-ONE, OTHER = "the-first-key-0001", "the-other-key-0002"
-
 pytestmark = pytest.mark.usefixtures("tiny")
-
-
-def config_of(folder: Path, limits: Limits | None = None, **api: Any) -> PipelineConfig:
-    keys = folder / "keys.txt"
-    keys.write_text(f"{ONE}\n{OTHER}\n")
-    config = load_config(None, known_families=known_families())
-    named = ApiConfig(keys_file=str(keys), **api) if api else ApiConfig()
-    return config.model_copy(update={"api": named, "limits": limits or config.limits})
 
 
 def refused(answer: httpx.Response, words: str) -> int:

@@ -21,10 +21,9 @@ from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, comple
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.sampling import BOUNDS
-from omni_cluster.server.admission import AdmittedRequest, refusal
+from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import (
     StreamedSound,
-    error_answer,
     finish_reason,
     timings,
     usage,
@@ -34,6 +33,7 @@ from omni_cluster.server.answers import (
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.quotas import Allowance
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 

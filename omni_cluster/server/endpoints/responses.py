@@ -21,9 +21,10 @@ from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.outputs import OmniRequestOutput
-from omni_cluster.server.admission import AdmittedRequest, refusal
-from omni_cluster.server.answers import error_answer, finish_reason, timings, usage
+from omni_cluster.server.admission import AdmittedRequest
+from omni_cluster.server.answers import finish_reason, timings, usage
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 

@@ -17,9 +17,10 @@ from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechRequest, speech_body
-from omni_cluster.server.admission import AdmittedRequest, refusal
-from omni_cluster.server.answers import error_answer, finish_reason, voice_header, whole_sound
+from omni_cluster.server.admission import AdmittedRequest
+from omni_cluster.server.answers import finish_reason, voice_header, whole_sound
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import open_stream, whole_output

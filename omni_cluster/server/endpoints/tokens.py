@@ -12,9 +12,9 @@ from omni_cluster.inputs import Prompt
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.errors import BadRequest, blamed_on
 from omni_cluster.openai_api.tokens import TokenizeRequest, detokenize_body, tokenize_body
-from omni_cluster.server.admission import AdmittedRequest, refusal
-from omni_cluster.server.answers import error_answer
+from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.refusals import error_answer, refusal
 
 
 class TokensEndpoint:

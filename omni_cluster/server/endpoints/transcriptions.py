@@ -20,9 +20,10 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.multipart import FILE
 from omni_cluster.openai_api.transcript import delta_event, done_event, ending, plain_transcript, transcript
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, transcription_body
-from omni_cluster.server.admission import AdmittedRequest, refusal
-from omni_cluster.server.answers import error_answer, text_sampling
+from omni_cluster.server.admission import AdmittedRequest
+from omni_cluster.server.answers import text_sampling
 from omni_cluster.server.reader import Reader
+from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 
