@@ -39,18 +39,20 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
-from omni_cluster.engine.sound.scheduler import Scheduler, Slack, StepCost, StepScheduler
+from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
-from omni_cluster.models.qwen2_5_omni.code2wav import Code2WavSession, CodeBlocks
+from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.outputs import StageChunk
 
+PRIORS = Code2Wav.priors
 TEXT_TOKENS = 64
 FIRST_CODE_S, FIRST_CODE_MORE_S = 0.053, 0.0075
 TOKEN_S, TOKEN_MORE_S = 0.0052, 0.00016
@@ -85,15 +87,19 @@ class WholeBatches:
         pass
 
 
-def by_slack(config: DiffusionConfig) -> Scheduler[LoopJob]:
-    return StepScheduler(config.max_batch_frames, config.max_batch_size, StepCost(), time.monotonic)
+def by_slack(config: DiffusionConfig) -> StepScheduler:
+    return StepScheduler(config.max_batch_frames, config.max_batch_size, PRIORS, cost_of_steps(), time.monotonic)
+
+
+def cost_of_steps() -> StepCost:
+    return StepCost(PRIORS.step, PRIORS.usual_sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Who chooses the jobs of a step, and how many pieces of one stream are made at once."""
 
-    scheduler: Callable[[DiffusionConfig], Scheduler[LoopJob]]
+    scheduler: Callable[[DiffusionConfig], StepScheduler | WholeBatches]
     pieces_at_once: int
 
 
@@ -108,7 +114,7 @@ POLICIES = {
 class Watched:
     """A scheduler whose steps are counted."""
 
-    def __init__(self, scheduler: Scheduler[LoopJob]) -> None:
+    def __init__(self, scheduler: StepScheduler | WholeBatches) -> None:
         self._scheduler = scheduler
         self.frames: list[int] = []
         self.times: list[StepTime] = []
@@ -359,8 +365,8 @@ class Bench:
     ) -> dict[str, Any]:
         watched, talkers = Watched(policy.scheduler(self.config)), Talkers(near)
         config = self.config.model_copy(update={"max_pieces_at_once": policy.pieces_at_once})
-        rate_hz = self.model.sample_rate_hz
-        slack = Slack(self.model.steps, config.max_batch_frames, StepCost(), time.monotonic)
+        rate_hz = SAMPLE_RATE_HZ
+        slack = Slack(self.model.steps, config.max_batch_frames, PRIORS, cost_of_steps(), time.monotonic)
         stopped = functools.partial(DiffusionEngineStopped, "ended")
         loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, slack)
         tasks = [asyncio.create_task(loop.run()), asyncio.create_task(talkers.run())]

@@ -25,8 +25,10 @@ from typing import Protocol
 from omni_cluster.bench.load import poisson_arrivals
 from omni_cluster.engine.sound.scheduler import StepCost, StepScheduler
 from omni_cluster.models.qwen2_5_omni.code2wav import piece_range
+from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.sound import StepTime
 
+PRIORS = Code2Wav.priors
 CODES, TEXT_TOKENS = 512, 64
 BLOCK = 12
 BLOCK_S = 0.24
@@ -205,10 +207,12 @@ class FifoSteps(AtOnce):
 class Steps:
     """The product's scheduler; `ahead`: pieces of a stream that may be begun while the one before them runs."""
 
-    def __init__(self, ahead: int = 0, scheduler: type[StepScheduler[Piece]] = StepScheduler) -> None:
+    def __init__(self, ahead: int = 0, scheduler: type[StepScheduler] = StepScheduler) -> None:
         self.ahead = ahead
         self._now_s = 0.0
-        self._scheduler = scheduler(BATCH_BLOCKS * BLOCK_FRAMES, 64, StepCost(), lambda: self._now_s)
+        self._scheduler = scheduler(
+            BATCH_BLOCKS * BLOCK_FRAMES, 64, PRIORS, StepCost(PRIORS.step, PRIORS.usual_sizes), lambda: self._now_s
+        )
 
     def choose(self, pieces: list[Piece], now_s: float) -> tuple[list[Piece], int]:
         self._now_s = now_s

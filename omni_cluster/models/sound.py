@@ -52,6 +52,35 @@ class StepTime:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Seconds of a call: `base_s`, and `unit_s` for each unit of its jobs' size."""
+
+    base_s: float
+    unit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoundPriors:
+    """What is assumed of a sound model on a card, until its own calls are measured. Sizes are those of `SoundJob`.
+
+    `step`, `finish`: what these calls cost. `usual_sizes`: the smallest and the largest usual step, for which the
+    assumed cost counts. `worth_finishing`: jobs of this size together that have had all their steps are worth a call
+    that finishes them. `finish_ahead_s`: a job is finished so long before its sound is due. `newcomer_steps`: so many
+    steps of a job that comes now count against larger ones. `piece_size`: of a piece for a player that is short of
+    sound. `cushion_s`: the sound that such a player has when its next piece is begun.
+    """
+
+    step: LinearCost
+    finish: LinearCost
+    usual_sizes: tuple[int, int]
+    worth_finishing: int
+    finish_ahead_s: float
+    newcomer_steps: float
+    piece_size: float
+    cushion_s: float
+
+
 class SoundModel(Protocol):
     """A loaded sound model: jobs advance by steps, and those of one step may each be at another of theirs.
 
@@ -60,7 +89,6 @@ class SoundModel(Protocol):
     `finish` raises, all jobs and streams are as they were before: it is tried again with one job after another.
     """
 
-    sample_rate_hz: int
     steps: int
     """Of every job, from its beginning until it can be finished: those of a flow, or one."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from omni_cluster.config.limits import Limits
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from omni_cluster.models.family import ARSession, Family, Hold
-    from omni_cluster.models.sound import SoundModel, SoundSession
+    from omni_cluster.models.sound import SoundModel, SoundPriors, SoundSession
 
 Part = Literal["text", "codes", "rows", "sound"]
 """What one stage makes that another one, or the client, reads."""
@@ -100,36 +99,6 @@ class ARSpec(StageSpec):
     @abstractmethod
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
         """`request` has its media only in a stage that no other feeds. `hold`: of the stage's engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinearCost:
-    """`base_s` for a call, and `frame_s` for each frame of its jobs."""
-
-    base_s: float
-    frame_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SoundPriors:
-    """What is assumed of a sound model on a card until its own calls are measured.
-
-    `step`: of the model alone on its card; `shared_step` and `shared_finish`: beside other stages. `fitted_frames`: the
-    two sizes of a step at which the assumed cost counts. `finish_frames`: so many frames of jobs that have had all
-    their steps are worth a call that finishes them. `piece_frames`: of a piece for a player that is short of sound.
-    `newcomer_steps`: steps of a job that comes now which count against larger ones. `early_pieces`: pieces that follow
-    a stream's first one before it has sound for several rounds. `cushion_s`: what a player has when a round begins.
-    """
-
-    step: LinearCost
-    shared_step: LinearCost
-    shared_finish: LinearCost
-    fitted_frames: tuple[int, int]
-    finish_frames: int
-    piece_frames: float
-    newcomer_steps: int
-    early_pieces: int
-    cushion_s: float
 
 
 class SoundFacts(ABC):

@@ -1,4 +1,4 @@
-"""One diffusion stage: its worker, and the loop that advances its jobs step by step."""
+"""One sound stage: its worker, and the loop that advances its jobs step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import COUNTED, StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
@@ -50,18 +49,16 @@ class DiffusionEngine:
         self._loop: StepLoop | None = None
         self._slack: Slack | None = None
         self._loop_task: asyncio.Task[None] | None = None
-        self._sample_rate_hz = 0
 
     async def start(self) -> None:
         self._worker = await self._in_thread(lambda: StageWorker(self._args))
-        self._sample_rate_hz = await self._call("sample_rate_hz")
-        steps, config = await self._call("steps_of_a_job"), self._config
-        cost = StepCost()
-        scheduler: StepScheduler[LoopJob] = StepScheduler(
-            config.max_batch_frames, config.max_batch_size, cost, time.monotonic
+        steps, config, priors = await self._call("steps_of_a_job"), self._config, self._spec.priors
+        cost, most = StepCost(priors.step, priors.usual_sizes), config.max_batch_frames
+        scheduler = StepScheduler(most, config.max_batch_size, priors, cost, time.monotonic)
+        self._slack = Slack(steps, most, priors, cost, time.monotonic)
+        self._loop = StepLoop(
+            self._call, steps, self._spec.sample_rate_hz, config, scheduler, self._stopped, self._slack
         )
-        self._slack = Slack(steps, config.max_batch_frames, cost, time.monotonic)
-        self._loop = StepLoop(self._call, steps, self._sample_rate_hz, config, scheduler, self._stopped, self._slack)
         self._loop_task = asyncio.create_task(self._loop.run())
 
     def check(self, request: OmniRequest) -> None:
@@ -84,7 +81,7 @@ class DiffusionEngine:
         with self._player(request) as player:
             async with contextlib.aclosing(loop.waveforms(self._session(request, upstream), player)) as waveforms:
                 async for position, samples in waveforms:
-                    audio = AudioChunk(position, samples, self._sample_rate_hz)
+                    audio = AudioChunk(position, samples, self._spec.sample_rate_hz)
                     if audio.end > known.num_samples:
                         first_new = max(0, known.num_samples - audio.start)
                         yield StageChunk(audio=audio.part(first_new, len(samples)))

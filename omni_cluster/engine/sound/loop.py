@@ -15,7 +15,7 @@ import numpy as np
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
-from omni_cluster.engine.sound.scheduler import Scheduler, Slack
+from omni_cluster.engine.sound.scheduler import Slack, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped, OmniError
 from omni_cluster.models.sound import SoundJob, SoundSession, StepTime
 from omni_cluster.progress import Progress
@@ -43,7 +43,7 @@ class StepLoop:
         steps: int,
         sample_rate_hz: int,
         config: DiffusionConfig,
-        scheduler: Scheduler[LoopJob],
+        scheduler: StepScheduler,
         stopped: Callable[[], DiffusionEngineStopped],
         slack: Slack,
     ) -> None:

@@ -1,4 +1,7 @@
-"""Which jobs advance in the next step, what steps cost, and how close players are to falling silent."""
+"""Which jobs advance in the next step, what steps cost, and how close players are to falling silent.
+
+Sizes are in the model's own measure of a job (`SoundJob.size`).
+"""
 
 from __future__ import annotations
 
@@ -6,48 +9,33 @@ import bisect
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from omni_cluster.engine.playback import Playback
-from omni_cluster.models.sound import StepTime
+from omni_cluster.models.sound import LinearCost, SoundPriors, StepTime
 
 HORIZON_S = 0.1
 """Work that is due sooner is planned over this time: late work cannot all be done at once."""
-FINISH_S = 0.15
-"""A job that has had all its steps is finished so long before it is due, or sooner beside others: a pass waits for the
-step that runs, takes tens of milliseconds on a card with other stages, and then its sound travels to the client."""
-FINISH_FRAMES = 1_280
-"""Jobs of this size together that have had all their steps are worth a pass of their own."""
 MIN_EFFICIENCY = 0.5
 """The part of a step's time that grows with its size, at least: the rest is the same for the smallest step."""
-NEWCOMER_STEPS = 4
-"""So many steps of a job that comes now count against larger ones. It waits for ten, the rest of the one that runs and
-its own; fewer count, for larger steps do more a second."""
 STEP_MEMORY = 0.995
 """The factor by which a measured step's weight falls with each later step."""
 PRIOR_WEIGHT = 0.5
-"""The assumed cost weighs as much as so many measured steps, at each of `PRIOR_FRAMES`."""
-PRIOR_FRAMES = (48, 3_072)
+"""The assumed cost weighs as much as so many measured steps, at each of the usual sizes."""
 URGENT_S = 1.0
 """A player that has less sound left than this needs a piece in every round."""
 PIECE_MEMORY = 0.95
 """The factor by which the weight of a piece's size falls with each later piece."""
 MOST_PLAYERS = 4_096
-PIECE_FRAMES = 72.0
-"""Of an urgent player's piece, until such pieces are seen."""
-CUSHION_S = 0.15
-"""What such a player has left when a round begins: the sound of a first piece, less its way to the client."""
-PASS_S, PASS_FRAME_S = 4e-3, 2.5e-5
-"""A pass, and each unit of its size, until some are measured."""
 
 
 class StepCost:
     """A step takes `step_s`, and `unit_s` for each unit of its size: fitted to the steps measured lately."""
 
-    def __init__(self, step_s: float = 3e-3, unit_s: float = 6e-6) -> None:
-        """What is assumed until steps are measured."""
-        self.step_s, self.unit_s = step_s, unit_s
-        self._prior = [(size, step_s + unit_s * size) for size in PRIOR_FRAMES]
+    def __init__(self, assumed: LinearCost, usual_sizes: Sequence[int]) -> None:
+        """`assumed`: until steps are measured, for steps of `usual_sizes`."""
+        self.step_s, self.unit_s = assumed.base_s, assumed.unit_s
+        self._prior = [(size, self.step_s + self.unit_s * size) for size in usual_sizes]
         self._sums = [0.0] * 5
 
     def observe(self, time: StepTime) -> None:
@@ -98,30 +86,21 @@ class Job(Protocol):
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 
-class Scheduler(Protocol[AnyJob]):
-    """What a step loop asks."""
-
-    def choose(self, jobs: Sequence[AnyJob]) -> list[AnyJob]:
-        """Those that the next step advances, of jobs that have steps left; at least one where there is one."""
-
-    def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
-        """Those to finish now, in this order, of jobs that have had all their steps; `others` have steps left."""
-
-    def took(self, time: StepTime) -> None:
-        """A step was measured."""
-
-
-class StepScheduler(Generic[AnyJob]):
+class StepScheduler:
     """Earliest deadline first, in steps that are as large as it takes to meet the deadlines.
 
     Where less would do, steps grow with the work that waits: small ones let a newcomer through soon, large ones do more
     a second, which is what helps everybody on a full card. Jobs that are due later pause: they stay where they are.
     """
 
-    def __init__(self, max_size: int, max_jobs: int, cost: StepCost, clock: Callable[[], float]) -> None:
-        self._max_size, self._max_jobs, self._cost, self._clock = max_size, max_jobs, cost, clock
+    def __init__(
+        self, max_size: int, max_jobs: int, priors: SoundPriors, cost: StepCost, clock: Callable[[], float]
+    ) -> None:
+        self._max_size, self._max_jobs, self._priors = max_size, max_jobs, priors
+        self._cost, self._clock = cost, clock
 
     def choose(self, jobs: Sequence[AnyJob]) -> list[AnyJob]:
+        """Those that the next step advances, of jobs that have steps left; at least one where there is one."""
         by_due = sorted(jobs, key=lambda job: job.due_s)
         room, size = self._room(by_due), 0
         chosen: list[AnyJob] = []
@@ -131,36 +110,40 @@ class StepScheduler(Generic[AnyJob]):
                 size += job.size
         return chosen
 
-    def _room(self, by_due: Sequence[AnyJob]) -> float:
+    def _room(self, by_due: Sequence[Job]) -> float:
         """The size of the next step."""
         if not by_due:
             return 0
         work = sum(job.size * job.steps_left for job in by_due)
         efficient = self._cost.size_at_efficiency(MIN_EFFICIENCY)
-        balanced = self._cost.size_at_balance(work, NEWCOMER_STEPS)
-        needed = self._cost.size_at_rate(_needed_rate(by_due, self._clock()))
+        balanced = self._cost.size_at_balance(work, self._priors.newcomer_steps)
+        needed = self._cost.size_at_rate(self._needed_rate(by_due))
         return min(self._max_size, max(efficient, balanced, needed))
 
     def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
-        """Returns all or none, those that are due first in front: a pass that runs anyway takes the others along."""
+        """Those to finish now, of jobs that have had all their steps; `others` have steps left.
+
+        All or none, those that are due first in front: a pass that runs anyway takes the others along.
+        """
         if not ended:
             return []
-        is_due = min(job.due_s for job in ended) <= self._clock() + FINISH_S
-        if is_due or not others or sum(job.size for job in ended) >= FINISH_FRAMES:
+        is_due = min(job.due_s for job in ended) <= self._clock() + self._priors.finish_ahead_s
+        if is_due or not others or sum(job.size for job in ended) >= self._priors.worth_finishing:
             return sorted(ended, key=lambda job: job.due_s)
         return []
 
     def took(self, time: StepTime) -> None:
+        """A step was measured."""
         self._cost.observe(time)
 
-
-def _needed_rate(by_due: Sequence[Job], now_s: float) -> float:
-    """The size of work to do a second, each job's for each of its steps, so that every job is done when it is due."""
-    rate, work = 0.0, 0
-    for job in by_due:
-        work += job.size * job.steps_left
-        rate = max(rate, work / max(HORIZON_S, job.due_s - now_s - FINISH_S))
-    return rate
+    def _needed_rate(self, by_due: Sequence[Job]) -> float:
+        """The size of work to do a second, each job's for each of its steps, so that every job is done when due."""
+        by_s = self._clock() + self._priors.finish_ahead_s
+        rate, work = 0.0, 0
+        for job in by_due:
+            work += job.size * job.steps_left
+            rate = max(rate, work / max(HORIZON_S, job.due_s - by_s))
+        return rate
 
 
 class Slack:
@@ -171,10 +154,12 @@ class Slack:
     card did then.
     """
 
-    def __init__(self, steps: int, max_size: int, step_cost: StepCost, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, steps: int, max_size: int, priors: SoundPriors, step_cost: StepCost, clock: Callable[[], float]
+    ) -> None:
         self._steps, self._max_size, self._step_cost, self._clock = steps, max_size, step_cost, clock
-        self._pass_cost = StepCost(PASS_S, PASS_FRAME_S)
-        self._piece_size = PIECE_FRAMES
+        self._pass_cost = StepCost(priors.finish, priors.usual_sizes)
+        self._piece_size, self._cushion_s = priors.piece_size, priors.cushion_s
         self._players: dict[str, Playback] = {}
 
     @contextlib.contextmanager
@@ -203,7 +188,7 @@ class Slack:
 
     def most_players(self) -> int:
         """The most players whose round takes no longer than their cushion lasts, one at least."""
-        return max(1, bisect.bisect_right(range(1, MOST_PLAYERS), CUSHION_S, key=self.round_s))
+        return max(1, bisect.bisect_right(range(1, MOST_PLAYERS), self._cushion_s, key=self.round_s))
 
     def round_s(self, players: int) -> float:
         """What a round of so many players takes."""

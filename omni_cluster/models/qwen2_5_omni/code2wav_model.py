@@ -17,7 +17,6 @@ from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models import float8
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
-from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
 from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluation_times, graph_sizes
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
@@ -80,7 +79,6 @@ class Code2WavModel:
     that fails leaves all jobs and streams as they were before it.
     """
 
-    sample_rate_hz = SAMPLE_RATE_HZ
     steps = STEPS
 
     def __init__(

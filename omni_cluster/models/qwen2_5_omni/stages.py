@@ -14,8 +14,8 @@ from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THINKER
 from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
-from omni_cluster.models.sound import SoundModel, SoundSession
-from omni_cluster.models.stage_spec import ARSpec, LinearCost, SoundPriors, SoundSpec
+from omni_cluster.models.sound import LinearCost, SoundModel, SoundPriors, SoundSession
+from omni_cluster.models.stage_spec import ARSpec, SoundSpec
 from omni_cluster.outputs import StageChunk
 
 if TYPE_CHECKING:
@@ -85,16 +85,19 @@ class Code2Wav(SoundSpec):
 
     name = "code2wav"
     source = "talker"
-    # Measured on one H200, in bfloat16 and TF32.
+    # Measured on one H200, in bfloat16 and TF32. Sizes are mel frames.
     priors = SoundPriors(
         step=LinearCost(3e-3, 6e-6),
-        shared_step=LinearCost(1e-2, 1.05e-5),
-        shared_finish=LinearCost(4e-3, 2.5e-5),
-        fitted_frames=(48, 3_072),
-        finish_frames=1_280,
-        piece_frames=72.0,
+        finish=LinearCost(4e-3, 2.5e-5),
+        usual_sizes=(48, 3_072),
+        worth_finishing=1_280,
+        # A pass of the vocoder waits for the step that runs, takes tens of milliseconds on a card with other stages,
+        # and then its sound travels to the client.
+        finish_ahead_s=0.15,
+        # A newcomer waits for ten, the rest of the one that runs and its own; larger steps do more a second.
         newcomer_steps=4,
-        early_pieces=3,
+        piece_size=72.0,
+        # The sound of a first piece, less its way to the client.
         cushion_s=0.15,
     )
 

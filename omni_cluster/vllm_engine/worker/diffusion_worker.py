@@ -45,8 +45,5 @@ class GPUDiffusionWorker(PlatformWorker):
         """See `Device.ask`."""
         DEVICE.ask()
 
-    def sample_rate_hz(self) -> int:
-        return self.model_runner.model.sample_rate_hz
-
     def steps_of_a_job(self) -> int:
         return self.model_runner.model.steps

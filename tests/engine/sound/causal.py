@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_cluster.models.sound import SoundJob, StepTime
+from omni_cluster.models.sound import LinearCost, SoundJob, SoundPriors, StepTime
 
 CODEBOOKS, NUM_CODES = 2, 16
 SAMPLES_PER_CODE = 8
@@ -16,6 +16,17 @@ MISSING = 3
 """Samples that the sound of a request lacks at its beginning: n codes make `SAMPLES_PER_CODE * n - MISSING`."""
 DECAY = 0.9
 NO_CODES = np.empty((0, CODEBOOKS), np.int16)
+SAMPLE_RATE_HZ = 100
+PRIORS = SoundPriors(
+    step=LinearCost(1e-3, 1e-4),
+    finish=LinearCost(1e-4, 0.0),
+    usual_sizes=(1, 40),
+    worth_finishing=20,
+    finish_ahead_s=0.01,
+    newcomer_steps=1,
+    piece_size=5.0,
+    cushion_s=0.05,
+)
 
 
 @dataclass(slots=True)
@@ -29,7 +40,6 @@ class Stream:
 class CausalModel:
     """A `SoundModel`: a leaky sum of what each code adds. Its jobs have neither voice nor seed."""
 
-    sample_rate_hz = 100
     steps = 1
 
     def __init__(self) -> None:

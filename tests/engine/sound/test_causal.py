@@ -12,11 +12,19 @@ import pytest
 
 from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped, JobFailed
-from tests.engine.sound.causal import CODEBOOKS, NO_CODES, NUM_CODES, CausalModel, CausalSession, samples_of
+from tests.engine.sound.causal import (
+    CODEBOOKS,
+    NO_CODES,
+    NUM_CODES,
+    PRIORS,
+    SAMPLE_RATE_HZ,
+    CausalModel,
+    CausalSession,
+    samples_of,
+)
 
 CONFIG = DiffusionConfig(max_streams=3, max_wait_ms=0, max_batch_frames=40)
 
@@ -26,13 +34,10 @@ class Stage:
 
     def __init__(self) -> None:
         self.model = CausalModel()
-        cost = StepCost()
-        scheduler: StepScheduler[LoopJob] = StepScheduler(
-            CONFIG.max_batch_frames, CONFIG.max_batch_size, cost, time.monotonic
-        )
-        slack = Slack(self.model.steps, CONFIG.max_batch_frames, cost, time.monotonic)
-        rate_hz, stopped = self.model.sample_rate_hz, DiffusionEngineStopped("ended")
-        self.loop = StepLoop(self.call, self.model.steps, rate_hz, CONFIG, scheduler, lambda: stopped, slack)
+        cost, most, steps = StepCost(PRIORS.step, PRIORS.usual_sizes), CONFIG.max_batch_frames, self.model.steps
+        scheduler = StepScheduler(most, CONFIG.max_batch_size, PRIORS, cost, time.monotonic)
+        slack, stopped = Slack(steps, most, PRIORS, cost, time.monotonic), DiffusionEngineStopped("ended")
+        self.loop = StepLoop(self.call, steps, SAMPLE_RATE_HZ, CONFIG, scheduler, lambda: stopped, slack)
 
     async def call(self, method: str, *args: Any) -> Any:
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
-from omni_cluster.engine.sound.scheduler import Scheduler, Slack, StepCost, StepScheduler
+from omni_cluster.engine.sound.scheduler import AnyJob, Slack, StepCost, StepScheduler
 from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
@@ -39,37 +39,37 @@ class Broke(JobFailed):
     """What a worker's call raises for a job that cannot be made."""
 
 
-class AtRandom:
+class AtRandom(StepScheduler):
     """Any of the jobs at any step: what no due time would give."""
 
-    def __init__(self) -> None:
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
         self._random = random.Random(3)
 
-    def choose(self, jobs: Sequence[LoopJob]) -> list[LoopJob]:
+    def choose(self, jobs: Sequence[AnyJob]) -> list[AnyJob]:
         return self._random.sample(list(jobs), self._random.randint(1, len(jobs))) if jobs else []
 
-    def to_finish(self, ended: Sequence[LoopJob], others: bool) -> list[LoopJob]:
+    def to_finish(self, ended: Sequence[AnyJob], others: bool) -> list[AnyJob]:
         return [] if others and self._random.random() < 0.5 else list(ended)
-
-    def took(self, time: StepTime) -> None:
-        pass
 
 
 class Stage:
     """A loop and the model that it calls, in a thread of its own."""
 
-    def __init__(self, model: Code2WavModel, folder: Path, scheduler: Scheduler[LoopJob]) -> None:
+    def __init__(self, model: Code2WavModel, folder: Path, chooses: type[StepScheduler]) -> None:
         self.model = model
         self._spec = Code2Wav(Qwen2_5Omni(folder))
+        priors, most = self._spec.priors, CONFIG.max_batch_frames
+        cost = StepCost(priors.step, priors.usual_sizes)
         self._thread = ThreadPoolExecutor(1)
         self.loop = StepLoop(
             self.call,
             model.steps,
-            model.sample_rate_hz,
+            self._spec.sample_rate_hz,
             CONFIG,
-            scheduler,
+            chooses(most, CONFIG.max_batch_size, priors, cost, time.monotonic),
             lambda: DiffusionEngineStopped("ended"),
-            Slack(model.steps, CONFIG.max_batch_frames, StepCost(), time.monotonic),
+            Slack(model.steps, most, priors, cost, time.monotonic),
         )
         self.task = asyncio.create_task(self.loop.run())
 
@@ -106,21 +106,16 @@ def model(tiny: Path) -> Code2WavModel:
 
 @pytest.fixture
 async def stage(model: Code2WavModel, tiny: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    make: Callable[[], Scheduler[LoopJob]] = getattr(request, "param", AtRandom)
-    made = Stage(model, tiny, make())
+    made = Stage(model, tiny, getattr(request, "param", AtRandom))
     yield made
     await made.end()
-
-
-def by_slack() -> StepScheduler[LoopJob]:
-    return StepScheduler(CONFIG.max_batch_frames, CONFIG.max_batch_size, StepCost(), time.monotonic)
 
 
 def codes(count: int, seed: int) -> StageChunk:
     return StageChunk(0, tuple(int(c) for c in np.random.RandomState(seed).randint(0, 8192, count)))
 
 
-@pytest.mark.parametrize("stage", [AtRandom, by_slack], indirect=True)
+@pytest.mark.parametrize("stage", [AtRandom, StepScheduler], indirect=True)
 async def test_answers_at_once_sound_as_each_does_alone(stage: Stage) -> None:
     """More streams than may hold state, a whole answer, and one that breaks and one that cannot be made beside them."""
     asked = [("a", 40, True), ("b", 26, True), ("c", 13, True), ("d", 15, False)]

@@ -10,11 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cluster.engine.sound.scheduler import CUSHION_S, FINISH_S, PRIOR_FRAMES, Slack, StepCost, StepScheduler
-from omni_cluster.models.sound import StepTime
+from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
+from omni_cluster.models.sound import LinearCost, SoundPriors, StepTime
 
 NOW_S = 100.0
 STEP_S, UNIT_S = 3e-3, 6e-6
+PRIORS = SoundPriors(
+    step=LinearCost(STEP_S, UNIT_S),
+    finish=LinearCost(4e-3, 2.5e-5),
+    usual_sizes=(48, 3_072),
+    worth_finishing=1_280,
+    finish_ahead_s=0.15,
+    newcomer_steps=4,
+    piece_size=72.0,
+    cushion_s=0.15,
+)
 HALF = 500
 """Frames of a step that spends half of its time on them."""
 
@@ -26,8 +36,12 @@ class Asked:
     steps_left: int = 9
 
 
-def scheduler(max_size: int = 3072, max_jobs: int = 64) -> StepScheduler[Asked]:
-    return StepScheduler(max_size, max_jobs, StepCost(STEP_S, UNIT_S), lambda: NOW_S)
+def cost_of(step_s: float = STEP_S, unit_s: float = UNIT_S) -> StepCost:
+    return StepCost(LinearCost(step_s, unit_s), PRIORS.usual_sizes)
+
+
+def scheduler(max_size: int = 3072, max_jobs: int = 64) -> StepScheduler:
+    return StepScheduler(max_size, max_jobs, PRIORS, cost_of(), lambda: NOW_S)
 
 
 def test_without_jobs_there_is_no_step_and_nothing_to_finish() -> None:
@@ -85,7 +99,7 @@ def test_a_step_holds_what_is_due_first_and_stays_within_its_bounds(
     [
         (5.0, 48, True, False),
         (5.0, 48, False, True),
-        (FINISH_S, 48, True, True),
+        (PRIORS.finish_ahead_s, 48, True, True),
         (-1.0, 48, True, True),
         (5.0, 700, True, True),
     ],
@@ -101,14 +115,14 @@ def test_a_job_is_finished_when_it_is_due_or_worth_it_or_nothing_else_runs(
 
 
 def test_cost_is_what_was_assumed_until_steps_are_measured() -> None:
-    cost = StepCost(STEP_S, UNIT_S)
+    cost = cost_of()
     assert cost.size_at_efficiency(0.5) == pytest.approx(HALF)
     assert cost.size_at_efficiency(0.75) == pytest.approx(3 * HALF)
 
 
 @given(st.floats(1, 1e6), st.floats(1, 1e4))
 def test_steps_of_the_balanced_size_take_the_least_time(work: float, other: float) -> None:
-    cost = StepCost(STEP_S, UNIT_S)
+    cost = cost_of()
 
     def together_s(size: float) -> float:
         return (work / size + 10) * (STEP_S + UNIT_S * size)
@@ -117,16 +131,16 @@ def test_steps_of_the_balanced_size_take_the_least_time(work: float, other: floa
 
 
 def test_cost_becomes_what_is_measured() -> None:
-    cost = StepCost(STEP_S, UNIT_S)
+    cost = cost_of()
     for i in range(2000):
-        size = PRIOR_FRAMES[0] + 37 * (i % 60)
+        size = PRIORS.usual_sizes[0] + 37 * (i % 60)
         cost.observe(StepTime(size, 10e-3 + 8e-6 * size))
     assert cost.step_s == pytest.approx(10e-3, rel=0.05) and cost.unit_s == pytest.approx(8e-6, rel=0.05)
 
 
 @pytest.mark.parametrize("size", [24, 3072])
 def test_cost_stays_sensible_when_all_steps_are_alike(size: int) -> None:
-    cost = StepCost(STEP_S, UNIT_S)
+    cost = cost_of()
     for _ in range(2000):
         cost.observe(StepTime(size, 0.02))
     assert cost.step_s > 0 and cost.unit_s > 0
@@ -135,7 +149,7 @@ def test_cost_stays_sensible_when_all_steps_are_alike(size: int) -> None:
 
 @given(st.floats(0, 1e6))
 def test_steps_of_the_needed_size_make_that_rate(rate: float) -> None:
-    cost = StepCost(STEP_S, UNIT_S)
+    cost = cost_of()
     size = cost.size_at_rate(rate)
     if math.isinf(size):
         assert rate * UNIT_S >= 1
@@ -150,10 +164,10 @@ STEPS, MAX_SIZE = 9, 3_072
 
 def slack(step_s: float | None = None, max_size: int = MAX_SIZE) -> Slack:
     """Of nothing that was measured yet, or of a step."""
-    cost = StepCost(1e-2, 1.05e-5)
+    cost = cost_of(1e-2, 1.05e-5)
     if step_s is not None:
         cost.observe(StepTime(72, step_s))
-    return Slack(STEPS, max_size, cost, time.monotonic)
+    return Slack(STEPS, max_size, PRIORS, cost, time.monotonic)
 
 
 def test_a_round_costs_all_steps_of_a_piece_for_each_player_and_one_pass() -> None:
@@ -176,7 +190,7 @@ def test_a_round_is_learned_from_pieces_of_urgent_players_and_from_passes() -> N
 def test_slack_is_used_up_by_players_that_a_round_cannot_serve_in_time() -> None:
     # 0.094 + 0.0086 n is 0.15 for 6.5: so many can be served before what they have is heard
     of = slack()
-    assert of.most_players() == 6 and of.round_s(6) <= CUSHION_S < of.round_s(7)
+    assert of.most_players() == 6 and of.round_s(6) <= PRIORS.cushion_s < of.round_s(7)
     assert (slack(step_s=1_000).most_players(), of.use()) == (1, 0)
     with of.player("first"), of.player("second"), of.player("third") as third:
         assert of.use() == 0.5

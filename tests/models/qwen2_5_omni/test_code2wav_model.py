@@ -107,9 +107,9 @@ def test_last_code_of_the_embedding_can_be_spoken(model: Code2WavModel, referenc
     assert_close(made, wanted(reference, asked))
 
 
-def test_sound_stays_within_bounds_and_has_the_models_rate(model: Code2WavModel) -> None:
+def test_sound_stays_within_bounds(model: Code2WavModel) -> None:
     (made,) = made_by(model, [job(60)])
-    assert np.abs(made).max() <= 1 and model.sample_rate_hz == 24_000
+    assert np.abs(made).max() <= 1
 
 
 BLOCK = 12
