@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
+import os
+import subprocess
+import sys
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from toy import stages
 from toy.family import Toy
 
-from omni_cluster.engine.omni_llm import OmniLLM
+from omni_cluster.engine.omni_llm import OmniLLM, OmniPrompt
+from omni_cluster.errors import RequestError
+from omni_cluster.inputs import KnownOutput, Media, OmniRequest, Prompt
 from omni_cluster.models.registry import family_class, known_families
 from tests.server.local import LocalApp, local_app
 
-CONFIG = Path(__file__).parent / "toy" / "toy.yaml"
+FAMILIES = Path(__file__).parent
+CONFIG = FAMILIES / "toy" / "toy.yaml"
 SAID = "Good morning"
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +59,93 @@ def test_it_says_what_it_was_told_in_text_and_sound(toy: OmniLLM) -> None:
 def test_text_alone_needs_one_stage(toy: OmniLLM) -> None:
     (made,) = toy.generate([SAID], modalities=["text"])
     assert made.text == SAID and made.audio is None and list(made.stage_token_ids) == ["text"]
+
+
+def test_each_voice_and_seed_sounds_otherwise_and_always_the_same(toy: OmniLLM) -> None:
+    asked = [("low", 0), ("low", 0), ("high", 0), ("low", 1)]
+    made = toy.generate([SAID] * 4, voice=[voice for voice, _ in asked], seed=[seed for _, seed in asked])
+    sounds = [one.audio.samples.tobytes() for one in made if one.audio is not None]
+    assert sounds[0] == sounds[1] and len(set(sounds)) == 3
+
+
+def test_lengths_are_those_that_are_asked_for(toy: OmniLLM) -> None:
+    text, codes = ({"max_tokens": count, "min_tokens": count, "ignore_eos": True} for count in (5, 7))
+    (made,) = toy.generate([SAID], [text, codes, {}])
+    assert (made.text, len(made.token_ids), made.codec_tokens) == (SAID[:5], 5, 7)
+    assert made.audio is not None and len(made.audio.samples) == 3 * stages.SAMPLES_PER_CODE  # half a frame is none
+    assert made.finish_reason == "length"
+
+
+def test_media_are_refused_before_any_stage_begins(toy: OmniLLM) -> None:
+    with pytest.raises(RequestError, match="the toy reads text alone"):
+        toy.generate([OmniPrompt(SAID, Media(audios=(np.zeros(9, np.float32),)))])
+
+
+@pytest.mark.parametrize("known_codes", [0, 1, 6, 25])
+def test_a_request_that_is_begun_again_goes_on_where_its_client_is(toy: OmniLLM, known_codes: int) -> None:
+    (whole,) = toy.generate([SAID])
+    assert whole.audio is not None
+    codes = whole.stage_token_ids["codes"]
+    samples = known_codes // 2 * stages.SAMPLES_PER_CODE
+    known = {
+        "text": KnownOutput(whole.token_ids, "stop"),
+        "codes": KnownOutput(codes[:known_codes], "stop" if known_codes == len(codes) else None),
+        "sound": KnownOutput(num_samples=samples),
+    }
+    request = OmniRequest("again", Prompt(SAID), known=known, streams_audio=True)
+    rest = toy._run(toy._async.generate(request))
+    assert rest.stage_token_ids["codes"] == codes
+    heard = np.zeros(0, np.float32) if rest.audio is None else rest.audio.samples
+    assert np.array_equal(heard, whole.audio.samples[samples:])
+
+
+def test_a_chat_streams_its_sound_at_the_familys_own_rate(toy_app: LocalApp) -> None:
+    body = {"model": "preset:tiny", "messages": [{"role": "user", "content": SAID}], "modalities": ["text", "audio"]}
+    whole = toy_app.client.post(
+        "/v1/chat/completions", json=body | {"audio": {"voice": "high", "format": "wav"}}
+    ).json()
+    message = whole["choices"][0]["message"]
+    assert message["content"] == SAID
+    with wave.open(io.BytesIO(base64.b64decode(message["audio"]["data"]))) as file:
+        assert (file.getframerate(), file.getnframes()) == (stages.RATE_HZ, len(SAID) * stages.SAMPLES_PER_CODE)
+    assert whole["usage"]["completion_tokens_details"]["audio_tokens"] == 2 * len(SAID) + 1
+
+
+def test_speech_and_its_pieces_are_one_sound(toy_app: LocalApp) -> None:
+    body = {"model": "preset:tiny", "input": SAID, "voice": "low", "response_format": "pcm", "seed": 3}
+    whole = toy_app.client.post("/v1/audio/speech", json=body)
+    streamed = toy_app.client.post("/v1/audio/speech", json=body | {"stream_format": "audio"})
+    assert whole.status_code == streamed.status_code == 200
+    assert whole.content == streamed.content and len(whole.content) == 2 * len(SAID) * stages.SAMPLES_PER_CODE
+
+
+def test_models_tokens_and_completions_are_the_familys(toy_app: LocalApp) -> None:
+    client = toy_app.client
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["voices"] == ["low", "high"]
+    assert client.post("/tokenize", json={"prompt": "hé"}).json()["tokens"] == [*"hé".encode()]
+    made = client.post("/v1/completions", json={"model": "preset:tiny", "prompt": SAID, "max_tokens": 4}).json()
+    assert (made["choices"][0]["text"], made["choices"][0]["finish_reason"]) == (SAID[:4], "length")
+
+
+async def test_a_client_that_leaves_leaves_nothing_behind(toy_app: LocalApp) -> None:
+    body = {"model": "preset:tiny", "input": SAID, "stream_format": "audio", "response_format": "pcm"}
+    with toy_app.client.stream("POST", "/v1/audio/speech", json=body) as response:
+        assert response.status_code == 200
+    async with asyncio.timeout(PATIENCE_S):
+        while not await toy_app.nothing_is_left():
+            await asyncio.sleep(0.01)
+
+
+def test_it_is_up_without_the_engines_libraries() -> None:
+    code = (
+        "import sys; from omni_cluster.engine.omni_llm import OmniLLM\n"
+        f"with OmniLLM({str(CONFIG)!r}) as omni:\n"
+        f"    assert omni.generate([{SAID!r}])[0].text == {SAID!r}\n"
+        "print(sorted({'vllm', 'ray', 'torch', 'transformers'} & set(sys.modules)))"
+    )
+    path = os.pathsep.join([str(FAMILIES.parents[1]), str(FAMILIES)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.stdout.strip() == "[]"
