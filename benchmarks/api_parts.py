@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from omni_cluster.api_client import SAMPLE_RATE_HZ
+from omni_cluster.api_client import ServedModel
 from omni_cluster.bench.http_client import chat_body
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.stats import percentiles
@@ -42,7 +42,7 @@ class Part:
 
 def measured_parts(bound: BoundPipeline, load: Load, repetitions: int = MIN_REPETITIONS) -> list[Part]:
     """All parts, in the order in which a request meets them. Starts no engine."""
-    bodies = [json.dumps(chat_body(bound.config.model, load, number)).encode() for number in range(repetitions + 1)]
+    bodies = [json.dumps(chat_body(served(bound), load, number)).encode() for number in range(repetitions + 1)]
     read = reader(bound)
     chats = [read(body) for body in bodies]
     stream = ChatStream(chats[0])
@@ -55,6 +55,11 @@ def measured_parts(bound: BoundPipeline, load: Load, repetitions: int = MIN_REPE
         part(f"SSE event of {PIECE_S:g} s of pcm16", lambda data: sse.event(stream.audio(data)), [piece] * len(bodies)),
     ]
     return of_a_request + [each for name in FORMATS for each in sound_parts(name, repetitions)]
+
+
+def served(bound: BoundPipeline) -> ServedModel:
+    """What a server would say of the model."""
+    return ServedModel(bound.config.model, bound.sample_rate_hz, stages=dict(bound.family.makers()))
 
 
 def reader(bound: BoundPipeline) -> Callable[[bytes], ChatRequest]:
@@ -104,5 +109,6 @@ def part(
 
 def noise(seconds: float) -> AudioChunk:
     """Sound that no encoder can leave out: white noise at a tenth of full scale."""
-    samples = np.random.default_rng(0).normal(0.0, 0.1, round(seconds * SAMPLE_RATE_HZ)).astype(np.float32)
-    return AudioChunk(0, samples, SAMPLE_RATE_HZ)
+    rate_hz = 24_000
+    samples = np.random.default_rng(0).normal(0.0, 0.1, round(seconds * rate_hz)).astype(np.float32)
+    return AudioChunk(0, samples, rate_hz)

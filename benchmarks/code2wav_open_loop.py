@@ -409,7 +409,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures(heard: Sequence[Heard], watched: Watched, wall_s: float) -> dict[str, Any]:
-    stalls = [play(one.chunks).stall_s for one in heard]
+    stalls = [play(one.chunks, 24_000).stall_s for one in heard]
     frames = watched.frames or [0]
     return {
         "streams": len(heard),

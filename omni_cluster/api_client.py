@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omni_cluster.errors import OmniError
 
 Event = dict[str, Any]
 
-SAMPLE_RATE_HZ = 24_000
-"""Of raw sound, which is 16-bit and mono."""
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -27,6 +25,28 @@ class Refused(BadAnswer):
     def __init__(self, sentence: str, code: str | None = None) -> None:
         super().__init__(sentence)
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a server lists first.
+
+    `sample_rate_hz`: of its sound, which raw is 16-bit and mono; `codes_per_s`: codec tokens of a second of it; both 0
+    for a model without sound. `stages`: names of stages, by what they make.
+    """
+
+    name: str
+    sample_rate_hz: int = 0
+    codes_per_s: float = 0.0
+    stages: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> ServedModel:
+        """What `GET /v1/models` answers. Raises LookupError or TypeError for what is no list of models."""
+        model = body["data"][0]
+        sound = model.get("sound") or {}
+        rates = int(sound.get("sample_rate_hz", 0)), float(sound.get("codes_per_s", 0.0))
+        return cls(str(model["id"]), *rates, dict(model.get("stages") or {}))
 
 
 @dataclass(frozen=True, slots=True)

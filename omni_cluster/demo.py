@@ -23,10 +23,10 @@ from rich.table import Table
 
 from omni_cluster.api_client import (
     CONNECT_TIMEOUT_S,
-    SAMPLE_RATE_HZ,
     BadAnswer,
     Part,
     Refused,
+    ServedModel,
     body_of,
     events_of,
     refusal,
@@ -226,13 +226,13 @@ class StreamedAnswer:
         return part.text
 
 
-def first_model(http: httpx.Client) -> str:
-    """The id of the model that is served. Raises DemoError."""
+def first_model(http: httpx.Client) -> ServedModel:
+    """The model that is served. Raises DemoError."""
     with _told(http):
         response = http.get("/v1/models")
         if response.status_code != httpx.codes.OK:
             raise refusal(response.status_code, response.content)
-        return str(body_of(response.content)["data"][0]["id"])
+        return ServedModel.of(body_of(response.content))
 
 
 def ask(http: httpx.Client, body: Body, on_text: Callable[[str], None]) -> StreamedAnswer:
@@ -261,12 +261,12 @@ def _told(http: httpx.Client) -> Iterator[None]:
         raise DemoError(why) from None
 
 
-def write_wav(path: Path, pcm: bytes) -> None:
-    """`pcm`, 16-bit little-endian mono at 24 kHz, as a WAV file."""
+def write_wav(path: Path, pcm: bytes, sample_rate_hz: int) -> None:
+    """`pcm`, 16-bit little-endian mono, as a WAV file."""
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE_HZ)
+        file.setframerate(sample_rate_hz)
         file.writeframes(pcm)
 
 
@@ -276,13 +276,13 @@ def write_wav(path: Path, pcm: bytes) -> None:
 def converse(http: httpx.Client, voice: str | None, folder: Path, console: Console) -> None:
     """Asks by text, then by sound and image. Raises DemoError when text or sound stays out."""
     model = first_model(http)
-    console.print(f"model: {model}\n", markup=False, soft_wrap=True)
-    ask_by_text(http, model, console)
-    answer = ask_by_sound(http, model, voice, folder, console)
-    path = folder / "answer.wav"
-    write_wav(path, answer.pcm)
-    seconds = len(answer.pcm) / 2 / SAMPLE_RATE_HZ
-    console.print(f"sound: {path}, {seconds:.2f} s at {SAMPLE_RATE_HZ} Hz\n", markup=False, soft_wrap=True)
+    console.print(f"model: {model.name}\n", markup=False, soft_wrap=True)
+    ask_by_text(http, model.name, console)
+    answer = ask_by_sound(http, model.name, voice, folder, console)
+    path, rate_hz = folder / "answer.wav", model.sample_rate_hz
+    write_wav(path, answer.pcm, rate_hz)
+    seconds = len(answer.pcm) / 2 / rate_hz
+    console.print(f"sound: {path}, {seconds:.2f} s at {rate_hz} Hz\n", markup=False, soft_wrap=True)
     console.print(client_table(answer))
     console.print(stage_table(answer))
 

@@ -39,6 +39,7 @@ from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 
 MODEL = "tiny"
+LISTED = {"id": MODEL, "object": "model", "sound": {"sample_rate_hz": 24_000, "codes_per_s": 50.0}}
 LIMITS = ApiLimits(
     max_body_bytes=1_000_000,
     max_audio_parts=1,
@@ -79,7 +80,7 @@ def served(answer: Answer) -> httpx.Client:
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+            return httpx.Response(200, json={"object": "list", "data": [LISTED]})
         return httpx.Response(200, content=answer(parse(json.loads(request.content))))
 
     return httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle))
@@ -188,7 +189,7 @@ def test_a_refusal_is_one_sentence(response: httpx.Response | Exception, sentenc
 
 
 def test_written_wav_is_playable_24_khz_mono(tmp_path: Path) -> None:
-    write_wav(tmp_path / "answer.wav", pcm16(TONE))
+    write_wav(tmp_path / "answer.wav", pcm16(TONE), 24_000)
     samples, rate_hz = soundfile.read(tmp_path / "answer.wav", dtype="float32")
     assert rate_hz == 24_000 and samples.shape == TONE.shape
     np.testing.assert_allclose(samples, TONE, atol=1 / 32_768)

@@ -28,5 +28,5 @@ async def converse(ask: Ask, load: Load, numbers: Sequence[int]) -> list[Request
 
 def next_turn_s(load: Load, before: RequestRecord, number: int) -> float:
     """When request `number` is sent, seconds since the one before it was: the user hears, pauses, and speaks."""
-    heard_s = max(before.total_s, ends_at_s(before.audio))
+    heard_s = max(before.total_s, ends_at_s(before.audio, before.sample_rate_hz))
     return heard_s + load.pause_s + load.lengths(number).spoken_s

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from omni_cluster.api_client import CONNECT_TIMEOUT_S, BadAnswer, Part, body_of, events_of_async, refusal
+from omni_cluster.api_client import CONNECT_TIMEOUT_S, BadAnswer, Part, ServedModel, body_of, events_of_async, refusal
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.record import RequestRecord, Said, Sound, Stopwatch, stage_seconds
@@ -26,30 +26,30 @@ FULL_SCALE = np.float32(32768)
 class HttpClient:
     """Asks one server, with as many connections as there are requests."""
 
-    def __init__(self, http: httpx.AsyncClient, model: str, load: Load) -> None:
+    def __init__(self, http: httpx.AsyncClient, model: ServedModel, load: Load) -> None:
         self._http = http
         self._model = model
-        self._load = load
+        self.load = load.of(model.codes_per_s)
 
     @property
     def model(self) -> str:
-        return self._model
+        return self._model.name
 
     async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         """See `Client.ask`; writing the body is the client's own time, and is not counted."""
         answer = AnswerParts(earlier_turns=len(said))
         body = self.body(number)
-        body["messages"] = [*earlier_messages(self._load, said), *body["messages"]]
+        body["messages"] = [*earlier_messages(self.load, said), *body["messages"]]
         content = json.dumps(body).encode()
         watch = Stopwatch()
         try:
-            if self._load.stream:
+            if self.load.stream:
                 await self._stream(content, answer, watch)
             else:
                 await self._whole(content, answer, watch)
         except (BadAnswer, httpx.HTTPError) as error:
             answer.error = str(error) or type(error).__name__
-        return answer.record(number, watch())
+        return answer.record(number, watch(), self._model.sample_rate_hz)
 
     async def _stream(self, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
         async with self._http.stream("POST", "/v1/chat/completions", content=content, headers=JSON) as response:
@@ -65,18 +65,18 @@ class HttpClient:
         answer.add(body_of(response.text), watch())
 
     def body(self, number: int) -> dict[str, Any]:
-        return chat_body(self._model, self._load, number)
+        return chat_body(self._model, self.load, number)
 
 
-def chat_body(model: str, load: Load, number: int) -> dict[str, Any]:
-    """What request `number` sends: lengths by `sampling_params_list`, raw sound, the usage that counts all tokens."""
+def chat_body(model: ServedModel, load: Load, number: int) -> dict[str, Any]:
+    """What request `number` sends: lengths by `stage_sampling_params`, raw sound, the usage that counts all tokens."""
     audio = {"format": "pcm16"} | ({"voice": load.voice} if load.voice else {})
     body: dict[str, Any] = {
-        "model": model,
+        "model": model.name,
         "messages": [{"role": "user", "content": prompt(load, number)}],
         "modalities": ["text", "audio"],
         "audio": audio,
-        "sampling_params_list": load.sampling(number),
+        "stage_sampling_params": load.sampling(number, model.stages),
         "stream": load.stream,
     }
     return body | ({"stream_options": {"include_usage": True}} if load.stream else {})
@@ -124,7 +124,7 @@ class AnswerParts:
         self.stages = part.stages or self.stages
         self.usage = part.usage or self.usage
 
-    def record(self, number: int, total_s: float) -> RequestRecord:
+    def record(self, number: int, total_s: float, sample_rate_hz: int) -> RequestRecord:
         codec_tokens = (self.usage.get("completion_tokens_details") or {}).get("audio_tokens", 0)
         return RequestRecord(
             number=number,
@@ -139,6 +139,7 @@ class AnswerParts:
             error=self.error,
             earlier_turns=self.earlier_turns,
             reply="".join(self.replies),
+            sample_rate_hz=sample_rate_hz,
         )
 
 
@@ -156,11 +157,11 @@ async def http_client(url: str, load: Load, timeout_s: float) -> AsyncIterator[H
         yield HttpClient(http, await first_model(http, url), load)
 
 
-async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """The id of the model that is served. Raises BenchError."""
+async def first_model(http: httpx.AsyncClient, url: str) -> ServedModel:
+    """The model that is served. Raises BenchError."""
     try:
         response = await http.get("/v1/models")
-        return str(response.raise_for_status().json()["data"][0]["id"])
+        return ServedModel.of(response.raise_for_status().json())
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         raise BenchError(f"{url} answered {status} to GET /v1/models; name an API server by --url.") from None

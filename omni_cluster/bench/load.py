@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from omni_cluster.bench.mix import Lengths, Mix
@@ -46,6 +46,10 @@ class Load:
     turns: int = 1
     pause_s: float = 1.0
 
+    def of(self, codes_per_s: float) -> Load:
+        """The load for a model with so many codec tokens a second of sound."""
+        return self if self.mix is None else replace(self, mix=replace(self.mix, codes_per_s=codes_per_s))
+
     def prepare(self) -> None:
         """Makes what spoken prompts are cut from, so that no request waits for it."""
         if self.mix is not None and self.mix.spoken_share:
@@ -67,11 +71,14 @@ class Load:
         spoken_s = self.lengths(number).spoken_s
         return speech(spoken_s, f"{self.seed} {number}") if spoken_s else None
 
-    def sampling(self, number: int) -> tuple[dict[str, Any], dict[str, Any], None]:
-        """What fixes the lengths: for the stage of the text, that of the codec tokens, and that of the sound."""
+    def sampling(self, number: int, stages: Mapping[Any, str]) -> dict[str, dict[str, Any]]:
+        """What fixes the lengths, by stage name; `stages`: which stage makes "text" and "codes"."""
         text, codes = self.lengths(number).text_tokens, self.lengths(number).codec_tokens
-        sampled = {"max_tokens": text, "min_tokens": text, "ignore_eos": True}
-        return sampled, {"max_tokens": codes, "min_tokens": codes}, None
+        sampled = {
+            "text": {"max_tokens": text, "min_tokens": text, "ignore_eos": True},
+            "codes": {"max_tokens": codes, "min_tokens": codes},
+        }
+        return {stages[part]: asked for part, asked in sampled.items() if part in stages}
 
 
 def poisson_arrivals(rate_per_s: float, count: int, seed: int) -> tuple[float, ...]:

@@ -6,10 +6,10 @@ import math
 import random
 from dataclasses import dataclass
 
-CODES_PER_S = 50
-"""Codec tokens of a second of sound."""
-CODES_A_TEXT_TOKEN = 8
-"""About six tokens of text are spoken in a second."""
+from omni_cluster.bench.errors import BenchError
+
+TEXT_TOKENS_PER_S = 6.25
+"""Spoken in a second, about."""
 MIN_TEXT_TOKENS = 2
 """A reply of one token is the end of one: there is nothing to speak."""
 SPOKEN_TOKENS_PER_S = 25
@@ -39,18 +39,24 @@ class Mix:
     sound_s: tuple[float, float] = (2.0, 20.0)
     prompt_tokens: tuple[int, int] = (20, 2000)
     spoken_share: float = 0.5
+    codes_per_s: float | None = None
+    """Of the model that is asked, which says it: `Load.of`."""
 
     def lengths(self, seed: int, place: int) -> Lengths:
         """Of the request at `place` of a cell: always the same ones."""
+        if not self.codes_per_s:
+            raise BenchError("the model says of no sound how long it is, so there is no mix; leave --mix out.")
         draw = random.Random(f"mix {seed} {place}")
-        codes = round(log_uniform(draw, *self.sound_s) * CODES_PER_S)
+        codes = round(log_uniform(draw, *self.sound_s) * self.codes_per_s)
         is_spoken = draw.random() < self.spoken_share
         fewest, most = self.prompt_tokens
         if is_spoken:
             most = max(fewest, min(most, int(MAX_SPOKEN_S * SPOKEN_TOKENS_PER_S)))
         prompt = round(log_uniform(draw, fewest, most))
         spoken_s = prompt / SPOKEN_TOKENS_PER_S if is_spoken else 0.0
-        return Lengths(prompt, max(MIN_TEXT_TOKENS, round(codes / CODES_A_TEXT_TOKEN)), max(1, codes), spoken_s)
+        return Lengths(
+            prompt, max(MIN_TEXT_TOKENS, round(codes * TEXT_TOKENS_PER_S / self.codes_per_s)), max(1, codes), spoken_s
+        )
 
 
 def log_uniform(draw: random.Random, low: float, high: float) -> float:

@@ -23,15 +23,13 @@ from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import OmniRequestOutput, StageChunk
 
-STAGES = 3
-
 
 class OfflineClient:
     """Asks the engines in this process."""
 
     def __init__(self, omni: AsyncOmniLLM, load: Load) -> None:
         self._omni = omni
-        self._load = load
+        self.load = load.of(omni.bound.sound.codes_per_s if omni.bound.sound else 0.0)
 
     @property
     def model(self) -> str:
@@ -40,7 +38,7 @@ class OfflineClient:
     async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         """See `Client.ask`; the time runs from before the prompt is rendered, as a server's client has it."""
         watch = Stopwatch()
-        heard, error = Heard(self._load.stream, watch), None
+        heard, error = Heard(self.load.stream, watch), None
         answer = answer_builder(str(number), self._omni.bound)
         try:
             async with contextlib.aclosing(self._omni.stream(self._request(number, said))) as events:
@@ -53,17 +51,15 @@ class OfflineClient:
         return dataclasses.replace(record, earlier_turns=len(said))
 
     def _request(self, number: int, said: Sequence[Said]) -> OmniRequest:
-        names = (stage.model_stage for stage in self._omni.config.stages)
-        sampling = zip(names, self._load.sampling(number), strict=True)
-        spoken = [self._load.speech(each) for each in (*(turn.number for turn in said), number)]
+        spoken = [self.load.speech(each) for each in (*(turn.number for turn in said), number)]
         return OmniRequest(
             request_id=f"bench-{number}",
             prompt=self._omni.render([*self._earlier(said), {"role": "user", "content": self._content(number)}]),
             media=Media(audios=tuple(each.astype(np.float32) / 32768 for each in spoken if each is not None)),
-            voice=self._load.voice,
-            sampling={stage: asked for stage, asked in sampling if asked},
+            voice=self.load.voice,
+            sampling=self.load.sampling(number, self._omni.bound.family.makers()),
             seed=number,
-            streams_audio=self._load.stream,
+            streams_audio=self.load.stream,
         )
 
     def _earlier(self, said: Sequence[Said]) -> Iterator[dict[str, Any]]:
@@ -72,7 +68,7 @@ class OfflineClient:
             yield {"role": "assistant", "content": turn.reply}
 
     def _content(self, number: int) -> str | list[dict[str, str]]:
-        return self._load.message(number) if self._load.speech(number) is None else [{"type": "audio"}]
+        return self.load.message(number) if self.load.speech(number) is None else [{"type": "audio"}]
 
     def _record(self, number: int, heard: Heard, output: OmniRequestOutput, error: str | None) -> RequestRecord:
         text_s, audio, audible_at, total_s = heard.finish()
@@ -88,6 +84,7 @@ class OfflineClient:
             codec_tokens=output.codec_tokens,
             error=error,
             reply=output.text,
+            sample_rate_hz=self._omni.bound.sample_rate_hz,
         )
 
 
@@ -119,8 +116,9 @@ class Heard:
 async def offline_client(config: Path | None, model: str | None, load: Load) -> AsyncIterator[OfflineClient]:
     """Starts all engines, and ends them. Raises ConfigError, and BenchError for stages that the load does not fit."""
     omni = AsyncOmniLLM(_config(config, model))
-    if len(omni.config.stages) != STAGES:
-        raise BenchError(f"--config has {len(omni.config.stages)} stages; the load is for three: text, codes, sound.")
+    here = {part for spec in omni.bound.specs.values() for part in spec.emits}
+    if missing := [part for part in ("text", "codes", "sound") if part not in here]:
+        raise BenchError(f"--config has no stage that makes {missing[0]}; the load is for text, codes and sound.")
     await omni.start()
     try:
         yield OfflineClient(omni, load)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from omni_cluster.api_client import SAMPLE_RATE_HZ
+from omni_cluster.bench.load import Load
 
 AUDIBLE = 0.01
 """Of full scale, -40 dB: from here on a sample is heard."""
@@ -18,7 +18,7 @@ AUDIBLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class AudioArrival:
-    """A chunk of sound: when it came, seconds since its request was sent, and how many samples at 24 kHz it has."""
+    """A chunk of sound: when it came, seconds since its request was sent, and how many samples it has."""
 
     at_s: float
     samples: int
@@ -64,11 +64,12 @@ class RequestRecord:
     audible_at: int | None = None
     earlier_turns: int = 0
     reply: str = ""
+    sample_rate_hz: int = field(kw_only=True)
 
     @property
     def audio_s(self) -> float:
         """Seconds of sound."""
-        return sum(chunk.samples for chunk in self.audio) / SAMPLE_RATE_HZ
+        return sum(chunk.samples for chunk in self.audio) / self.sample_rate_hz if self.audio else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,10 @@ class Client(Protocol):
     @property
     def model(self) -> str:
         """The name of the model that is asked."""
+
+    @property
+    def load(self) -> Load:
+        """What it is asked, in the model's own codes."""
 
     async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         """Sends request `number`, behind what was `said` before it, and waits for its end.

@@ -151,9 +151,9 @@ async def _measured(options: BenchOptions) -> Result:
     async with _client(options) as client:
         while (cell_plan := next_plan(options, cells)) is not None:
             numbers = itertools.count(len(cells) * NUMBERS_A_CELL)
-            cell, records = await measure(cell_plan, client.ask, numbers, options.load)
+            cell, records = await measure(cell_plan, client.ask, numbers, client.load)
             cells.append(cell)
-            write_requests(cell.name, records, options.load, options.out)
+            write_requests(cell.name, records, client.load, options.out)
             write_result(_result(options, client.model, cells), options.out)
             gapless = f"{gapless_percent(cell)} without a gap"
             progress.print(

@@ -16,13 +16,13 @@ FIGURES: Mapping[str, Figure] = {
     "first_text_s": lambda r: r.text_s[0] if r.text_s else None,
     "last_text_s": lambda r: r.text_s[-1] if r.text_s else None,
     "first_audio_s": lambda r: r.audio[0].at_s if r.audio else None,
-    "first_audible_s": lambda r: None if r.audible_at is None else played_at_s(r.audio, r.audible_at),
+    "first_audible_s": lambda r: None if r.audible_at is None else played_at_s(r.audio, r.audible_at, r.sample_rate_hz),
     "jct_s": lambda r: r.total_s,
     "rtf": lambda r: r.total_s / r.audio_s if r.audio_s else None,
     "audio_s": lambda r: r.audio_s,
     "audio_chunks": lambda r: len(r.audio),
-    "underruns": lambda r: play(r.audio).underruns,
-    "stall_s": lambda r: play(r.audio).stall_s,
+    "underruns": lambda r: play(r.audio, r.sample_rate_hz).underruns,
+    "stall_s": lambda r: play(r.audio, r.sample_rate_hz).stall_s,
     "prompt_tokens": lambda r: r.prompt_tokens,
     "text_tokens": lambda r: r.text_tokens,
     "codec_tokens": lambda r: r.codec_tokens,
@@ -71,7 +71,7 @@ def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], 
 
 
 def _is_gapless(record: RequestRecord) -> bool:
-    return bool(record.audio) and not play(record.audio).underruns
+    return bool(record.audio) and not play(record.audio, record.sample_rate_hz).underruns
 
 
 def _stage_figures(stage: str, records: Sequence[RequestRecord]) -> dict[str, Percentiles]:

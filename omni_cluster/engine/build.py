@@ -15,7 +15,7 @@ from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class
 from omni_cluster.models.stage import Stage
-from omni_cluster.models.stage_spec import ARSpec, PlainSpec, StageSpec
+from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, StageSpec
 from omni_cluster.vllm_engine.version_check import check_vllm
 
 
@@ -64,6 +64,16 @@ class BoundPipeline:
     def is_read_for_tokens(self, stage: StageConfig) -> bool:
         """Whether no stage behind it needs its rows, which are made again with its tokens."""
         return all("rows" not in self.spec(each).reads for each in self.consumers(stage))
+
+    @property
+    def sound(self) -> SoundFacts | None:
+        """What is known of the sound; None where no stage makes any."""
+        return next((spec for spec in self.specs.values() if isinstance(spec, SoundFacts)), None)
+
+    @property
+    def sample_rate_hz(self) -> int:
+        """Of the sound; 0 where there is none."""
+        return self.sound.sample_rate_hz if self.sound is not None else 0
 
     @property
     def specs(self) -> dict[str, StageSpec]:

@@ -17,7 +17,7 @@ from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import KnownOutput, Prompt
 from omni_cluster.media import ALL_FRAMES, FramePolicy
 from omni_cluster.models.prompts import PromptMaker
-from omni_cluster.models.stage_spec import StageSpec
+from omni_cluster.models.stage_spec import Part, StageSpec
 from omni_cluster.payloads import PrefixHashes
 
 if TYPE_CHECKING:
@@ -143,6 +143,11 @@ class Family(ABC):
     def chats(cls) -> bool:
         """Whether a stage answers in text: then `render` and the methods beside it are the family's own."""
         return any("text" in stage.emits for stage in cls.stages.values())
+
+    @classmethod
+    def makers(cls) -> Mapping[Part, str]:
+        """Which stage makes what: names, by what they emit."""
+        return {part: stage.name for stage in cls.stages.values() for part in sorted(stage.emits)}
 
     @cached_property
     def specs(self) -> Mapping[str, StageSpec]:

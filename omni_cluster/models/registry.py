@@ -42,5 +42,5 @@ def family_class(name: str) -> type[Family]:
 
 def measured_file(family: str) -> Path:
     """What was measured of the family's stages on cards (`planning/measured.py`); it may not be there."""
-    package = _families()[family][0].rpartition(".")[0]
+    package = family_class(family).__module__.rpartition(".")[0]
     return Path(str(files(package))) / "measured.json"

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 class ApiDefaults:
     """`voice_aliases`: voices of the model by the names that other services' clients send.
 
-    `modalities`: of a chat that names none, and no voice.
+    `modalities`: of a chat that names none, and no voice. `sample_rate_hz`: of the model's sound.
     """
 
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("text",)
+    sample_rate_hz: int = 0
 
 
 NO_DEFAULTS = ApiDefaults()

@@ -25,14 +25,12 @@ MAX_LANGUAGE_CHARS = 64
 DEFAULT_FORMAT: SoundFormat = "mp3"
 
 
-SAMPLE_RATE_HZ = 24_000
-
-
 @dataclass(frozen=True)
 class SpeechRequest:
     """A checked request. `stream_format`: None for one whole file.
 
     `voice`: None for the default one. `ignored`: fields that ask how to speak, which this model does as it will.
+    `sample_rate_hz`: of the model's sound.
     """
 
     model: str
@@ -42,12 +40,12 @@ class SpeechRequest:
     stream_format: Literal["sse", "audio"] | None
     seed: int | None
     ignored: tuple[str, ...] = ()
+    sample_rate_hz: int = 0
 
 
 _HABITS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "request_id"})
 _IDLE: Mapping[str, tuple[Any, ...]] = {
     "speed": (1,),
-    "sample_rate": (SAMPLE_RATE_HZ,),
     "task_type": ("CustomVoice",),
     "volume": (1,),
     "pitch": (1,),
@@ -74,6 +72,7 @@ class _Body(Wire):
     stream_format: Literal["sse", "audio"] | None = None
     stream: bool | None = None
     seed: int | None = within(BOUNDS["seed"])
+    sample_rate: float | None = None
     instructions: Annotated[str, Field(max_length=MAX_INPUT_CHARS)] | None = None
     language: Annotated[str, Field(max_length=MAX_LANGUAGE_CHARS)] | None = None
 
@@ -95,6 +94,7 @@ def parse_speech_request(
     wire = parsed(_Body, body)
     check_model(wire.model, models)
     _check_can_be_spoken(wire.input, max_codec_tokens)
+    _check_rate(wire.sample_rate, defaults.sample_rate_hz)
     return SpeechRequest(
         wire.model,
         wire.input,
@@ -103,7 +103,17 @@ def parse_speech_request(
         wire.stream_format or ("audio" if wire.stream else None),
         wire.seed,
         tuple(name for name in ("instructions", "language") if getattr(wire, name) is not None),
+        defaults.sample_rate_hz,
     )
+
+
+def _check_rate(asked: float | None, sample_rate_hz: int) -> None:
+    if asked not in (None, sample_rate_hz):
+        raise BadRequest(
+            f"sample_rate is {asked:g}, which is not supported; leave it out or send {sample_rate_hz}.",
+            param="sample_rate",
+            code="unsupported_parameter",
+        )
 
 
 def _check_can_be_spoken(text: str, max_codec_tokens: int) -> None:

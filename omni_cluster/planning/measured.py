@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from omni_cluster.errors import ConfigError
-from omni_cluster.models.registry import measured_file
+from omni_cluster.models.registry import family_class, measured_file
 
 Layout = Literal["together", "split", "apart"]
 """All stages on each card; the first over two cards, with the sound stage beside it on one; the sound stage alone."""
@@ -101,6 +101,8 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     front: Front
     gpus: Mapping[str, Mapping[str, float]]
     cells: tuple[Cell, ...]
+    makers: Mapping[str, str] = {}
+    """Which stage makes what, as the family says."""
 
     def chosen(self, layout: Layout, version: str, use: str = "fit", is_open: bool = False) -> list[Cell]:
         """Cells by level."""
@@ -117,4 +119,5 @@ def measured_of(family: str) -> Measured:
     path: Path = measured_file(family)
     if not path.is_file():
         raise ConfigError(f"family is {family!r}, of which nothing was measured; use one with a measured.json.")
-    return msgspec.json.decode(path.read_bytes(), type=Measured)
+    measured = msgspec.json.decode(path.read_bytes(), type=Measured)
+    return msgspec.structs.replace(measured, makers=family_class(family).makers())

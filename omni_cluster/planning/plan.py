@@ -172,7 +172,8 @@ class _Planner:
     def _made(self, front: int, sound: int, rate_per_s: float) -> ClusterPlan:
         layout: Layout = "apart" if front else "together"
         open_loop = self._pipeline.open_loop if front else self._together
-        replicas = dict(zip(self._measured.gpus[layout], (front or sound, front or sound, sound), strict=True))
+        sound_stage = self._measured.makers["sound"]
+        replicas = {name: sound if name == sound_stage else front or sound for name in self._measured.gpus[layout]}
         return ClusterPlan(
             target=self._target,
             layout=layout,

@@ -84,7 +84,8 @@ def together(measured: Measured, request: Request) -> OpenLoop:
 
 def apart(measured: Measured, request: Request) -> Pipeline:
     """The first two stages on half a card each, the sound stage on whole ones, of such requests."""
-    (text, text_gpus), (codes, codes_gpus), (sound, sound_gpus) = measured.gpus["apart"].items()
+    text, codes, sound = (measured.makers[part] for part in ("text", "codes", "sound"))
+    text_gpus, codes_gpus, sound_gpus = (measured.gpus["apart"][name] for name in (text, codes, sound))
     front, longer = measured.front, request.sound_s / measured.request.sound_s
     token_s, code_s = front.token_s, front.sound_token_s * front.beside
     carries = front.answers_per_s(request, prompt_s(measured, request.prompt_tokens))

@@ -20,7 +20,6 @@ from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.speech import SAMPLE_RATE_HZ
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput
 
 _LIST = "sampling_params_list"
@@ -165,15 +164,15 @@ class StreamedSound:
             self._encoder.close()
 
 
-def whole_audio(chat: ChatRequest, audio: AudioChunk | None) -> bytes:
+def whole_audio(chat: ChatRequest, audio: AudioChunk | None, sample_rate_hz: int) -> bytes:
     """The answer's sound in the format asked for; WAV when none was. A file without samples for no sound."""
-    return whole_sound(audio, chat.audio_format or "wav")
+    return whole_sound(audio, chat.audio_format or "wav", sample_rate_hz)
 
 
-def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat) -> bytes:
-    """One file; a file without samples for no sound."""
+def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat, sample_rate_hz: int) -> bytes:
+    """One file; a file without samples, at `sample_rate_hz`, for no sound."""
     if audio is None:
-        return encode(np.zeros(0, np.float32), SAMPLE_RATE_HZ, sound_format)
+        return encode(np.zeros(0, np.float32), sample_rate_hz, sound_format)
     return encode(audio.samples, audio.sample_rate_hz, sound_format)
 
 

@@ -28,7 +28,8 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
 
 def api_defaults(bound: BoundPipeline) -> ApiDefaults:
     api = bound.config.api
-    return ApiDefaults({**bound.family.voice_aliases, **api.voice_aliases}, tuple(api.default_modalities))
+    aliases = {**bound.family.voice_aliases, **api.voice_aliases}
+    return ApiDefaults(aliases, tuple(api.default_modalities), bound.sample_rate_hz)
 
 
 def fetch_limits(config: PipelineConfig) -> FetchLimits:

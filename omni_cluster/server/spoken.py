@@ -44,7 +44,7 @@ async def coded(
     spoken: SpeechRequest, answer: AnswerStream[AnswerProgress], threads: ThreadPoolExecutor
 ) -> AsyncGenerator[bytes, None]:
     """The sound in the format asked for, piece by piece; a file without samples for no sound."""
-    file = _SoundFile(spoken.format)
+    file = _SoundFile(spoken.format, spoken.sample_rate_hz)
     async with contextlib.aclosing(answer):
         with contextlib.closing(OffLoop(threads, file.close)) as off_loop:
             async for chunk in answer:
@@ -60,8 +60,9 @@ async def coded(
 class _SoundFile:
     """A file that begins with the first sound; one without samples where none came."""
 
-    def __init__(self, sound_format: SoundFormat) -> None:
+    def __init__(self, sound_format: SoundFormat, sample_rate_hz: int) -> None:
         self._format: SoundFormat = sound_format
+        self._sample_rate_hz = sample_rate_hz
         self._encoder: SoundEncoder | None = None
 
     def push(self, audio: AudioChunk) -> bytes:
@@ -70,7 +71,9 @@ class _SoundFile:
         return self._encoder.push(audio.samples)
 
     def finish(self) -> bytes:
-        return whole_sound(None, self._format) if self._encoder is None else self._encoder.finish()
+        if self._encoder is None:
+            return whole_sound(None, self._format, self._sample_rate_hz)
+        return self._encoder.finish()
 
     def close(self) -> None:
         if self._encoder is not None:

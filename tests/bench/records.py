@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
+from omni_cluster.api_client import ServedModel
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.machine import Machine
 from omni_cluster.bench.record import AudioArrival, RequestRecord, Said
@@ -13,6 +14,9 @@ from omni_cluster.bench.result import Cell, Result
 from omni_cluster.bench.stats import cell_of
 
 SECOND = 24_000
+CODES_PER_S = 50.0
+STAGES = {"text": "words", "codes": "codes", "sound": "wave"}
+MODEL = ServedModel("m", SECOND, CODES_PER_S, STAGES)
 
 
 def record(number: int = 0, slower: float = 1.0, error: str | None = None) -> RequestRecord:
@@ -21,7 +25,7 @@ def record(number: int = 0, slower: float = 1.0, error: str | None = None) -> Re
     Half of the first chunk is silent.
     """
     if error is not None:
-        return RequestRecord(number, 9.0 * slower, error=error)
+        return RequestRecord(number, 9.0 * slower, error=error, sample_rate_hz=SECOND)
     return RequestRecord(
         number=number,
         total_s=4.0 * slower,
@@ -35,6 +39,7 @@ def record(number: int = 0, slower: float = 1.0, error: str | None = None) -> Re
         text_tokens=2,
         codec_tokens=100,
         audible_at=SECOND // 2,
+        sample_rate_hz=SECOND,
     )
 
 
@@ -84,4 +89,4 @@ class Silent(Server):
 
     async def ask(self, number: int, said: Sequence[Said] = ()) -> RequestRecord:
         await super().ask(number, said)
-        return RequestRecord(number, 0.0, earlier_turns=len(said), reply=f"reply {number}")
+        return RequestRecord(number, 0.0, earlier_turns=len(said), reply=f"reply {number}", sample_rate_hz=SECOND)

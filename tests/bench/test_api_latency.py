@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import api_parts
 from benchmarks.api_latency import ApiLatency, checked, main, parser, print_latency, wide_open
-from benchmarks.api_parts import MIN_REPETITIONS, measured_parts, noise, part, reader
+from benchmarks.api_parts import MIN_REPETITIONS, measured_parts, noise, part, reader, served
 from omni_cluster.bench.compare import differences
 from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.http_client import chat_body
@@ -98,12 +98,13 @@ def test_quantiles_are_of_the_action_alone_and_leave_the_first_out(monkeypatch: 
 
 
 def test_what_is_read_is_what_the_client_sends(bound: BoundPipeline) -> None:
-    body = chat_body(bound.config.model, LOAD, 3)
+    body = chat_body(served(bound), LOAD, 3)
     chat = reader(bound)(json.dumps(body).encode())
     (message,) = chat.messages
     assert message["content"] == [{"type": "text", "text": LOAD.message(3)}]
     assert chat.audio_format == "pcm16" and chat.stream
-    assert [stage.given() if stage else None for stage in chat.stage_sampling] == list(LOAD.sampling(3))
+    asked = {name: entry.given() for name, entry in chat.named_sampling.items()}
+    assert asked == LOAD.sampling(3, bound.family.makers())
 
 
 def test_the_sound_has_its_length_in_every_format() -> None:

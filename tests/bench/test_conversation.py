@@ -12,7 +12,7 @@ from omni_cluster.bench.conversation import converse, next_turn_s
 from omni_cluster.bench.load import Load
 from omni_cluster.bench.mix import Mix
 from omni_cluster.bench.record import RequestRecord, Said
-from tests.bench.records import SECOND, Silent, record
+from tests.bench.records import CODES_PER_S, SECOND, Silent, record
 
 
 def test_the_next_turn_is_due_when_the_answer_was_heard_and_the_user_has_paused_and_spoken() -> None:
@@ -21,8 +21,8 @@ def test_the_next_turn_is_due_when_the_answer_was_heard_and_the_user_has_paused_
     assert next_turn_s(load, early, 1) == pytest.approx(4.0 + 0.5)
     late = dataclasses.replace(record(), total_s=9.0)
     assert next_turn_s(load, late, 1) == pytest.approx(9.0 + 0.5)
-    assert next_turn_s(load, RequestRecord(0, 2.0), 1) == pytest.approx(2.0 + 0.5)
-    spoken = dataclasses.replace(load, mix=Mix(spoken_share=1.0))
+    assert next_turn_s(load, RequestRecord(0, 2.0, sample_rate_hz=SECOND), 1) == pytest.approx(2.0 + 0.5)
+    spoken = dataclasses.replace(load, mix=Mix(spoken_share=1.0, codes_per_s=CODES_PER_S))
     assert next_turn_s(spoken, early, 1) == pytest.approx(4.0 + 0.5 + spoken.lengths(1).spoken_s)
     assert sum(chunk.samples for chunk in early.audio) == 2 * SECOND
 

@@ -17,7 +17,7 @@ from omni_cluster.bench.load import (
 )
 from omni_cluster.bench.mix import Mix
 from omni_cluster.bench.speech import recorded
-from tests.bench.records import Server
+from tests.bench.records import CODES_PER_S, STAGES, Server
 
 
 def test_a_message_is_the_same_for_its_number_and_another_for_each() -> None:
@@ -30,17 +30,17 @@ def test_a_message_is_the_same_for_its_number_and_another_for_each() -> None:
 
 
 def test_the_lengths_are_both_the_least_and_the_most() -> None:
-    text, codec, sound = Load(text_tokens=5, codec_tokens=7).sampling(0)
+    sampling = Load(text_tokens=5, codec_tokens=7).sampling(0, STAGES)
+    text, codec = sampling["words"], sampling["codes"]
     assert (text["min_tokens"], text["max_tokens"], text["ignore_eos"]) == (5, 5, True)
     assert (codec["min_tokens"], codec["max_tokens"]) == (7, 7)
-    assert sound is None
 
 
 def test_a_mix_asks_for_lengths_of_its_own_and_speaks_some_prompts() -> None:
-    load = Load(mix=Mix(spoken_share=0.5))
+    load = Load(mix=Mix(spoken_share=0.5, codes_per_s=CODES_PER_S))
     lengths = [load.lengths(number) for number in range(20)]
     for number, asked in enumerate(lengths):
-        text, codec, _ = load.sampling(number)
+        text, codec = load.sampling(number, STAGES).values()
         assert (text["min_tokens"], text["max_tokens"]) == (asked.text_tokens, asked.text_tokens)
         assert (codec["min_tokens"], codec["max_tokens"]) == (asked.codec_tokens, asked.codec_tokens)
         spoken = load.speech(number)
@@ -52,7 +52,7 @@ def test_a_mix_asks_for_lengths_of_its_own_and_speaks_some_prompts() -> None:
 
 
 def test_all_cells_have_the_same_lengths_and_no_prompt_twice() -> None:
-    load = Load(mix=Mix(spoken_share=0.5))
+    load = Load(mix=Mix(spoken_share=0.5, codes_per_s=CODES_PER_S))
     here, there = range(10), range(NUMBERS_A_CELL, NUMBERS_A_CELL + 10)
     assert [load.lengths(number) for number in here] == [load.lengths(number) for number in there]
     for one, other in zip(here, there, strict=True):
@@ -65,7 +65,7 @@ def test_all_cells_have_the_same_lengths_and_no_prompt_twice() -> None:
 
 def test_a_prepared_load_makes_no_recording_when_it_asks() -> None:
     recorded.cache_clear()
-    load = Load(mix=Mix(spoken_share=1.0))
+    load = Load(mix=Mix(spoken_share=1.0, codes_per_s=CODES_PER_S))
     load.prepare()
     load.speech(0)
     assert (recorded.cache_info().misses, recorded.cache_info().hits) == (1, 1)

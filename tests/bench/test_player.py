@@ -22,7 +22,7 @@ SECOND = 24_000
 def test_the_player_runs_dry_when_sound_comes_after_the_last_was_played(
     chunks: list[tuple[float, float]], underruns: int, stall_s: float
 ) -> None:
-    played = play([AudioArrival(at_s, int(duration_s * SECOND)) for at_s, duration_s in chunks])
+    played = play([AudioArrival(at_s, int(duration_s * SECOND)) for at_s, duration_s in chunks], SECOND)
     assert played == Stalls(underruns, pytest.approx(stall_s))  # type: ignore[arg-type]
 
 
@@ -39,4 +39,4 @@ def test_a_sample_is_heard_when_the_player_gets_to_it(
     chunks: list[tuple[float, float]], after_s: float, at_s: float
 ) -> None:
     arrivals = [AudioArrival(came_s, int(duration_s * SECOND)) for came_s, duration_s in chunks]
-    assert played_at_s(arrivals, int(after_s * SECOND)) == pytest.approx(at_s)
+    assert played_at_s(arrivals, int(after_s * SECOND), SECOND) == pytest.approx(at_s)

@@ -21,7 +21,7 @@ from omni_cluster.bench.plot import write_plot
 from omni_cluster.bench.result import Result, read_result, write_requests, write_result
 from omni_cluster.bench.stats import cell_of
 from omni_cluster.bench.table import print_result
-from tests.bench.records import record, result, two_cells
+from tests.bench.records import CODES_PER_S, record, result, two_cells
 
 OLD_RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-22-h200-650-tokens-rate.json"
 
@@ -40,7 +40,7 @@ def printed(*things: object) -> str:
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = Search().found([Tried(1.0, 1.0)])
-    written = dataclasses.replace(result(two_cells(), load=Load(mix=Mix())), capacity=found)
+    written = dataclasses.replace(result(two_cells(), load=Load(mix=Mix(codes_per_s=CODES_PER_S))), capacity=found)
     path = write_result(written, tmp_path)
     assert read_result(path) == written
     assert json.loads(path.read_text())["cells"][0]["figures"]["jct_s"]["p50"] == 4.0
@@ -56,7 +56,7 @@ def test_what_is_no_result_is_told_in_one_sentence(tmp_path: Path) -> None:
 
 def test_every_request_is_a_line(tmp_path: Path) -> None:
     write_requests("closed 1", [record(0)], Load(), tmp_path)
-    write_requests("closed 4", [record(1), record(2, error="no.")], Load(mix=Mix()), tmp_path)
+    write_requests("closed 4", [record(1), record(2, error="no.")], Load(mix=Mix(codes_per_s=CODES_PER_S)), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [(line["cell"], line["request"]["number"]) for line in lines] == [
         ("closed 1", 0), ("closed 4", 1), ("closed 4", 2),
@@ -65,7 +65,9 @@ def test_every_request_is_a_line(tmp_path: Path) -> None:
     assert lines[2]["request"]["error"] == "no."
     fixed = {"prompt_tokens": 100, "text_tokens": 64, "codec_tokens": 512, "spoken_s": 0.0}
     assert lines[0]["asked"] == fixed
-    assert [line["asked"] for line in lines[1:]] == [dataclasses.asdict(Mix().lengths(0, place)) for place in (1, 2)]
+    assert [line["asked"] for line in lines[1:]] == [
+        dataclasses.asdict(Mix(codes_per_s=CODES_PER_S).lengths(0, place)) for place in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize("cells", [two_cells(), two_cells()[:1], ()], ids=["two cells", "one cell", "no cell"])
@@ -132,7 +134,7 @@ def test_runs_that_have_nothing_in_common_are_not_compared() -> None:
     with pytest.raises(BenchError, match="text_tokens is 64 in A and 8 in B"):
         differences(result(two_cells()), result(two_cells(), load=Load(text_tokens=8)))
     with pytest.raises(BenchError, match="mix is Mix"):
-        differences(result(two_cells(), load=Load(mix=Mix())), result(two_cells()))
+        differences(result(two_cells(), load=Load(mix=Mix(codes_per_s=CODES_PER_S))), result(two_cells()))
     with pytest.raises(BenchError, match=r"A has the loads closed 2 and B open 0\.5/s"):
         differences(result(two_cells()[:1]), result(two_cells()[1:]))
 

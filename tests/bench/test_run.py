@@ -23,7 +23,7 @@ from omni_cluster.bench.record import Said
 from omni_cluster.bench.result import Cell
 from omni_cluster.bench.run import BenchOptions, CellPlan, measure, next_plan, plan, run_bench
 from omni_cluster.bench.stats import cell_of
-from tests.bench.records import Server, Silent, gapless, record
+from tests.bench.records import CODES_PER_S, MODEL, SECOND, Server, Silent, gapless, record
 
 CLOSED_PORT = "http://127.0.0.1:9"
 
@@ -146,7 +146,7 @@ async def test_what_is_no_api_server_is_one_sentence(status: int, content: str, 
 )
 async def test_a_request_that_fails_is_a_record_with_its_sentence(status: int, content: str, words: str) -> None:
     async with answering(status, content) as http:
-        answer = await HttpClient(http, "m", Load()).ask(5)
+        answer = await HttpClient(http, MODEL, Load()).ask(5)
     assert answer.number == 5
     assert answer.error is not None and words in answer.error
 
@@ -161,7 +161,7 @@ async def test_a_later_turn_is_sent_behind_all_that_was_said() -> None:
         return httpx.Response(200, text="".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]))
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as http:
-        record = await HttpClient(http, "m", load).ask(7, [Said(3, "No."), Said(4, "Why?")])
+        record = await HttpClient(http, MODEL, load).ask(7, [Said(3, "No."), Said(4, "Why?")])
     roles = ["user", "assistant", "user", "assistant", "user"]
     content = [load.message(3), "No.", load.message(4), "Why?", load.message(7)]
     assert sent == [[{"role": role, "content": each} for role, each in zip(roles, content, strict=True)]]
@@ -169,9 +169,9 @@ async def test_a_later_turn_is_sent_behind_all_that_was_said() -> None:
 
 
 async def test_a_spoken_prompt_is_sent_as_sound() -> None:
-    load = Load(mix=Mix(prompt_tokens=(20, 40), spoken_share=1.0))
+    load = Load(mix=Mix(prompt_tokens=(20, 40), spoken_share=1.0, codes_per_s=CODES_PER_S))
     async with answering(200, "") as http:
-        (message,) = HttpClient(http, "m", load).body(7)["messages"]
+        (message,) = HttpClient(http, MODEL, load).body(7)["messages"]
     (part,) = message["content"]
     assert (part["type"], part["input_audio"]["format"]) == ("input_audio", "wav")
     with wave.open(io.BytesIO(base64.b64decode(part["input_audio"]["data"]))) as sound:
@@ -194,7 +194,7 @@ def test_a_stream_is_read_delta_by_delta() -> None:
         {"choices": [{"delta": {}}], "omni": {"stages": {"a": {"first_s": 1.0, "tokens": 3}}}, "usage": None}, 2.5
     )
     parts.add({"choices": [], "usage": USAGE}, 3.0)
-    answer = parts.record(0, 3.5)
+    answer = parts.record(0, 3.5, SECOND)
     assert (answer.text_s, [(a.at_s, a.samples) for a in answer.audio]) == ((1.0,), [(2.0, 3), (2.2, 3)])
     assert answer.audible_at == 4
     assert (answer.prompt_tokens, answer.text_tokens, answer.codec_tokens) == (7, 3, 30)

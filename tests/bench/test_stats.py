@@ -8,7 +8,7 @@ import pytest
 from omni_cluster.bench.record import RequestRecord, Sound, stage_seconds
 from omni_cluster.bench.result import Percentiles
 from omni_cluster.bench.stats import cell_of, percentiles
-from tests.bench.records import gapless, record
+from tests.bench.records import SECOND, gapless, record
 
 
 def test_percentiles() -> None:
@@ -34,7 +34,7 @@ def test_the_figures_of_a_cell() -> None:
 
 
 def test_streams_without_a_gap_are_told_of_all_requests() -> None:
-    silent = RequestRecord(2, 1.0, text_s=(0.5,))
+    silent = RequestRecord(2, 1.0, text_s=(0.5,), sample_rate_hz=SECOND)
     cell = cell_of("open", 1, [record(0), gapless(1), silent, record(3, error="no."), gapless(4)], 10.0)
     assert cell.gapless_share == pytest.approx(2 / 5)
 
@@ -75,7 +75,7 @@ def test_a_cell_without_any_success_has_no_figures() -> None:
 
 
 def test_an_answer_without_sound_has_no_time_of_sound() -> None:
-    cell = cell_of("closed", 1, [RequestRecord(0, 1.0, text_s=(0.5,))], 1.0)
+    cell = cell_of("closed", 1, [RequestRecord(0, 1.0, text_s=(0.5,), sample_rate_hz=SECOND)], 1.0)
     assert {"first_audio_s", "first_audible_s", "rtf"}.isdisjoint(cell.figures)
     assert cell.figures["underruns"].p99 == 0.0
 
@@ -83,5 +83,10 @@ def test_an_answer_without_sound_has_no_time_of_sound() -> None:
 def test_every_time_of_a_stage_is_told_whatever_its_name() -> None:
     times = stage_seconds({"a": {"first_s": 1.0, "last_s": 3.5, "tokens": 7, "pulled_s": 0.25, "gone_s": None}})  # type: ignore[dict-item]
     assert times == {"a": {"first_s": 1.0, "last_s": 3.5, "pulled_s": 0.25, "work_s": 2.5}}
-    cell = cell_of("closed", 1, [RequestRecord(0, 1.0, stages=times), RequestRecord(1, 1.0)], 1.0)
+    cell = cell_of(
+        "closed",
+        1,
+        [RequestRecord(0, 1.0, stages=times, sample_rate_hz=SECOND), RequestRecord(1, 1.0, sample_rate_hz=SECOND)],
+        1.0,
+    )
     assert cell.stages["a"]["pulled_s"] == Percentiles(0.25, 0.25, 0.25, 0.25)

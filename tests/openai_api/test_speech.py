@@ -8,23 +8,27 @@ from typing import Any
 
 import pytest
 
+from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event, parse_speech_request
 
 
 def parse(**fields: Any) -> SpeechRequest:
     body = {"model": "omni", "input": "Hello", **fields}
-    return parse_speech_request(json.dumps(body).encode(), models=["omni"], voices=["Chelsie", "Ethan"])
+    defaults = ApiDefaults(sample_rate_hz=24_000)
+    return parse_speech_request(
+        json.dumps(body).encode(), models=["omni"], voices=["Chelsie", "Ethan"], defaults=defaults
+    )
 
 
 def test_what_is_left_out_has_openais_defaults() -> None:
-    assert parse() == SpeechRequest("omni", "Hello", None, "mp3", None, None)
+    assert parse() == SpeechRequest("omni", "Hello", None, "mp3", None, None, sample_rate_hz=24_000)
     assert parse(voice=None, speed=1, instructions=None, response_format=None) == parse()
 
 
 def test_a_voice_is_named_or_has_its_id() -> None:
     asked = parse(voice={"id": "Ethan"}, response_format="opus", stream_format="sse", seed=3, input="x" * 4096)
-    assert asked == SpeechRequest("omni", "x" * 4096, "Ethan", "opus", "sse", 3)
+    assert asked == SpeechRequest("omni", "x" * 4096, "Ethan", "opus", "sse", 3, sample_rate_hz=24_000)
     assert parse(voice="Ethan").voice == "Ethan"
 
 

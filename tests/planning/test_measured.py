@@ -87,5 +87,5 @@ def test_a_curve_goes_on_and_is_asked_both_ways() -> None:
 
 
 def test_a_family_that_was_not_measured_is_named() -> None:
-    with pytest.raises(ConfigError, match="family is 'nobody', of which nothing was measured"):
-        measured_of("nobody")
+    with pytest.raises(ConfigError, match="family is 'toy', of which nothing was measured"):
+        measured_of("toy")

@@ -26,6 +26,7 @@ from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import StreamedSound, stage_sampling, whole_audio
 from omni_cluster.server.refusals import error_answer
 
+RATE_HZ = 24_000
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20), 28_000)
 CONFIG = load_config(known_families=known_families())
 
@@ -225,7 +226,7 @@ def test_a_stream_without_sound_says_nothing(audio_format: AnswerFormat | None) 
 def test_a_whole_answer_is_a_file_of_the_format_asked_for(audio_format: AnswerFormat | None, mark: bytes) -> None:
     audio = {} if audio_format is None else {"format": audio_format}
     request = chat(modalities=["text", "audio"], audio=audio)
-    assert whole_audio(request, audio_chunk(0, 2400)).startswith(mark)
-    assert len(whole_audio(request, None)) < len(whole_audio(request, audio_chunk(0, 2400)))
+    assert whole_audio(request, audio_chunk(0, 2400), RATE_HZ).startswith(mark)
+    assert len(whole_audio(request, None, RATE_HZ)) < len(whole_audio(request, audio_chunk(0, 2400), RATE_HZ))
     # Raw samples and ADTS have no header that a file without sound could be.
-    assert audio_format in ("pcm16", "aac") or whole_audio(request, None).startswith(mark)
+    assert audio_format in ("pcm16", "aac") or whole_audio(request, None, RATE_HZ).startswith(mark)

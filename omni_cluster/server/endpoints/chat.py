@@ -87,7 +87,7 @@ class ChatEndpoint:
     def _completed(self, chat: ChatRequest, outputs: Sequence[OmniRequestOutput]) -> Response:
         """The sound of a minute takes seconds to code, and is megabytes of JSON."""
         voice = self._voice(chat)
-        body = completion(chat, [_spoken(chat, output) for output in outputs], voice=voice)
+        body = completion(chat, [_spoken(chat, output, self._bound.sample_rate_hz) for output in outputs], voice=voice)
         return JSONResponse(body | {"omni": timings(outputs[0])}, headers=voice_header(voice))
 
     def _voice(self, chat: ChatRequest) -> str | None:
@@ -173,12 +173,12 @@ def _used(answers: Sequence[AnswerProgress]) -> Usage:
     return sum_of([usage(answer) for answer in answers])
 
 
-def _spoken(chat: ChatRequest, output: OmniRequestOutput) -> Spoken:
+def _spoken(chat: ChatRequest, output: OmniRequestOutput, sample_rate_hz: int) -> Spoken:
     return Spoken(
         text=output.text,
         finish_reason=finish_reason(output),
         usage=usage(output),
-        audio=whole_audio(chat, output.audio) if chat.wants_audio else None,
+        audio=whole_audio(chat, output.audio, sample_rate_hz) if chat.wants_audio else None,
         choices=output.choices,
         calls=output.calls,
     )

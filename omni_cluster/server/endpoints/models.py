@@ -21,6 +21,9 @@ class ModelsEndpoint:
     def __init__(self, bound: BoundPipeline) -> None:
         self._name = bound.config.model
         self._voices = bound.family.voices
+        self._makers = {part: name for part, name in bound.family.makers().items() if name in bound.specs}
+        sound = bound.sound
+        self._sound = sound and {"sample_rate_hz": sound.sample_rate_hz, "codes_per_s": sound.codes_per_s}
         self._aliases = dict(api_defaults(bound).voice_aliases)
         self._created = int(time.time())
 
@@ -44,7 +47,7 @@ class ModelsEndpoint:
 
     def _model(self) -> dict[str, Any]:
         model = {"id": self._name, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
-        return model | {"voices": list(self._voices)}
+        return model | {"voices": list(self._voices), "stages": self._makers, "sound": self._sound}
 
     async def voices(self) -> dict[str, Any]:
         """The default voice first. `voices` as Open WebUI reads them, `names` and `aliases` for people."""

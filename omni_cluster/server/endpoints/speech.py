@@ -64,7 +64,7 @@ class SpeechEndpoint:
 
     async def _whole(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
         output = await whole_output(self._pipeline, request, admitted)
-        sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format)
+        sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format, spoken.sample_rate_hz)
         headers = self._headers(spoken) | {FINISH_HEADER: finish_reason(output)}
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
