@@ -22,12 +22,16 @@ TEST_TOOLS = frozenset({"unittest", "pytest", "hypothesis"})
 
 # No model is named outside its family.
 MODEL_NAME = re.compile(r"qwen|thinker|talker|code2wav|token2wav", re.IGNORECASE)
+# Nor a number of one: samples a second and a code, pixels of a patch's side, token ids.
+MODEL_NUMBERS = frozenset({24_000, 480, 1_920, 12.5}) | frozenset(range(151_643, 152_064))
+MODEL_CONSTANTS = re.compile(r"(^|_)(SAMPLE_RATE_HZ|CODES_PER_S|CODES_A_SECOND|SAMPLES_(PER|A)_CODE|PRESETS)$")
 
 # What may break a rule: where and what, with the reason.
 ALLOWED: Mapping[str, str] = {
     "config/loader.py says 'qwen2_5_omni_tiny.yaml'": "the file of the embedded default",
     "config/schema.py says 'thinker'": "an example in an error's text",
     "config/schema.py says 'qwen2_5_omni'": "an example in an error's text",
+    "openai_api/media.py fixes SAMPLE_RATE_HZ": "the rate of sound in `Media`, for all families",
     "server/endpoints/chat.py ChatEndpoint.chat_completions swallows": "every error becomes the client's HTTP answer",
     "server/endpoints/speech.py SpeechEndpoint.speech swallows": "every error becomes the client's HTTP answer",
     "server/endpoints/chat.py ChatEndpoint._sse swallows": "after the first byte an error is the stream's last event",
@@ -152,6 +156,21 @@ def model_names(source: Source) -> Iterator[str]:
     yield from (f"says {name!r}" for name in {*strings(source), *identifiers(source)} if MODEL_NAME.search(name))
 
 
+def model_numbers(source: Source) -> Iterator[str]:
+    """The family says them, whatever they are for."""
+    if source.room == "models":
+        return
+    constants = [node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant)]
+    numbers = {value for value in constants if type(value) in (int, float)}
+    yield from (f"counts on {number}" for number in sorted(numbers & MODEL_NUMBERS))
+    assigned = {node.id for node in ast.walk(source.tree) if isinstance(node, ast.Name) and not is_read(node)}
+    yield from (f"fixes {name}" for name in sorted(assigned) if MODEL_CONSTANTS.search(name))
+
+
+def is_read(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Load)
+
+
 def long_functions(source: Source) -> Iterator[str]:
     for name, node in scoped(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -217,6 +236,7 @@ RULES: Mapping[Rule, tuple[str, str]] = {  # each with the module and the code o
     vllm_out_of_place: ("engine/a.py", "def f():\n    from vllm.platforms import current_platform"),
     tools_of_tests: ("vllm_engine/a.py", "from unittest.mock import patch"),
     model_names: ("engine/a.py", "if stage == 'talker': pass"),
+    model_numbers: ("engine/a.py", "def f(codes): return 480 * codes"),
     long_functions: ("engine/a.py", "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES),
     swallowed_errors: ("engine/a.py", "def f():\n    try: g()\n    except (ValueError, Exception): pass"),
     environment_writes: ("engine/a.py", "import os\nos.environ.setdefault('SEED', '1')"),
@@ -228,6 +248,8 @@ BREACHES = [
     (vllm_out_of_place, "models/family/a.py", "from vllm.v1.request import Request"),
     (vllm_out_of_place, "models/family/a.py", "import vllm.v1"),
     (model_names, "engine/a.py", "class ThinkerStage:\n    'A stage.'"),
+    (model_numbers, "openai_api/a.py", "SAMPLE_RATE_HZ = 22_050"),
+    (model_numbers, "engine/a.py", "END = 151_645"),
     (swallowed_errors, "engine/a.py", "try: g()\nexcept: pass"),
     (swallowed_errors, "engine/a.py", "with contextlib.suppress(Exception): g()"),
     (environment_writes, "engine/a.py", "os.environ['SEED'] = '1'"),
