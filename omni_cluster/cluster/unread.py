@@ -207,7 +207,7 @@ def pieces(item: bytes) -> Iterator[bytes]:
     for message in pickle.loads(item):
         for part in parts(message):
             together.append(part)
-            size_bytes += len(part.get("body", b""))
+            size_bytes += payload_bytes(part)
             if size_bytes >= PIECE_BYTES:
                 yield pickle.dumps(together)
                 together, size_bytes = [], 0
@@ -215,8 +215,13 @@ def pieces(item: bytes) -> Iterator[bytes]:
         yield pickle.dumps(together)
 
 
+def payload_bytes(message: dict[str, Any]) -> int:
+    """Of an HTTP body, or of what is sent on a WebSocket: bytes, or text by its characters."""
+    return len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+
+
 def parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A message of an answer's body in several, each of `PIECE_BYTES` at most; any other as it is."""
+    """A message of an answer's body in several, each of `PIECE_BYTES` at most; others as they are."""
     body = message.get("body", b"")
     if message["type"] != "http.response.body" or len(body) <= PIECE_BYTES:
         yield message

@@ -59,7 +59,7 @@ class FanIn:
         error = None
         try:
             await producer(self._put)
-        except Exception as raised:  # handed to the reader, who raises it
+        except Exception as raised:  # handed to the reader, which raises it
             error = raised
         await self._events.put(_Ended(error))
 

@@ -169,7 +169,7 @@ class AsyncOmniLLM:
         return text_of(merged(given))
 
     async def shutdown(self) -> None:
-        """All at once: Ray ends a batch's engines as their process ends, and one that is told later counts as dead."""
+        """All at once: Ray ends a batch's engines as their process ends; one that is shut down later counts as dead."""
         stages, self._stages = self._stages, {}
         await asyncio.gather(*(stage.shutdown() for stage in reversed(stages.values())))
 

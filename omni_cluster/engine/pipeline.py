@@ -18,7 +18,7 @@ from omni_cluster.outputs import OmniRequestOutput
 
 
 class StatusUnknown(OmniError):
-    """Nobody knows at the moment which replicas run."""
+    """It is unknown at the moment which replicas run."""
 
 
 class Pipeline(Protocol):

@@ -153,7 +153,7 @@ class Admission:
         """One response of a connection that may have several, such as a WebSocket's, by the headers of its handshake.
 
         Counts it with the status of what is raised inside. Raises BadRequest for one that is not let in, and
-        DeadlineExceeded when its time is over; `error_answer` says what the client is told.
+        DeadlineExceeded when its time is over; `error_answer` makes the client's answer of both.
         """
         state = connection.scope["state"]
         with (

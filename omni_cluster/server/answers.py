@@ -116,7 +116,7 @@ def _taken(given: Mapping[str, Any], stage: StageConfig, most: int, param: str) 
 
 
 def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, config: PipelineConfig) -> None:
-    """Raises BadRequest for more `min_tokens` than the stage may make, whoever bounds it."""
+    """Raises BadRequest for more `min_tokens` than the stage may make by any of its bounds."""
     most = spec_class(stage, config).most_tokens(config.limits, {**stage.default_sampling_params, **asked})
     if "min_tokens" in asked and asked["min_tokens"] > most:
         raise _bad(

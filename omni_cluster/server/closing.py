@@ -1,4 +1,4 @@
-"""The end of a server: those who are in may finish for a while, and nobody else comes in."""
+"""The end of a server: requests that were let in may finish for a while, and no others are let in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Closing:
         self._left.set()
 
     async def close(self, grace_s: float) -> None:
-        """Returns when nobody is in any more; ends those that are after `grace_s`."""
+        """Returns when no request is left; ends after `grace_s` those that are."""
         self.has_begun = True
         await self._until_empty(grace_s)
         for deadline in tuple(self._inside):  # one that ends may leave

@@ -1,4 +1,4 @@
-"""The log of the HTTP face; whoever serves it says where it is written."""
+"""The log of the HTTP face; the server that runs it says where it is written."""
 
 from __future__ import annotations
 

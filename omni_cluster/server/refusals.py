@@ -1,4 +1,4 @@
-"""What a client is told of an error: status, body and headers."""
+"""From an error to its answer: status, body and headers."""
 
 from __future__ import annotations
 

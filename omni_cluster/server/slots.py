@@ -12,12 +12,12 @@ from typing import Final
 from omni_cluster.openai_api.errors import BadRequest
 
 LATEST: Final = 8
-"""How long a slot is waited for is told by the mean of as many that were given back."""
+"""Slots given back that the mean interval is of, by which a client is said when to come again."""
 MOST_RETRY_S: Final = 60.0
 
 
 class AdmissionSlots:
-    """At most `most` are taken; `most_waiting` requests wait for one, in the order they came; others are refused."""
+    """Admission slots: `most` may be taken, `most_waiting` requests wait for one in order, others are refused."""
 
     def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most

@@ -68,6 +68,13 @@ def test_pieces_are_small_and_joined_are_what_was_sent() -> None:
     assert list(pieces(as_it_is)) == [as_it_is]
 
 
+def test_messages_of_a_websocket_are_handed_on_whole_and_in_small_pieces() -> None:
+    half = PIECE_BYTES // 2
+    sent = [{"type": "websocket.send", "bytes": bytes(half)}, {"type": "websocket.send", "text": "a" * half}] * 4
+    lists = [pickle.loads(piece) for piece in pieces(pickle.dumps(sent))]
+    assert lists == [sent[:2]] * 4
+
+
 async def test_a_client_that_reads_gets_all_and_nothing_stays_counted() -> None:
     unread, made = Unread(MIB, MIB), Made(200)
     answer = Answer(made, unread, "one")

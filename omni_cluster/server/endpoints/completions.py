@@ -41,7 +41,7 @@ class CompletionsEndpoint:
         self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
         api.add_api_route(
             "/v1/completions",
             self.completions,

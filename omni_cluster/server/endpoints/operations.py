@@ -68,5 +68,5 @@ class OperationsEndpoint:
 
 
 def taken_at(time_s: float) -> Metric:
-    """`time_s`: Unix time. Whoever compares two scrapes must know whether the second is another one."""
+    """`time_s`: Unix time. It tells a new scrape from one that was read again."""
     return GaugeMetricFamily(SCRAPED_AT.name, SCRAPED_AT.help, value=time_s)

@@ -42,7 +42,7 @@ class ResponsesEndpoint:
         self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
         api.add_api_route(
             "/v1/responses",
             self.responses,
@@ -55,7 +55,7 @@ class ResponsesEndpoint:
             api.add_api_route(
                 f"/v1/responses/{{response_id}}{path}", self.kept, methods=methods, include_in_schema=False
             )
-        for name in ("compact", "input_tokens"):  # or they would be told that GET is for them
+        for name in ("compact", "input_tokens"):  # or the answer would say that GET is for them
             api.add_api_route(f"/v1/responses/{name}", self.lacking, methods=["POST"], include_in_schema=False)
 
     async def kept(self, response_id: str) -> Response:
@@ -109,7 +109,7 @@ def _end(response: ResponseAnswer, answer: OmniRequestOutput | AnswerProgress) -
 
 
 async def response_events(asked: ResponsesRequest, answer: AnswerStream[AnswerProgress]) -> AsyncIterator[bytes]:
-    """The body of a streamed response. What breaks after the first byte is told by its last events."""
+    """The body of a streamed response. Its last events say what breaks after the first byte."""
     response = ResponseAnswer(asked)
     try:
         async with contextlib.aclosing(answer):

@@ -39,7 +39,7 @@ class SpeechEndpoint:
         self._coding = coding
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself: FastAPI's documentation is told what it takes and gives."""
+        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
         api.add_api_route(
             "/v1/audio/speech",
             self.speech,

@@ -27,7 +27,7 @@ class TokensEndpoint:
         self._max_model_len = _longest(bound)
 
     def add_to(self, api: FastAPI) -> None:
-        """The routes read their bodies themselves: FastAPI's documentation is told what they take and give."""
+        """The routes read their bodies themselves; FastAPI's documentation gets what they take and give."""
         for path, endpoint, body in (
             ("/tokenize", self.tokenize, tokenize_body),
             ("/detokenize", self.detokenize, detokenize_body),

@@ -38,7 +38,7 @@ class TranscriptionsEndpoint:
         self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
-        """The routes read their bodies themselves: FastAPI's documentation is told what they take and give."""
+        """The routes read their bodies themselves; FastAPI's documentation gets what they take and give."""
         self._add(api, "/v1/audio/transcriptions", "transcribe")
         self._add(api, "/v1/audio/translations", "translate")
 
@@ -63,10 +63,10 @@ class TranscriptionsEndpoint:
                 asked = await self._reader.transcription(http_request, task)
                 request_id = http_request.state.request_id
                 request = await self._reader.off_loop(functools.partial(self._omni_request, asked, request_id))
-                told = asked.without_sound()  # nothing here listens to it again
-                if told.stream:
-                    return await self._streamed(told, request, admitted)
-                return await self._whole(told, request, admitted)
+                asked = asked.without_sound()  # nothing here listens to it again
+                if asked.stream:
+                    return await self._streamed(asked, request, admitted)
+                return await self._whole(asked, request, admitted)
         except Exception as error:  # the boundary to the client: every error becomes an answer
             return refusal(*error_answer(error, FILE), error)
 
