@@ -28,6 +28,11 @@ from omni_cluster.server import http_protocol
 from omni_cluster.server.app import HttpServer
 from omni_cluster.server.log import logger
 
+CLIENT_LEFT: Mapping[str, Message] = {
+    "http": {"type": "http.disconnect"},
+    "websocket": {"type": "websocket.disconnect", "code": 1005},  # ASGI's own for a close without a code
+}
+
 
 @serve.ingress()
 class Ingress:
@@ -62,7 +67,7 @@ class Ingress:
             return await whole_answer(self._pipeline, request, deadline)
 
     async def let_all_end(self) -> None:
-        """See `HttpServer.let_all_end`; whoever is about to end Serve calls it."""
+        """See `HttpServer.let_all_end`: it is called before Serve is ended."""
         await self._server.let_all_end()
 
     async def __del__(self) -> None:
@@ -80,11 +85,11 @@ def until_client_leaves(app: ASGIApp) -> ASGIApp:
             try:
                 return await receive()
             except TaskCancelledError:
-                return {"type": "http.disconnect"}
+                return CLIENT_LEFT[scope["type"]]
             except FULL as error:
                 raise named(error) from error
 
-        await app(scope, received if scope["type"] == "http" else receive, send)
+        await app(scope, received if scope["type"] in CLIENT_LEFT else receive, send)
 
     return called
 
