@@ -17,13 +17,12 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.server.body import JSON_TYPE, read_body, too_slow
+from omni_cluster.server.body import JSON_TYPE, Uploads, read_body, too_slow
 from omni_cluster.server.closing import Closing
 from omni_cluster.server.metrics import PROBES, IngressMetrics, ResponseMeter
 from omni_cluster.server.quotas import Allowance, Clock, Quotas
 from omni_cluster.server.refusals import refusal
 from omni_cluster.server.slots import AdmissionSlots
-from omni_cluster.server.uploads import Uploads
 
 TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
 DETACH_HEADER: Final = "x-request-disconnect-disabled"

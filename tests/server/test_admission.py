@@ -12,9 +12,9 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.engine import deadline
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.admission import Admission, deadline_of
+from omni_cluster.server.body import BASE_BYTES, Uploads
 from omni_cluster.server.single_flight import SingleFlightCache
 from omni_cluster.server.slots import AdmissionSlots
-from omni_cluster.server.uploads import BASE_BYTES, Uploads
 
 MIB = 1_048_576
 
