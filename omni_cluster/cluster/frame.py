@@ -9,41 +9,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_HEAD = struct.Struct("<II?d")
+_HEAD = struct.Struct("<IId")
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a replica says of itself: the requests that it works on, and whether it is kept free for one."""
-
-    load: int = 0
-    is_reserved: bool = False
-
-
-NOTHING = Report()
-
-
-@dataclass(frozen=True, slots=True)
 class Frame:
-    """`report`: the sender's; `sent_at_s`: Unix time on its clock.
+    """`load`: requests that the sender works on; `sent_at_s`: Unix time on its clock.
 
     A frame without parts says only that, and that the sender lives.
     """
 
-    report: Report
+    load: int
     sent_at_s: float
     parts: Sequence[bytes | bytearray]
 
 
-def write_frame(writer: asyncio.StreamWriter, parts: Sequence[Any], report: Report = NOTHING) -> None:
+def write_frame(writer: asyncio.StreamWriter, parts: Sequence[Any], load: int = 0) -> None:
     """In one piece: several tasks may write frames on one connection."""
-    writer.writelines([frame_head(parts, report, time.time()), *parts])
+    writer.writelines([frame_head(parts, load, time.time()), *parts])
 
 
-def frame_head(parts: Sequence[Any], report: Report, sent_at_s: float) -> bytes:
+def frame_head(parts: Sequence[Any], load: int, sent_at_s: float) -> bytes:
     """What goes before the parts: how many there are, what `Frame` says, the bytes of each."""
-    head = _HEAD.pack(len(parts), report.load, report.is_reserved, sent_at_s)
+    head = _HEAD.pack(len(parts), load, sent_at_s)
     return head + b"".join(_LENGTH.pack(len(part)) for part in parts)
 
 
@@ -52,14 +41,14 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int, heard: Callab
 
     Raises ConnectionError for a frame above `max_bytes`: it is not what the other end sends.
     """
-    count, load, is_reserved, sent_at_s = _HEAD.unpack(await _read(reader, _HEAD.size, heard))
+    count, load, sent_at_s = _HEAD.unpack(await _read(reader, _HEAD.size, heard))
     if count * _LENGTH.size > max_bytes:
         raise ConnectionError(f"a frame has {count} parts")
     table = await _read(reader, count * _LENGTH.size, heard)
     lengths = [length for (length,) in _LENGTH.iter_unpack(table)]
     if sum(lengths) > max_bytes:
         raise ConnectionError(f"a frame has {sum(lengths)} bytes, and {max_bytes} are accepted")
-    return Frame(Report(load, is_reserved), sent_at_s, [await _read(reader, length, heard) for length in lengths])
+    return Frame(load, sent_at_s, [await _read(reader, length, heard) for length in lengths])
 
 
 async def _read(reader: asyncio.StreamReader, size: int, heard: Callable[[], None]) -> bytearray:

@@ -8,10 +8,9 @@ import functools
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-from omni_cluster.cluster.loads import LOST_S, SILENT_S
+from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.run import Run, StageAccess
-from omni_cluster.cluster.suspect import ASK_S, Suspect, all_are_up
 from omni_cluster.cluster.transport import RemoteStage, ReplicaSilent
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -26,6 +25,8 @@ REFUSED_S = 0.5
 """From a call that Serve had no replica for until the next one."""
 LOOK_S = 0.05
 """Between two looks for a replica while a stage has none that lives."""
+MOST_LOST = 1000
+"""Lost replicas that are remembered."""
 
 
 class Orchestrator:
@@ -34,6 +35,8 @@ class Orchestrator:
     def __init__(self, bound: BoundPipeline, stages: Mapping[str, StageAccess]) -> None:
         self._bound = bound
         self._stages = stages
+        self._lost_at_s: dict[str, float] = {}
+        """When requests lost each replica, on the monotonic clock."""
 
     async def stream(self, posted: Posted, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
@@ -44,8 +47,8 @@ class Orchestrator:
         """
         course = Course(self._bound, posted.request)
         while stages := course.stages_left():
-            alone_on = await self._until_replicas_live(stages, course, deadline)
-            with self._chosen_replicas(stages, course, alone_on) as chosen:
+            await self._until_replicas_live(stages, deadline)
+            with self._chosen_replicas(stages, course) as chosen:
                 choose_late = functools.partial(self._choose_late, course, chosen)
                 run = Run(self._bound, self._stages, course.next_request(), posted, chosen, choose_late)
                 try:
@@ -57,7 +60,8 @@ class Orchestrator:
                     raise
                 except StageDied as error:
                     loss = run.loss(error)
-                    if not course.may_begin_again(self._note(loss, error)):
+                    self._note(loss, error)
+                    if not course.may_begin_again(loss, self._lost_at_s):
                         raise
                     # As a string: a log's record outlives the request, and an error has the frames it came through.
                     logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
@@ -65,49 +69,27 @@ class Orchestrator:
                         async with deadline.kept():
                             await asyncio.sleep(REFUSED_S)
 
-    async def _until_replicas_live(
-        self, stages: Sequence[StageConfig], course: Course, deadline: Deadline
-    ) -> Mapping[int, str]:
-        """Returns the replicas that the request must have alone, by stage id. Raises DeadlineExceeded."""
-        suspect = Suspect(course.next_request().request_id)
+    async def _until_replicas_live(self, stages: Sequence[StageConfig], deadline: Deadline) -> None:
+        """Raises DeadlineExceeded."""
         async with deadline.kept():
-            # Nothing is kept free while a stage has no replica, and one may be lost while others are asked.
-            while True:
-                alone = self._alone_in(stages, course)
-                if (
-                    self._can_choose(stages)
-                    and (not alone or await all_are_up([self._calls(stage) for stage in stages]))
-                    and await suspect.has_turn(alone)
-                    and self._can_choose(stages)
-                ):
-                    return {stage_id: suspect.replicas[stage_id] for stage_id in alone if stage_id in suspect.replicas}
-                await asyncio.sleep(ASK_S if alone else LOOK_S)
-
-    def _alone_in(self, stages: Sequence[StageConfig], course: Course) -> Mapping[int, RemoteStage]:
-        """The stages of which the request must have a replica alone. That others were lost too may be noticed late."""
-        for stage in self._stages.values():
-            course.others_lost(stage.calls.loads.lost_at_s())
-        return {stage.stage_id: self._calls(stage) for stage in stages if course.must_be_alone_in(stage)}
+            while not self._can_choose(stages):
+                await asyncio.sleep(LOOK_S)
 
     def _can_choose(self, stages: Sequence[StageConfig]) -> bool:
         return all(self._calls(stage).can_choose() for stage in stages)
 
     @contextlib.contextmanager
-    def _chosen_replicas(
-        self, stages: Sequence[StageConfig], course: Course, alone_on: Mapping[int, str]
-    ) -> Iterator[dict[int, str | None]]:
+    def _chosen_replicas(self, stages: Sequence[StageConfig], course: Course) -> Iterator[dict[int, str | None]]:
         """A replica of each stage, which counts as busy with the request as long as the context is open."""
         chosen: dict[int, str | None] = {}
         for stage in stages:
-            if (replica_id := alone_on.get(stage.stage_id)) is not None:
-                self._calls(stage).loads.chosen(replica_id)
-            chosen[stage.stage_id] = replica_id or self._choose_at_once(stage, course, chosen)
+            chosen[stage.stage_id] = self._choose_at_once(stage, course, chosen)
         try:
             yield chosen
         finally:
             for stage in stages:
                 if (replica_id := chosen[stage.stage_id]) is not None:
-                    self._calls(stage).loads.ended(replica_id)
+                    self._calls(stage).loads.on_end(replica_id)
 
     def _choose_at_once(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
         """None for a stage whose source has no replica yet: its own is chosen when that has begun."""
@@ -139,9 +121,18 @@ class Orchestrator:
     def _calls(self, stage: StageConfig) -> RemoteStage:
         return self._stages[stage.model_stage].calls
 
-    def _note(self, loss: Loss, error: StageDied) -> Loss:
-        """No other request is brought to what was lost."""
-        if loss.stage in self._stages:
-            rest_s = SILENT_S if isinstance(error, ReplicaSilent) else LOST_S
-            self._stages[loss.stage].calls.loads.lost(loss.replica_id, rest_s)
-        return loss
+    def _note(self, loss: Loss, error: StageDied) -> None:
+        """Puts the lost replica into cooldown. Silence is no loss to an event: the replica may answer again."""
+        if loss.stage not in self._stages:
+            return
+        is_silent = isinstance(error, ReplicaSilent)
+        cooldown_s = SILENT_COOLDOWN_S if is_silent else LOST_COOLDOWN_S
+        self._stages[loss.stage].calls.loads.on_loss(loss.replica_id, cooldown_s)
+        if not is_silent:
+            self._remember(loss)
+
+    def _remember(self, loss: Loss) -> None:
+        self._lost_at_s.pop(loss.replica_id, None)  # the latest come last
+        self._lost_at_s[loss.replica_id] = loss.at_s
+        while len(self._lost_at_s) > MOST_LOST:
+            del self._lost_at_s[next(iter(self._lost_at_s))]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from omni_cluster.cluster.frame import read_frame, write_frame
 from omni_cluster.cluster.handshake import GREETING_S, prove_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
-from omni_cluster.cluster.loads import BROKEN_S
+from omni_cluster.cluster.loads import BROKEN_COOLDOWN_S
 from omni_cluster.cluster.message import unpacked
 from omni_cluster.cluster.peer_clock import PeerClock, boot_id
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
@@ -57,15 +57,15 @@ class SocketClient:
             while True:
                 frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
                 clock.heard(frame.sent_at_s)
-                self._source.loads.told(self._replica_id, frame.report.load, is_reserved=frame.report.is_reserved)
+                self._source.loads.on_report(self._replica_id, frame.load)
                 if frame.parts:
                     yield [_in_own_time(item, clock) for item in unpacked(frame.parts)]
         except (OSError, asyncio.IncompleteReadError) as error:
-            self._source.loads.lost(self._replica_id, BROKEN_S)
+            self._source.loads.on_loss(self._replica_id, BROKEN_COOLDOWN_S)
             why = "nothing comes from it" if heartbeat is not None and heartbeat.is_lost else error
             raise ReplicaLost(f"the connection to replica {self._replica_id} broke: {why}") from error
         finally:
-            self._source.loads.forget(self._replica_id)
+            self._source.loads.on_disconnect(self._replica_id)
             writer, self._writer = self._writer, None
             if keeper is not None:
                 keeper.cancel()

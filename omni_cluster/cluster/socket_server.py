@@ -12,13 +12,12 @@ from typing import Any, cast
 
 import msgspec
 
-from omni_cluster.cluster.frame import Report, read_frame, write_frame
+from omni_cluster.cluster.frame import read_frame, write_frame
 from omni_cluster.cluster.handshake import peer_knows_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.message import packed
 from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
 from omni_cluster.cluster.peer_clock import boot_id
-from omni_cluster.cluster.reservation import Reservation
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLogs
@@ -31,8 +30,8 @@ MAX_REQUEST_BYTES = 4096
 """The most that a reader may send in one frame."""
 MAX_STRANGERS = 16
 """Connections that have not proved the secret yet. One more ends the oldest: a replica's proof takes milliseconds."""
-TELL_S = 0.1
-"""How often readers are told of a new report of this replica."""
+REPORT_S = 0.1
+"""How often readers are sent a new load of this replica."""
 SECRET_BYTES = 32
 
 
@@ -47,9 +46,9 @@ class Address:
 
 
 class Connection:
-    """The connection to one reader. Every frame to it carries the replica's report as it is then.
+    """The connection to one reader. Every frame to it carries the replica's load as it is then.
 
-    So whoever has read a request's end knows that the replica no longer works on it.
+    A process that has read a request's end so knows that the replica no longer works on it.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         publisher: MessagePublisher,
-        report: Callable[[], Report],
+        load: Callable[[], int],
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._publisher = publisher
-        self._report = report
-        self._told = report()
+        self._load = load
+        self._sent_load = load()
         self._heartbeat = Heartbeat(writer)
 
     async def serve(self) -> None:
@@ -84,9 +83,9 @@ class Connection:
                 if isinstance(ended, Exception):
                     logger.error("a connection ended, and its readers with it", exc_info=ended)
 
-    def tell(self) -> None:
-        """Sends the report if it has changed."""
-        if self._report() != self._told:
+    def report(self) -> None:
+        """Sends the load if it has changed."""
+        if self._load() != self._sent_load:
             self._beat()
 
     def _beat(self) -> None:
@@ -94,8 +93,8 @@ class Connection:
             self._write([])
 
     def _write(self, parts: Sequence[Any]) -> None:
-        self._told = self._report()
-        write_frame(self._writer, parts, self._told)
+        self._sent_load = self._load()
+        write_frame(self._writer, parts, self._sent_load)
 
     async def _take_words(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
@@ -113,18 +112,17 @@ class Connection:
 
 
 class SocketServer:
-    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows; `reservation`: the replica's."""
+    """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows."""
 
-    def __init__(self, logs: OutputLogs, host: str, reservation: Reservation | None = None) -> None:
+    def __init__(self, logs: OutputLogs, host: str) -> None:
         self.rows_publishers = RowsPublishers(logs.room)
         self.rows_sent = RowsSent()
         self._logs = logs
-        self._reservation = reservation or Reservation(logs)
         self._host = host
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._starting = asyncio.Lock()
         self._server: asyncio.Server | None = None
-        self._teller: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
         self._accepted: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
         self._known: set[Connection] = set()
@@ -134,7 +132,7 @@ class SocketServer:
         async with self._starting:
             if self._server is None:
                 self._server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_REQUEST_BYTES)
-                self._teller = asyncio.create_task(self._tell_load())
+                self._reporter = asyncio.create_task(self._report())
         return Address(self._host, self._server.sockets[0].getsockname()[1], self._secret, boot_id())
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,29 +158,26 @@ class SocketServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         publisher = MessagePublisher(self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent)
-        connection = Connection(reader, writer, publisher, self._report)
+        connection = Connection(reader, writer, publisher, lambda: self._logs.unfinished)
         self._known.add(connection)
         try:
             await connection.serve()
         finally:
             self._known.discard(connection)
 
-    async def _tell_load(self) -> None:
+    async def _report(self) -> None:
         while True:
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(REPORT_S)
             for connection in self._known:
-                connection.tell()
-
-    def _report(self) -> Report:
-        return Report(self._logs.unfinished, self._reservation.is_held)
+                connection.report()
 
     def __len__(self) -> int:
         return len(self._accepted)
 
     async def close(self) -> None:
-        if self._server is not None and self._teller is not None:
+        if self._server is not None and self._reporter is not None:
             self._server.close()
-            self._teller.cancel()
+            self._reporter.cancel()
         accepted = list(self._accepted)
         for writer in self._accepted.values():
             writer.close()  # which ends both sides; asyncio reports a connection's task that was cancelled as an error

@@ -21,7 +21,6 @@ from omni_cluster.cluster.failures import lost_with, named_failures, without_fra
 from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
-from omni_cluster.cluster.reservation import Reservation, Turn
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.starting import Starting, without_collector
@@ -98,8 +97,7 @@ class StageReplica:
         self._parcels = Parcels()
         self._requests = 0
         self._metrics = StageMetrics()
-        self._reservation = Reservation(self._logs)
-        self._sockets = SocketServer(self._logs, ray.util.get_node_ip_address(), self._reservation)
+        self._sockets = SocketServer(self._logs, ray.util.get_node_ip_address())
         closing.push_async_callback(self._sockets.close)
         self._source = self._connections_to(source) if source is not None else None
         if self._source is not None:
@@ -128,17 +126,12 @@ class StageReplica:
         meter = self._metrics.begin(request.known_of(self._stage.model_stage))
         log = self._logs.open(request.request_id)
         try:
-            with self._parcels.expecting(request.request_id), self._reservation.used_by(request.request_id):
+            with self._parcels.expecting(request.request_id):
                 yield Ticket(request.request_id, own_replica_id())
                 await self._until_let_go(log, self._fill(log, request, ticket, meter, has_media))
         finally:
             self._logs.remove(request.request_id)
             self._end(request, meter, "cancelled")
-
-    async def reserve(self, request_id: str) -> Turn:
-        """See `Reservation.ask`."""
-        self._check_engine()
-        return self._reservation.ask(request_id)
 
     def _check_engine(self) -> None:
         """Raises StageDied before the replica takes anything: this process ends a moment after its engine."""
@@ -251,7 +244,6 @@ class StageReplica:
             "requests": self._requests,
             "open_outboxes": len(self._logs),
             "held_bytes": self._logs.room.held_bytes,
-            "is_reserved": self._reservation.is_held,
             "open_links": len(self._sockets),
             "open_rows_calls": self._sockets.rows_publishers.calls,
             "rows_sent_bytes": asdict(self._sockets.rows_sent),

@@ -230,13 +230,11 @@ class RemoteStage:
             raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
 
 
-def _nearby(near: Place, places: Mapping[str, Place]) -> list[list[str]]:
-    """Those on the same node, and those in the same zone."""
+def _nearby(near: Place, places: Mapping[str, Place]) -> list[str]:
+    """Those on the same node; without any, those in the same zone."""
     zone = _zone(near)
-    return [
-        [each for each, place in places.items() if place.node == near.node],
-        [each for each, place in places.items() if zone and _zone(place) == zone],
-    ]
+    on_node = [each for each, place in places.items() if place.node == near.node]
+    return on_node or [each for each, place in places.items() if zone and _zone(place) == zone]
 
 
 def _zone(place: Place) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -16,13 +16,11 @@ from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.outputs import AudioChunk, StageChunk
 
 UNKNOWN = "unknown"
-SUSPECT_LOSSES = 2
-"""Replicas that were lost while they worked on one request: it may be what ends them."""
 EVENT_S = 5.0
 """Replicas that are lost within so long of each other are lost to one event: a host, or a card that several share."""
-MOST_UNTAKEN = 10
-"""Times that a request may come to a replica that is gone, or silent, before it takes it: a host that vanishes is
-listed for a while, with replicas of several stages, and costs the request nothing but time."""
+MOST_FREE = 10
+"""Losses of a request that use up no restart: of replicas that had not taken it, as those of a host that vanished are
+listed for a while, and all but the first of one event."""
 
 
 class AnswerDiffers(StageDied):
@@ -144,8 +142,6 @@ class Course:
         self._request = request
         self._delivered = Delivered()
         self._losses: list[Loss] = []
-        self._lost_with_others: set[str] = set()
-        """Those of its replicas that were lost together with others."""
         self._survived = 0
         """So many of the losses were survived: the request has said something new since."""
         self._lost_at_s: float | None = None
@@ -184,40 +180,32 @@ class Course:
         stages, self._survived = tuple(loss.stage for loss in self._losses[self._survived :]), len(self._losses)
         return replace(new, recovery=Recovery(stages, stall_s))
 
-    def may_begin_again(self, loss: Loss) -> bool:
-        """Counts a loss; False when the request was begun again as often as it may after one of this kind."""
-        most = self._bound.config.limits.max_restarts
-        if most and not loss.was_at_work:
-            most = MOST_UNTAKEN
-        if sum(each.was_at_work == loss.was_at_work for each in self._losses) >= most:
+    def may_begin_again(self, loss: Loss, lost_at_s: Mapping[str, float]) -> bool:
+        """Counts a loss; False when the request was begun again as often as it may.
+
+        `lost_at_s`: replicas that any request has lost, by when that was noticed, on the monotonic clock. Others may be
+        noticed late, so each call looks at all losses anew.
+        """
+        losses = [*self._losses, loss]
+        most, counted = self._bound.config.limits.max_restarts, self._counted(losses, lost_at_s)
+        if not most or counted > most or len(losses) - counted > MOST_FREE:
             return False
-        self._losses.append(loss)
+        self._losses = losses
         self._lost_at_s = self._lost_at_s or time.monotonic()
         return True
 
-    def others_lost(self, at_s: Mapping[str, float]) -> None:
-        """Replicas that were lost lately, by when that was noticed. A request that ends replicas ends its own, one
-        after another: those that were lost together with others are one sign against it, not several.
-        """
-        own = {loss.replica_id for loss in self._losses if loss.was_at_work}
-        others_s = [lost_s for replica_id, lost_s in at_s.items() if replica_id not in own]
-        for loss in self._losses:
-            if any(abs(lost_s - loss.at_s) <= EVENT_S for lost_s in others_s):
-                self._lost_with_others.add(loss.replica_id)
+    def _counted(self, losses: Sequence[Loss], lost_at_s: Mapping[str, float]) -> int:
+        """The losses that use up a restart: of replicas at work, and of one event the first.
 
-    def must_be_alone_in(self, stage: StageConfig) -> bool:
-        """Whether a further replica of the stage may have it only if that has nothing else to lose: the request was at
-        work in several replicas, this stage's among them, when they were lost, and not to one event with others.
+        Losses are of one event only if other replicas were lost with them: a request that ends replicas ends its own,
+        one after another.
         """
-        suspicious = [loss for loss in self._losses if loss.was_at_work and loss.replica_id]
-        signs = {loss.replica_id for loss in self._first_of_events(suspicious)}
-        return len(signs) >= SUSPECT_LOSSES and any(loss.stage == stage.model_stage for loss in suspicious)
-
-    def _first_of_events(self, losses: Iterable[Loss]) -> list[Loss]:
-        """The losses, but of those to one event that others were lost to as well, only the first."""
-        first: list[Loss] = []
-        for loss in losses:
-            is_same_event = bool(first) and loss.at_s - first[-1].at_s <= EVENT_S
-            if not (is_same_event and loss.replica_id in self._lost_with_others):
-                first.append(loss)
-        return first
+        at_work = [loss for loss in losses if loss.was_at_work]
+        own = {loss.replica_id for loss in at_work}
+        others_s = [at_s for replica_id, at_s in lost_at_s.items() if replica_id not in own]
+        counted: list[Loss] = []
+        for loss in at_work:
+            is_of_event = any(abs(at_s - loss.at_s) <= EVENT_S for at_s in others_s)
+            if not (is_of_event and counted and loss.at_s - counted[-1].at_s <= EVENT_S):
+                counted.append(loss)
+        return len(counted)

@@ -11,10 +11,8 @@ from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.orchestrator import Orchestrator
 from omni_cluster.cluster.parcel import Posted
-from omni_cluster.cluster.reservation import Reservation, Turn
 from omni_cluster.cluster.run import StageAccess
 from omni_cluster.cluster.running import Place
-from omni_cluster.cluster.suspect import ASK_S
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
@@ -25,7 +23,6 @@ from omni_cluster.errors import StageDied
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import StageChunk
-from tests.cluster.clock import Clock
 
 STAGES = ("thinker", "talker", "code2wav")
 ANSWER = (1, 2, 3, 4, 5, 6)
@@ -49,23 +46,16 @@ class Stage:
         self.gone: set[str] = set()
         """Replicas that are gone, and still listed."""
         self.breaks_after = 1
-        self.looks = 0
         self.done: list[str] = []
         """Requests whose calls ended by themselves."""
         self._ends: dict[str, asyncio.Event] = {}
-        self.stuck_request_id = ""
-        self.is_stuck = asyncio.Event()
-        self.together: set[tuple[str, str]] = set()
-        self.clock = Clock()
         self._logs: dict[str, OutputLogs] = {}
-        self._reservations: dict[str, Reservation] = {}
         self._name, self._breaks = name, breaks
 
     def living(self) -> list[str] | None:
         return self.loads.living(self.replicas) if self.replicas else None
 
     def can_choose(self) -> bool:
-        self.looks += 1
         return self.living() != []
 
     async def until_none_lives(self) -> None:
@@ -86,15 +76,8 @@ class Stage:
         self.said.append(("wake", ""))
         await self.woken.wait()
 
-    def reservation_of(self, replica_id: str) -> Reservation:
-        logs = self._logs.setdefault(replica_id, OutputLogs(1 << 20))
-        return self._reservations.setdefault(replica_id, Reservation(logs, self.clock))
-
-    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = None) -> bool | Turn:
+    async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = None) -> bool:
         assert replica_id in self.replicas and (wait_s is None or wait_s > 0.5)
-        if method == "reserve":
-            self.clock.now_s += ASK_S
-            return self.reservation_of(replica_id).ask(*args)
         self.said.append((method, args[0]))
         return True
 
@@ -107,14 +90,12 @@ class Stage:
             raise lost_with(ReplicaLost("gone"), replica_id)
         self.requests.append(request)
         self.ran_on.append(replica_id)
-        reservation, logs = self.reservation_of(replica_id), self._logs[replica_id]
-        self.together |= {(each, request.request_id) for each in logs._open}
+        logs = self._logs.setdefault(replica_id, OutputLogs(1 << 20))
         logs.open(request.request_id)
         try:
-            with reservation.used_by(request.request_id):
-                yield Ticket(request.request_id, replica_id)
-                await self._end_of(request.request_id).wait()
-                self.done.append(request.request_id)
+            yield Ticket(request.request_id, replica_id)
+            await self._end_of(request.request_id).wait()
+            self.done.append(request.request_id)
         finally:
             self._ends.pop(request.request_id, None)
             logs.remove(request.request_id)
@@ -130,9 +111,6 @@ class Stage:
         return len(self._logs.get(replica_id, ()))
 
     async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
-        if ticket.request_id == self.stuck_request_id:
-            self.is_stuck.set()
-            await asyncio.Event().wait()
         for number, chunk in enumerate(CHUNKS):
             if number == self.breaks_after and (error := self._breaks(self._name, ticket)) is not None:
                 raise error

@@ -46,7 +46,7 @@ def test_a_replica_that_this_process_knows_to_be_gone_does_not_count() -> None:
     assert stage.count_living() is None
     tell_running("an-app", "another-stage", dict.fromkeys("ab", Place("a-node")))
     assert stage.count_living() == 2
-    stage.loads.lost("a")
+    stage.loads.on_loss("a")
     assert stage.count_living() == 1
     tell_running("an-app", "another-stage", {})
     assert stage.count_living() == 0

@@ -16,12 +16,12 @@ import pytest
 
 from omni_cluster.cluster import orchestrator, run
 from omni_cluster.cluster.failures import lost_with
-from omni_cluster.cluster.loads import LOST_S, SILENT_S
+from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.running import Place
 from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
-from omni_cluster.engine.recovery import MOST_UNTAKEN, AnswerDiffers
+from omni_cluster.engine.recovery import MOST_FREE, AnswerDiffers
 from omni_cluster.errors import RequestError, RequestGone, StageDied
 from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.outputs import StageChunk
@@ -85,8 +85,8 @@ async def test_a_replica_that_is_replaced_while_the_first_stage_starts_is_no_los
     asking = asyncio.create_task(cluster.ask())
     while ("generate", "r") not in thinker.said:
         await asyncio.sleep(0)
-    code2wav.loads.lost("code2wav-0")
-    code2wav.loads.lost("code2wav-1")
+    code2wav.loads.on_loss("code2wav-0")
+    code2wav.loads.on_loss("code2wav-1")
     thinker.woken.set()
     while not cluster.stages["talker"].ran_on:
         await asyncio.sleep(0)
@@ -187,22 +187,21 @@ async def test_a_replica_that_is_lost_once_all_that_it_made_is_here_is_no_loss(t
     assert [len(each.requests) for each in cluster.stages.values()] == [1, 1, 1] and not recovered_from(events)
 
 
-async def test_who_asked_a_replica_that_was_gone_already_is_no_suspect(tiny: Path) -> None:
+async def test_replicas_that_were_gone_already_use_up_no_restart(tiny: Path) -> None:
     """As when a host dies with replicas of two stages: the ingress learns of one after the other."""
-    cluster = Cluster(once("thinker"), talkers=("a", "b", "c"))
-    thinker, talker = cluster.stages["thinker"], cluster.stages["talker"]
+    cluster = Cluster(once("thinker"), talkers=("a", "b", "c"), max_restarts=1)
+    talker = cluster.stages["talker"]
     asked = asyncio.create_task(cluster.ask())
     while not talker.ran_on:
         await asyncio.sleep(0)
     talker.gone = set(talker.replicas)
-    talker.loads.lost(talker.ran_on[0])
+    talker.loads.on_loss(talker.ran_on[0])
     while talker.can_choose():
         await asyncio.sleep(0)
     talker.replicas += ["d", "e"]
     events = await asked
     assert tokens_of(events, "talker") == ANSWER
     assert sum(recovered_from(events), ()) == ("thinker", "talker", "talker")
-    assert not thinker.clock.now_s and not talker.clock.now_s  # nobody was asked to keep a replica free
 
 
 async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +213,9 @@ async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path, m
 
     async def stream(*args: Any, replica_id: str) -> AsyncGenerator[Any, None]:
         nonlocal refused
-        if not replica_id and refused < MOST_UNTAKEN:
+        if not replica_id and refused < MOST_FREE:
             refused += 1
-            thinker.replicas[:] = ["up"] if refused == MOST_UNTAKEN else []
+            thinker.replicas[:] = ["up"] if refused == MOST_FREE else []
             raise StageDied("there is no replica")
         async with contextlib.aclosing(begin(*args, replica_id=replica_id)) as tickets:
             async for ticket in tickets:
@@ -224,19 +223,19 @@ async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path, m
 
     thinker.stream = stream  # type: ignore[method-assign]
     events = await cluster.ask()
-    assert tokens_of(events, "talker") == ANSWER and refused == MOST_UNTAKEN
-    assert recovered_from(events)[0] == ("unknown",) * MOST_UNTAKEN
+    assert tokens_of(events, "talker") == ANSWER and refused == MOST_FREE
+    assert recovered_from(events)[0] == ("unknown",) * MOST_FREE
 
 
-@pytest.mark.parametrize(("kind", "rest_s"), [(ReplicaLost, LOST_S), (ReplicaSilent, SILENT_S)])
+@pytest.mark.parametrize(("kind", "cooldown_s"), [(ReplicaLost, LOST_COOLDOWN_S), (ReplicaSilent, SILENT_COOLDOWN_S)])
 async def test_a_replica_that_only_did_not_answer_soon_gets_requests_again(
-    tiny: Path, kind: type[StageDied], rest_s: float
+    tiny: Path, kind: type[StageDied], cooldown_s: float
 ) -> None:
     cluster = Cluster(once("talker", kind=kind))
     before_s = time.monotonic()
     await cluster.ask()
-    (until_s,) = cluster.stages["talker"].loads._lost_until_s.values()
-    assert before_s + rest_s <= until_s <= time.monotonic() + rest_s
+    (until_s,) = cluster.stages["talker"].loads._cool_at_s.values()
+    assert before_s + cooldown_s <= until_s <= time.monotonic() + cooldown_s
 
 
 async def test_two_losses_of_one_request(tiny: Path) -> None:
@@ -247,6 +246,19 @@ async def test_two_losses_of_one_request(tiny: Path) -> None:
     talker.replicas.append("c")
     assert tokens_of(await asked, "talker") == ANSWER
     assert talker.ran_on[-1] == "c" and set(talker.ran_on) == {"a", "b", "c"}
+
+
+async def test_replicas_that_are_lost_together_with_another_request_s_use_up_one_restart(tiny: Path) -> None:
+    """As when all that share a card end."""
+    losses = [once("thinker"), once("talker", {"a", "b"})]
+    cluster = Cluster(lambda name, ticket: losses[0](name, ticket), talkers=("a", "b"), max_restarts=1)
+    await cluster.ask()
+    losses.pop(0)
+    asked = asyncio.create_task(cluster.ask())
+    talker = cluster.stages["talker"]
+    await talker.until_none_lives()
+    talker.replicas.append("c")
+    assert tokens_of(await asked, "talker") == ANSWER and talker.ran_on[-1] == "c"
 
 
 async def test_what_a_consumer_says_of_its_source_is_the_source_s_loss(tiny: Path) -> None:

@@ -22,15 +22,13 @@ from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
 from omni_cluster.cluster.handshake import prove_secret
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.message import error_named, packed, unpacked
-from omni_cluster.cluster.reservation import LEASE_S, Reservation
 from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, TELL_S, Address, SocketServer
+from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, REPORT_S, Address, SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.payloads import RowsChunk
-from tests.cluster.clock import Clock
 
 SOUND = StageChunk(audio=AudioChunk(0, np.arange(4, dtype=np.float32), 24_000), finish_reason="stop")
 READER = Subscription(3, "r", "publisher")
@@ -248,7 +246,7 @@ async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_S", 3600.0)  # the beat of a connection says it too, each second
-    assert TELL_S <= FRESH_S
+    assert REPORT_S <= FRESH_S
     stage = Stage(await server.address())
     log = logs.open("r")
     messages = SocketClient(cast(RemoteStage, stage), "replica").messages(READER)
@@ -282,27 +280,6 @@ async def test_who_has_read_the_end_of_a_request_knows_that_the_replica_is_done_
         await anext(messages)
         assert stage.loads._estimate("replica") == load
     await messages.aclose()
-
-
-async def test_all_readers_are_told_soon_that_a_replica_is_kept_free_and_that_it_is_no_longer(logs: OutputLogs) -> None:
-    clock = Clock()
-    reservation = Reservation(logs, clock)
-    server = SocketServer(logs, "127.0.0.1", reservation=reservation)
-    stages = [Stage(await server.address()) for _ in range(2)]
-    readers = [SocketClient(cast(RemoteStage, stage), "replica").messages(READER) for stage in stages]
-    assert [await anext(each) for each in readers] == [[], []]
-    waiting = [asyncio.ensure_future(anext(each)) for each in readers]
-    reservation.ask("suspect")
-    while not all(stage.loads._is_reserved("replica") for stage in stages):
-        await asyncio.sleep(0.01)
-    clock.now_s = LEASE_S
-    while any(stage.loads._is_reserved("replica") for stage in stages):
-        await asyncio.sleep(0.01)
-    logs.open("r").put(with_rows(1))
-    for message, reader in zip(waiting, readers, strict=True):
-        await message
-        await reader.aclose()
-    await server.close()
 
 
 async def test_a_replica_whose_connection_breaks_is_known_to_be_lost_though_nobody_reads(server: SocketServer) -> None:

@@ -75,6 +75,6 @@ def test_a_request_stays_in_its_zone_where_no_replica_is_on_its_node(ray: Ray, s
     for _ in range(64):
         replica_id = stage.choose_replica(near=Place(source))
         assert replica_id is not None
-        stage.loads.ended(replica_id)
+        stage.loads.on_end(replica_id)
         seen.add(replica_id)
     assert seen == chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import EVENT_S, MOST_UNTAKEN, AnswerDiffers, Course, Delivered, Loss
+from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, Course, Delivered, Loss
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import AudioChunk, StageChunk
@@ -145,14 +146,14 @@ def test_what_has_not_finished_runs_again_and_what_feeds_it(
 def test_a_further_run_has_a_name_of_its_own_and_what_is_known(course: Course) -> None:
     assert course.next_request().request_id == "r" and not course.next_request().known
     course.new(chunk(0, 2))
-    assert course.may_begin_again(Loss("talker", "a"))
+    assert course.may_begin_again(Loss("talker", "a"), {})
     again = course.next_request()
     assert again.request_id == "r-again1" and again.known == {"talker": KnownOutput(TOKENS[:2])}
 
 
 def test_the_first_that_is_new_says_what_was_survived(course: Course) -> None:
     course.new(chunk(0, 2))
-    course.may_begin_again(Loss("thinker", "a"))
+    course.may_begin_again(Loss("thinker", "a"), {})
     assert course.new(chunk(0, 2)) is None
     new = course.new(chunk(0, 3))
     assert new is not None and new.recovery is not None
@@ -163,11 +164,11 @@ def test_the_first_that_is_new_says_what_was_survived(course: Course) -> None:
 
 def test_all_losses_are_told_that_came_before_anything_was_new_again(course: Course) -> None:
     course.new(chunk(0, 2))
-    course.may_begin_again(Loss("thinker", "a"))
-    course.may_begin_again(Loss("code2wav", "b"))
+    course.may_begin_again(Loss("thinker", "a"), {})
+    course.may_begin_again(Loss("code2wav", "b"), {})
     first = course.new(chunk(0, 3))
     assert first is not None and first.recovery is not None and first.recovery.stages == ("thinker", "code2wav")
-    course.may_begin_again(Loss("talker", "c"))
+    course.may_begin_again(Loss("talker", "c"), {})
     second = course.new(chunk(0, 4))
     assert second is not None and second.recovery is not None and second.recovery.stages == ("talker",)
 
@@ -175,69 +176,66 @@ def test_all_losses_are_told_that_came_before_anything_was_new_again(course: Cou
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_it_is_begun_again_so_often_and_no_more(tiny: Path, most: int) -> None:
     course = Course(bound(most), OmniRequest("r", "Hello."))
-    assert [course.may_begin_again(Loss("talker", str(i))) for i in range(most + 1)] == [True] * most + [False]
+    assert [course.may_begin_again(Loss("talker", str(i)), {}) for i in range(most + 1)] == [True] * most + [False]
 
 
-def test_who_was_there_when_two_replicas_were_lost_must_be_alone_where_they_were(course: Course) -> None:
-    _, talker, code2wav = course.stages_left()
-    course.may_begin_again(Loss("talker", "a"))
-    course.may_begin_again(Loss("unknown", ""))
-    assert not course.must_be_alone_in(talker)
-    course.may_begin_again(Loss("talker", "b"))
-    assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
+CARD = {"a": 100.0, "b": 100.5, "c": 101.0, "other": 100.2}
+"""Replicas that shared a card, by when each was lost."""
 
 
-def test_a_replica_that_had_not_taken_the_request_makes_it_no_suspect(course: Course) -> None:
-    _, talker, code2wav = course.stages_left()
-    course.may_begin_again(Loss("talker", "a"))
-    course.may_begin_again(Loss("code2wav", "b", was_at_work=False))
-    assert not course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
-    course.may_begin_again(Loss("talker", "c"))
-    assert course.must_be_alone_in(talker) and not course.must_be_alone_in(code2wav)
+def losses_of(stage: str, lost_at_s: Mapping[str, float]) -> list[Loss]:
+    return [Loss(stage, replica_id, at_s=at_s) for replica_id, at_s in lost_at_s.items() if replica_id != "other"]
 
 
-@pytest.mark.parametrize(("apart_s", "is_suspect"), [(EVENT_S, False), (-EVENT_S, False), (EVENT_S + 0.1, True)])
-def test_replicas_that_were_lost_together_with_others_make_it_no_suspect(
-    course: Course, apart_s: float, is_suspect: bool
-) -> None:
-    """As all that share a card may be."""
-    _, talker, _ = course.stages_left()
-    course.may_begin_again(Loss("thinker", "a", at_s=100.0))
-    course.may_begin_again(Loss("talker", "b", at_s=100.0))
-    course.others_lost({"a": 100.0, "b": 100.0})
-    assert course.must_be_alone_in(talker)
-    course.others_lost({"c": 100.0 + apart_s})
-    course.others_lost({})  # what was seen once is not forgotten
-    assert course.must_be_alone_in(talker) == is_suspect
+def test_losses_of_one_event_use_up_one_restart(tiny: Path) -> None:
+    course = Course(bound(1), OmniRequest("r", "Hello."))
+    assert all(course.may_begin_again(loss, CARD) for loss in losses_of("talker", CARD))
+    assert not course.may_begin_again(Loss("talker", "d", at_s=200.0), {**CARD, "d": 200.0})
 
 
-def test_of_two_events_each_is_a_sign(course: Course) -> None:
-    """It may be what ends all that share its card."""
-    _, talker, _ = course.stages_left()
-    course.others_lost({"other": 100.0})
-    course.may_begin_again(Loss("talker", "a", at_s=100.0))
-    course.may_begin_again(Loss("talker", "b", at_s=103.0))
-    course.others_lost({"other": 101.0})
-    assert not course.must_be_alone_in(talker)
-    course.may_begin_again(Loss("thinker", "c", at_s=300.0))
-    course.others_lost({"another": 301.0})
-    assert course.must_be_alone_in(talker)
+def test_that_others_were_lost_may_be_noticed_after_the_request_s_own(tiny: Path) -> None:
+    course, own = Course(bound(2), OmniRequest("r", "Hello.")), losses_of("talker", CARD)
+    assert [course.may_begin_again(loss, {}) for loss in own[:2]] == [True, True]
+    assert course.may_begin_again(own[2], CARD)
 
 
-def test_a_replica_that_refused_the_request_may_be_one_of_the_others(course: Course) -> None:
+@pytest.mark.parametrize("apart_s", [EVENT_S + 1.1, -EVENT_S - 1.1])
+def test_replicas_that_end_one_after_another_are_no_event(tiny: Path, apart_s: float) -> None:
+    """It may be the request that ends them. Others that were lost at another time say nothing."""
+    course, own = Course(bound(1), OmniRequest("r", "Hello.")), losses_of("talker", CARD)
+    lost_at_s = {"a": 100.0, "b": 100.5, "other": 100.5 + apart_s}
+    assert [course.may_begin_again(loss, lost_at_s) for loss in own[:2]] == [True, False]
+
+
+def test_of_two_events_each_uses_up_a_restart(tiny: Path) -> None:
+    """The request may be what ends all that share its card."""
+    course = Course(bound(1), OmniRequest("r", "Hello."))
+    later = {f"{replica_id}-later": at_s + 100 for replica_id, at_s in CARD.items()}
+    assert course.may_begin_again(Loss("talker", "a", at_s=100.0), CARD)
+    assert not course.may_begin_again(Loss("thinker", "a-later", at_s=200.0), {**CARD, **later})
+
+
+def test_a_replica_that_refused_the_request_may_be_one_of_the_others(tiny: Path) -> None:
     """Its engine was dead already."""
-    _, talker, _ = course.stages_left()
-    course.may_begin_again(Loss("talker", "a", at_s=100.0))
-    course.may_begin_again(Loss("code2wav", "dead", was_at_work=False, at_s=100.5))
-    course.may_begin_again(Loss("talker", "b", at_s=101.0))
-    course.others_lost({"a": 100.0, "dead": 100.5, "b": 101.0})
-    assert not course.must_be_alone_in(talker)
+    course = Course(bound(1), OmniRequest("r", "Hello."))
+    lost_at_s = {"a": 100.0, "dead": 100.5, "b": 101.0}
+    assert course.may_begin_again(Loss("talker", "a", at_s=100.0), lost_at_s)
+    assert course.may_begin_again(Loss("code2wav", "dead", was_at_work=False, at_s=100.5), lost_at_s)
+    assert course.may_begin_again(Loss("talker", "b", at_s=101.0), lost_at_s)
+
+
+def test_even_one_event_costs_a_request_no_more_than_so_many_replicas(tiny: Path) -> None:
+    course = Course(bound(1), OmniRequest("r", "Hello."))
+    replica_ids = [f"replica-{i}" for i in range(MOST_FREE + 2)]
+    lost_at_s = dict.fromkeys([*replica_ids, "other"], 100.0)
+    may = [course.may_begin_again(Loss("talker", each, at_s=100.0), lost_at_s) for each in replica_ids]
+    assert may == [True] * (MOST_FREE + 1) + [False]
 
 
 def test_replicas_that_took_no_request_use_up_none_of_its_restarts(course: Course) -> None:
-    untaken = [Loss("talker", f"silent-{i}", was_at_work=False) for i in range(MOST_UNTAKEN + 1)]
-    assert course.may_begin_again(Loss("talker", "a"))
-    assert [course.may_begin_again(loss) for loss in untaken] == [True] * MOST_UNTAKEN + [False]
-    assert [course.may_begin_again(Loss("talker", each)) for each in "bcd"] == [True, True, False]
+    untaken = [Loss("talker", f"silent-{i}", was_at_work=False) for i in range(MOST_FREE + 1)]
+    assert course.may_begin_again(Loss("talker", "a"), {})
+    assert [course.may_begin_again(loss, {}) for loss in untaken] == [True] * MOST_FREE + [False]
+    assert [course.may_begin_again(Loss("talker", each), {}) for each in "bcd"] == [True, True, False]
     never = Course(bound(max_restarts=0), OmniRequest("r", "Hello."))
-    assert not never.may_begin_again(untaken[0])
+    assert not never.may_begin_again(untaken[0], {})

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from omni_cluster.cluster.frame import Report, frame_head, read_frame
+from omni_cluster.cluster.frame import frame_head, read_frame
 from omni_cluster.cluster.message import packed, unpacked
 from omni_cluster.cluster.transport import MessageItem
 from omni_cluster.errors import RequestError
@@ -28,7 +28,7 @@ def _parts() -> tuple[bytes, ...]:
 
 
 def _frame(parts: list[bytes]) -> bytes:
-    return frame_head(parts, Report(3, is_reserved=True), sent_at_s=0.0) + b"".join(parts)
+    return frame_head(parts, load=3, sent_at_s=0.0) + b"".join(parts)
 
 
 def frame(rng: Random) -> bytes:

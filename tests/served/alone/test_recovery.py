@@ -21,9 +21,7 @@ import yaml
 from ray import serve
 from ray.serve._private.common import DeploymentID
 
-from omni_cluster.cluster.reservation import Turn
 from omni_cluster.cluster.serve_private import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.chaos.soak import Plan, nothing_is_left, soaked
 from tests.http_app import MODEL, PCM16_STEP, STREAM_TOLERANCE
@@ -311,38 +309,6 @@ async def test_streams_go_on_and_begin_while_ray_s_gcs_does_not_answer(pairs: Se
     for told_meanwhile, wanted in zip(heard, expected, strict=True):
         assert_same(told_meanwhile, wanted)
     await until(lambda: nothing_is_left(pairs), "all replicas let go of the requests")
-
-
-@pytest.mark.timeout(900)
-async def test_a_replica_that_is_kept_free_for_a_request_gets_no_other(pairs: ServedApp) -> None:
-    """It is asked for here as the ingress does for a request that may be what ends replicas."""
-    await are_there(pairs, {"talker"})
-    await until(lambda: nothing_is_left(pairs), "earlier requests are gone")
-    (kept, before), (other, _) = (await requests_of(pairs, "talker")).items()
-    short, calls = short_body(), RemoteStage(pairs.handle("talker"))
-
-    async def both_have_had_some() -> bool:
-        await asyncio.gather(*(answer_with(pairs, short) for _ in range(2)))
-        had = await requests_of(pairs, "talker")
-        return had[kept] > before and had[other] > 0
-
-    async def is_free() -> bool:
-        return bool(await calls.call("reserve", "suspect", replica_id=kept) is Turn.FREE)
-
-    await until(both_have_had_some, "the ingress is connected to both replicas")
-    await until(is_free, "the replica is free")
-    had = await requests_of(pairs, "talker")
-    async with all_the_while(is_free):
-        for _ in range(2):
-            await asyncio.gather(*(answer_with(pairs, short) for _ in range(2)))
-        have = await requests_of(pairs, "talker")
-    assert (have[kept] - had[kept], have[other] - had[other]) == (0, 4)
-
-    async def is_used_again() -> bool:
-        await asyncio.gather(*(answer_with(pairs, short) for _ in range(2)))
-        return (await requests_of(pairs, "talker"))[kept] > had[kept]
-
-    await until(is_used_again, "nobody asks for it any more")
 
 
 @pytest.mark.timeout(900)
