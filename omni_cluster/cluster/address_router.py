@@ -9,9 +9,8 @@ from typing import Any
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-from omni_cluster.cluster.running import Place, tell_running
+from omni_cluster.cluster.running import set_running
 from omni_cluster.cluster.serve_private import ReplicaID
-from omni_cluster.cluster.zones import learn_zones
 
 ADDRESS_PREFIX = "@"
 MOST_GONE = 1000
@@ -41,21 +40,17 @@ class AddressRouter(LocalityMixin, RequestRouter):
         before = set(self.curr_replicas)
         super().update_replicas(replicas)
         self._gone.extend(each.unique_id for each in before - set(self.curr_replicas))
-        self._tell_running()
+        self._publish_running()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._gone.append(replica_id.unique_id)
-        self._tell_running()
+        self._publish_running()
 
-    def _tell_running(self) -> None:
+    def _publish_running(self) -> None:
         deployment = self._deployment_id
-        places = {
-            replica_id.unique_id: Place(replica.node_id or "", replica.availability_zone or "")
-            for replica_id, replica in self.curr_replicas.items()
-        }
-        tell_running(deployment.app_name, deployment.name, places)
-        learn_zones({place.node for place in places.values() if place.node and not place.zone})
+        nodes = {replica_id.unique_id: replica.node_id or "" for replica_id, replica in self.curr_replicas.items()}
+        set_running(deployment.app_name, deployment.name, nodes)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

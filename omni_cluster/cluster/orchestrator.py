@@ -106,7 +106,7 @@ class Orchestrator:
         return chosen[stage.stage_id]
 
     def _choose(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
-        """The entry stage's replica by the conversation, whose earlier turns it has computed; the others' near to it.
+        """The entry stage's replica by the conversation, whose earlier turns it has; others near to their source.
 
         Rows of earlier turns that a replica has not are sent to it: that costs less than to be far away, or busy.
         `chosen`: the replicas of the stages before this one.
@@ -115,8 +115,8 @@ class Orchestrator:
         if source is None:
             return self._calls(stage).choose_replica(course.conversation)
         replica_id = chosen.get(source.stage_id)
-        near = None if replica_id is None else self._calls(source).place_of(replica_id)
-        return self._calls(stage).choose_replica(near=near)
+        node = None if replica_id is None else self._calls(source).node_of(replica_id)
+        return self._calls(stage).choose_replica(near_node=node)
 
     def _calls(self, stage: StageConfig) -> RemoteStage:
         return self._stages[stage.model_stage].calls

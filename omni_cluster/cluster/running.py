@@ -7,25 +7,15 @@ is here is not copied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+_running: dict[tuple[str, str], dict[str, str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a replica runs, by Ray's id of the node; the zone is "" where Serve says none. See `zones`."""
-
-    node: str
-    zone: str = ""
+def set_running(app_name: str, deployment_name: str, nodes: Mapping[str, str]) -> None:
+    """What a router of the deployment has just learnt: Ray's id of the node of each replica, by the replicas' ids."""
+    _running[app_name, deployment_name] = dict(sorted(nodes.items()))
 
 
-_running: dict[tuple[str, str], dict[str, Place]] = {}
-
-
-def tell_running(app_name: str, deployment_name: str, places: Mapping[str, Place]) -> None:
-    """What a router of the deployment has just learnt: its replicas' places, by their ids."""
-    _running[app_name, deployment_name] = dict(sorted(places.items()))
-
-
-def known_replicas(app_name: str, deployment_name: str) -> Mapping[str, Place] | None:
-    """The replicas that run, by their ids; None as long as this process has called none of them."""
+def known_replicas(app_name: str, deployment_name: str) -> Mapping[str, str] | None:
+    """The nodes of the replicas that run, by their ids; None as long as this process has called none of them."""
     return _running.get((app_name, deployment_name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import warnings
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,8 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.address_router import ADDRESS_PREFIX
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.running import Place, known_replicas
-from omni_cluster.cluster.zones import zone_of
+from omni_cluster.cluster.running import known_replicas
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
@@ -161,10 +160,10 @@ class RemoteStage:
         """Whether there is a replica for a request."""
         return self.living() != []
 
-    def choose_replica(self, conversation: bytes = b"", near: Place | None = None) -> str | None:
+    def choose_replica(self, conversation: bytes = b"", near_node: str | None = None) -> str | None:
         """A replica for a request, if `can_choose`; None as long as none of them is known here. See `Loads.choose`.
 
-        `near`: where the request's input comes from.
+        `near_node`: where the request's input comes from.
         """
         known = known_replicas(*self._name)
         if not known:
@@ -172,10 +171,9 @@ class RemoteStage:
         living = self.loads.living(list(known))
         if not living:  # the list may have changed since `can_choose`
             return None
-        nearby = [] if near is None else _nearby(near, {each: known[each] for each in living})
-        return self.loads.choose(living, conversation, nearby)
+        return self.loads.choose(living, conversation, [each for each in living if known[each] == near_node])
 
-    def place_of(self, replica_id: str) -> Place | None:
+    def node_of(self, replica_id: str) -> str | None:
         """None for a replica that is not known here."""
         return (known_replicas(*self._name) or {}).get(replica_id)
 
@@ -228,17 +226,6 @@ class RemoteStage:
         except TimeoutError:
             _cancel(asked)
             raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
-
-
-def _nearby(near: Place, places: Mapping[str, Place]) -> list[str]:
-    """Those on the same node; without any, those in the same zone."""
-    zone = _zone(near)
-    on_node = [each for each, place in places.items() if place.node == near.node]
-    return on_node or [each for each, place in places.items() if zone and _zone(place) == zone]
-
-
-def _zone(place: Place) -> str:
-    return place.zone or zone_of(place.node)
 
 
 def _bytes_of(args: tuple[Any, ...]) -> int:

@@ -12,7 +12,6 @@ from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.orchestrator import Orchestrator
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.run import StageAccess
-from omni_cluster.cluster.running import Place
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
@@ -41,7 +40,7 @@ class Stage:
         self.said: list[tuple[str, str]] = []
         self.requests: list[OmniRequest] = []
         self.ran_on: list[str] = []
-        self.asked_near: list[Place | None] = []
+        self.asked_near: list[str | None] = []
         self.woken = asyncio.Event()
         self.gone: set[str] = set()
         """Replicas that are gone, and still listed."""
@@ -63,13 +62,13 @@ class Stage:
         while self.can_choose():
             await asyncio.sleep(0)
 
-    def choose_replica(self, conversation: bytes = b"", near: Place | None = None) -> str | None:
-        self.asked_near.append(near)
+    def choose_replica(self, conversation: bytes = b"", near_node: str | None = None) -> str | None:
+        self.asked_near.append(near_node)
         living = self.living()
         return None if living is None else self.loads.choose(living, conversation)
 
-    def place_of(self, replica_id: str) -> Place:
-        return Place(f"node of {replica_id}")
+    def node_of(self, replica_id: str) -> str:
+        return f"node of {replica_id}"
 
     async def wake(self) -> None:
         """Its replica is up when the test says so."""

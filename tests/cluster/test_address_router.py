@@ -14,7 +14,7 @@ from ray.serve.request_router import PendingRequest
 
 from omni_cluster.cluster import address_router
 from omni_cluster.cluster.address_router import AddressRouter
-from omni_cluster.cluster.running import Place, known_replicas, tell_running
+from omni_cluster.cluster.running import known_replicas, set_running
 from omni_cluster.cluster.transport import ROUTER, RemoteStage
 
 
@@ -30,26 +30,39 @@ def test_what_the_router_that_serve_sends_learns_is_known_to_its_process() -> No
     sent: Any = cloudpickle.loads(ROUTER.get_serialized_request_router_cls())
     deployment = SimpleNamespace(app_name="an-app", name="a-stage")
     replicas = {
-        Id("b"): SimpleNamespace(node_id="a-node", availability_zone="a-zone"),
-        Id("a"): SimpleNamespace(node_id=None, availability_zone=None),
+        Id("b"): SimpleNamespace(node_id="a-node"),
+        Id("a"): SimpleNamespace(node_id=None),
     }
     router = SimpleNamespace(_deployment_id=deployment, curr_replicas=replicas)
     assert known_replicas("an-app", "a-stage") is None
-    sent._tell_running(router)
+    sent._publish_running(router)
     known = known_replicas("an-app", "a-stage")
-    assert known is not None and list(known.items()) == [("a", Place("")), ("b", Place("a-node", "a-zone"))]
+    assert known is not None and list(known.items()) == [("a", ""), ("b", "a-node")]
 
 
 def test_a_replica_that_this_process_knows_to_be_gone_does_not_count() -> None:
     handle: Any = SimpleNamespace(app_name="an-app", deployment_name="another-stage", options=lambda **_: None)
     stage = RemoteStage(handle)
     assert stage.count_living() is None
-    tell_running("an-app", "another-stage", dict.fromkeys("ab", Place("a-node")))
+    set_running("an-app", "another-stage", dict.fromkeys("ab", "a-node"))
     assert stage.count_living() == 2
     stage.loads.on_loss("a")
     assert stage.count_living() == 1
-    tell_running("an-app", "another-stage", {})
+    set_running("an-app", "another-stage", {})
     assert stage.count_living() == 0
+
+
+@pytest.mark.parametrize(("source", "chosen"), [("node-1", {"x"}), ("node-2", {"y"}), ("node-3", {"x", "y"})])
+def test_a_request_stays_on_its_node_where_a_replica_is_there_and_not_busier(source: str, chosen: set[str]) -> None:
+    set_running("an-app", "a-talker", {"x": "node-1", "y": "node-2"})
+    handle: Any = SimpleNamespace(app_name="an-app", deployment_name="a-talker", options=lambda **_: None)
+    stage, seen = RemoteStage(handle), set()
+    for _ in range(64):
+        replica_id = stage.choose_replica(near_node=source)
+        assert replica_id is not None
+        stage.loads.on_end(replica_id)
+        seen.add(replica_id)
+    assert seen == chosen
 
 
 class Replica:

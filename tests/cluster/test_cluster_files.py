@@ -145,7 +145,7 @@ def test_the_nodes_commands_are_such_as_the_shell_and_ray_know(name: str) -> Non
             parse(simple)
 
 
-@pytest.mark.parametrize("written", [None, "role=speech,ray.io/availability-zone=hall-1"])
+@pytest.mark.parametrize("written", [None, "role=speech,example.com/hall=hall-1"])
 @pytest.mark.parametrize("key", ["head_start_ray_commands", "worker_start_ray_commands"])
 def test_a_machines_labels_are_those_of_its_file(key: str, written: str | None, tmp_path: Path) -> None:
     """The command itself, with a `ray` that only tells how it was called."""
@@ -157,7 +157,7 @@ def test_a_machines_labels_are_those_of_its_file(key: str, written: str | None, 
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "RAY_HEAD_IP": "192.0.2.1"}
     told = subprocess.run(["bash", "-euc", start], env=environment, check=True, capture_output=True, text=True).stdout
     (labels,) = [line.removeprefix("--labels=") for line in told.splitlines() if line.startswith("--labels=")]
-    expected = {"role": "speech", "ray.io/availability-zone": "hall-1"} if written else {}
+    expected = {"role": "speech", "example.com/hall": "hall-1"} if written else {}
     assert parse_node_labels_string(labels) == expected
 
 

@@ -18,7 +18,6 @@ from omni_cluster.cluster import orchestrator, run
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
 from omni_cluster.cluster.parcel import Posted
-from omni_cluster.cluster.running import Place
 from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.recovery import MOST_FREE, AnswerDiffers
@@ -35,8 +34,8 @@ async def test_each_stage_is_asked_for_a_replica_near_the_one_that_feeds_it(tiny
     ran_on = {name: stage.ran_on[0] for name, stage in cluster.stages.items()}
     assert near == {
         "thinker": [None],
-        "talker": [Place(f"node of {ran_on['thinker']}")],
-        "code2wav": [Place(f"node of {ran_on['talker']}")],
+        "talker": [f"node of {ran_on['thinker']}"],
+        "code2wav": [f"node of {ran_on['talker']}"],
     }
 
 

@@ -26,7 +26,6 @@ from ray._private.utils import read_ray_address
 from ray.cluster_utils import Cluster
 from ray.serve.context import _set_global_client
 
-from omni_cluster.cluster import zones
 from omni_cluster.cluster.transport import ANSWER_S, ask_all
 from omni_cluster.engine.exposition import CONTENT_TYPE
 from omni_cluster.inputs import Media, OmniRequest
@@ -164,8 +163,7 @@ def serve_run_over_nodes(
 
 
 def node_options(role: str) -> dict[str, Any]:
-    labels = {"role": role, zones.LABEL: f"zone-of-{role}"}
-    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": labels, "env_vars": TRACING}
+    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": {"role": role}, "env_vars": TRACING}
 
 
 @dataclass

@@ -10,10 +10,9 @@ import httpx
 import pytest
 import ray
 
-from omni_cluster.cluster.zones import zone_of
 from tests.http_app import assert_equals_reference, nothing_is_left, talker_runs, with_lengths
 from tests.reference import KINDS, Reference, media, prompt_text
-from tests.served.app import BASE_URL, KEY, STAGES, ServedApp, long_checkpoint, request_for, until
+from tests.served.app import BASE_URL, KEY, ServedApp, long_checkpoint, request_for, until
 from tests.served.leftovers import store_bytes
 from tests.served.traces import BODY, CALLER, CHAT, is_whole, of_trace
 
@@ -93,13 +92,3 @@ async def test_a_trace_over_the_nodes_has_vllms_spans_within_those_of_the_stages
     for stage in ("thinker", "talker"):
         (call,) = [key for key, span in trace.items() if span["name"] == f"replica_handle_request {stage} generate"]
         assert "llm_request" in {span["name"] for span in trace.values() if span["parent_id"] == call}
-
-
-async def test_who_calls_the_replicas_knows_their_zones(watched: ServedApp) -> None:
-    """By the labels of their nodes; see `node_options`."""
-    nodes = {stage: await node_of(watched, stage) for stage in STAGES}
-
-    async def are_known() -> bool:
-        return all(zone_of(node) == f"zone-of-{stage}" for stage, node in nodes.items())
-
-    await until(are_known, "the labels of all nodes are read")
