@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
 import msgspec
-from msgspec.structs import replace
 
 from omni_cluster.cluster.frame import read_frame, write_frame
 from omni_cluster.cluster.handshake import GREETING_S, prove_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.loads import BROKEN_COOLDOWN_S
 from omni_cluster.cluster.message import unpacked
-from omni_cluster.cluster.peer_clock import PeerClock, boot_id
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, RowsConfirmed, Subscription
 
@@ -33,11 +30,9 @@ MAX_FRAME_BYTES = 64 << 20
 class SocketClient:
     """The consuming end of one connection."""
 
-    def __init__(self, source: RemoteStage, replica_id: str, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: Unix time of this process, which chunks' times are told in."""
+    def __init__(self, source: RemoteStage, replica_id: str) -> None:
         self._source = source
         self._replica_id = replica_id
-        self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
 
     async def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]:
@@ -52,14 +47,17 @@ class SocketClient:
             reader, self._writer = await self._connected(address)
             heartbeat = Heartbeat(self._writer)
             keeper = asyncio.create_task(heartbeat.keep(self._beat))
+<<<<<<< HEAD
             self._say(self._writer, first)
             clock = PeerClock(is_own=address.boot_id == boot_id() != "", clock=self._clock)
+=======
+            self._ask_for(self._writer, first)
+>>>>>>> 43c75dd (Time hand-overs by the clocks of their hosts)
             while True:
                 frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
-                clock.heard(frame.sent_at_s)
                 self._source.loads.on_report(self._replica_id, frame.load)
                 if frame.parts:
-                    yield [_in_own_time(item, clock) for item in unpacked(frame.parts)]
+                    yield unpacked(frame.parts)
         except (OSError, asyncio.IncompleteReadError) as error:
             self._source.loads.on_loss(self._replica_id, BROKEN_COOLDOWN_S)
             why = "nothing comes from it" if heartbeat is not None and heartbeat.is_lost else error
@@ -110,9 +108,12 @@ class SocketClient:
     def _beat(self) -> None:
         if self._writer is not None and not self._writer.is_closing():
             write_frame(self._writer, [])
+<<<<<<< HEAD
 
 
 def _in_own_time(item: MessageItem, clock: PeerClock) -> MessageItem:
     if item.chunk is None or (made_at_s := clock.own_s(item.chunk.made_at_s)) == item.chunk.made_at_s:
         return item
     return replace(item, chunk=replace(item.chunk, made_at_s=made_at_s))
+=======
+>>>>>>> 43c75dd (Time hand-overs by the clocks of their hosts)

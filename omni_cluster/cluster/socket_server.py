@@ -17,7 +17,6 @@ from omni_cluster.cluster.handshake import peer_knows_secret
 from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.message import packed
 from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
-from omni_cluster.cluster.peer_clock import boot_id
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.transport import RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLogs
@@ -37,12 +36,11 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica listens. `secret`: what both ends of a connection prove to know; `boot_id`: its host's."""
+    """Where a replica listens. `secret`: what both ends of a connection prove to know."""
 
     host: str
     port: int
     secret: bytes = field(repr=False)
-    boot_id: str = ""
 
 
 class Connection:
@@ -133,7 +131,7 @@ class SocketServer:
             if self._server is None:
                 self._server = await asyncio.start_server(self._accept, self._host, 0, limit=MAX_REQUEST_BYTES)
                 self._reporter = asyncio.create_task(self._report())
-        return Address(self._host, self._server.sockets[0].getsockname()[1], self._secret, boot_id())
+        return Address(self._host, self._server.sockets[0].getsockname()[1], self._secret)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         accepted = cast("asyncio.Task[None]", asyncio.current_task())

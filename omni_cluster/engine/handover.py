@@ -22,7 +22,7 @@ SPAN: Final = "handover"
 class Handover:
     """The hand-over to one stage for one request.
 
-    Two processes take part: the time at which a chunk was made comes on this process' clock, whoever made it.
+    Chunks of another host are timed by its clock, so their times are as exact as the two clocks agree, and at least 0.
     `observe` is called with the seconds of every chunk.
     """
 
@@ -38,7 +38,7 @@ class Handover:
             async with contextlib.aclosing(upstream) as chunks:
                 async for chunk in chunks:
                     self._first_made_s = self._first_made_s or chunk.made_at_s
-                    self._note(time.time() - chunk.made_at_s)
+                    self._note(max(0.0, time.time() - chunk.made_at_s))
                     yield chunk
         finally:
             self._trace()
@@ -54,7 +54,7 @@ class Handover:
             start_time=_ns(self._first_made_s),
             attributes={"chunks": len(self._delays_s), **times},
         )
-        span.end(_ns(self._first_made_s + max(0.0, self._delays_s[0])))
+        span.end(_ns(self._first_made_s + self._delays_s[0]))
 
     def _note(self, delay_s: float) -> None:
         self._delays_s.append(delay_s)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
@@ -95,6 +92,7 @@ async def test_a_message_names_its_rows_which_are_kept_until_the_reader_confirms
     await messages.aclose()
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
 @pytest.mark.parametrize("is_other_host", [True, False])
 async def test_a_chunks_age_does_not_depend_on_what_two_hosts_clocks_say(
@@ -117,6 +115,8 @@ async def test_a_chunks_age_does_not_depend_on_what_two_hosts_clocks_say(
         assert told_s == made_s
 
 
+=======
+>>>>>>> 43c75dd (Time hand-overs by the clocks of their hosts)
 def test_all_that_a_message_says_arrives() -> None:
     sound = AudioChunk(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
     choices = (TokenChoice(TokenLogprob("ü", -0.5), (TokenLogprob("u", -1.5),)),)
@@ -206,7 +206,7 @@ async def message_of(reader: asyncio.StreamReader) -> Sequence[bytes | bytearray
 @pytest.mark.parametrize("parts", [[b"x" * 90, b"x" * 11], [b""] * 13])
 async def test_a_frame_above_what_is_accepted_breaks_the_line(parts: list[bytes]) -> None:
     reader = asyncio.StreamReader()
-    reader.feed_data(_HEAD.pack(len(parts), 0, False, 0.0))
+    reader.feed_data(_HEAD.pack(len(parts), 0))
     reader.feed_data(b"".join(_LENGTH.pack(len(part)) for part in parts) + b"".join(parts))
     with pytest.raises(ConnectionError, match=r"101 bytes, and 100 are accepted|13 parts"):
         await read_frame(reader, 100)

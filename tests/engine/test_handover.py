@@ -33,6 +33,12 @@ async def test_last_chunk_says_how_long_chunks_were_under_way() -> None:
     assert 5.0 <= times.p50_s <= 5.0 + passed_s and 9.0 <= times.max_s <= 9.0 + passed_s
 
 
+async def test_a_chunk_of_a_host_whose_clock_is_ahead_took_no_time() -> None:
+    observed = list[float]()
+    await drained(Handover(observed.append), StageChunk(0, (1,), made_at_s=time.time() + 3600))
+    assert observed == [0.0]
+
+
 async def test_a_traced_request_has_a_span_of_its_first_chunk_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
     written, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(written))

@@ -28,7 +28,7 @@ def _parts() -> tuple[bytes, ...]:
 
 
 def _frame(parts: list[bytes]) -> bytes:
-    return frame_head(parts, load=3, sent_at_s=0.0) + b"".join(parts)
+    return frame_head(parts, load=3) + b"".join(parts)
 
 
 def frame(rng: Random) -> bytes:
