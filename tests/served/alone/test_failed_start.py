@@ -28,7 +28,6 @@ def without_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipel
     for name in {*os.environ, *PARTS}:
         monkeypatch.setenv(name, os.environ.get(name, "unset"))
     monkeypatch.setattr(starting, "kv_put", lambda _key, _said, namespace: None)  # who waits for it asks Ray's store
-    monkeypatch.setattr(starting, "cache_folder", lambda: tmp_path / "cache")
     return load_config(known_families=known_families()).model_copy(
         update={"model": str(tmp_path), "cache_dir": str(tmp_path / "cache")}
     )
