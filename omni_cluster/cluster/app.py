@@ -11,7 +11,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
-from omni_cluster.cluster.autoscaling import POLICY, SIGNALS_POLICY, rule_of
+from omni_cluster.cluster.autoscaling import POLICY, rule_of
 from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.serve_private import (
     RAY_SERVE_ENABLE_HA_PROXY,
@@ -191,19 +191,15 @@ def scaling(stage: StageConfig) -> dict[str, Any]:
     if stage.autoscaling is None:
         return {"num_replicas": stage.max_replicas}
     scale = stage.autoscaling
-    policy = AutoscalingPolicy(policy_function=POLICY)
-    if scale.signals is not None:
-        policy = AutoscalingPolicy(policy_function=SIGNALS_POLICY, policy_kwargs=rule_of(stage, scale))
     return {
         "autoscaling_config": ServeAutoscalingConfig(
             min_replicas=scale.min_replicas,
             max_replicas=scale.max_replicas,
             initial_replicas=scale.initial_replicas,
-            # The policy of signals waits by itself: for the most that was wanted, not for what is wanted last.
-            upscale_delay_s=0.0 if scale.signals else scale.upscale_delay_s,
-            downscale_delay_s=0.0 if scale.signals else scale.downscale_delay_s,
-            target_ongoing_requests=scale.target,
-            policy=policy,
-            **(FRESH if scale.signals else {}),
+            # The policy waits by itself: for the most that was wanted, not for what is wanted last.
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=AutoscalingPolicy(policy_function=POLICY, policy_kwargs=rule_of(stage, scale)),
+            **FRESH,
         )
     }

@@ -47,12 +47,7 @@ class SocketClient:
             reader, self._writer = await self._connected(address)
             heartbeat = Heartbeat(self._writer)
             keeper = asyncio.create_task(heartbeat.keep(self._beat))
-<<<<<<< HEAD
             self._say(self._writer, first)
-            clock = PeerClock(is_own=address.boot_id == boot_id() != "", clock=self._clock)
-=======
-            self._ask_for(self._writer, first)
->>>>>>> 43c75dd (Time hand-overs by the clocks of their hosts)
             while True:
                 frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
                 self._source.loads.on_report(self._replica_id, frame.load)
@@ -108,12 +103,3 @@ class SocketClient:
     def _beat(self) -> None:
         if self._writer is not None and not self._writer.is_closing():
             write_frame(self._writer, [])
-<<<<<<< HEAD
-
-
-def _in_own_time(item: MessageItem, clock: PeerClock) -> MessageItem:
-    if item.chunk is None or (made_at_s := clock.own_s(item.chunk.made_at_s)) == item.chunk.made_at_s:
-        return item
-    return replace(item, chunk=replace(item.chunk, made_at_s=made_at_s))
-=======
->>>>>>> 43c75dd (Time hand-overs by the clocks of their hosts)

@@ -183,7 +183,7 @@ def _tell(error: ErrorDetails, root: type[BaseModel]) -> tuple[str, str, str]:
 
 def _instead_of(location: Location, root: type[BaseModel]) -> str:
     """What to do with a key that is not known."""
-    if removed := REMOVED.get(_dotted(location)):
+    if removed := REMOVED.get(".".join(step for step in location if isinstance(step, str))):
         return removed
     known = list(_parent_model(location, root).model_fields)
     return f"no such key is known, {nearest(str(location[-1]), known) if known else 'leave it out'}"

@@ -11,12 +11,14 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 PROBLEM_TYPE = "stage_config"
-
-
 REMOVED: Mapping[str, str] = MappingProxyType(
-    {"handover.rows": "leave it out, rows always travel as Ray objects now"},
+    {
+        "handover.rows": "leave it out, rows always travel as Ray objects now",
+        "stages.autoscaling.target": "set signals instead, for example signals: {max_requests: 24}",
+        "stages.card_percent": "leave it out, a stage may use its whole card",
+    }
 )
-"""Keys that once were, dotted, and what to do with them."""
+"""What to do with keys that once were, by their path without numbers."""
 
 
 class Missing:

@@ -103,7 +103,7 @@ class SignalsConfig(Strict):
 
 
 class AutoscalingConfig(Strict):
-    """Replicas between two bounds, following the stage's own load signal."""
+    """Replicas between two bounds, following the stage's own signals."""
 
     min_replicas: int = Field(
         default=1, ge=0, description="Replicas kept when idle; 0: it sleeps until a request needs it.", examples=[1]
@@ -116,12 +116,7 @@ class AutoscalingConfig(Strict):
     downscale_delay_s: float = Field(
         default=300.0, ge=0, description="How long the load must be low.", examples=[300.0]
     )
-    target: float = Field(
-        default=1.0, gt=0, description="Load to keep per replica, in the unit of the stage's signal.", examples=[1.0]
-    )
-    signals: SignalsConfig | None = Field(
-        default=None, description="In place of target: the stage's own signals.", examples=[{"max_requests": 24}]
-    )
+    signals: SignalsConfig = Field(description="What one replica should carry.", examples=[{"max_requests": 24}])
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> AutoscalingConfig:
@@ -132,11 +127,6 @@ class AutoscalingConfig(Strict):
         elif start is not None and not low <= start <= high:
             fix = f"it must lie between min_replicas and max_replicas, for example {low}"
             problems.append(Problem("initial_replicas", start, fix))
-        if self.signals is not None and "target" in self.model_fields_set:
-            problems.append(Problem("target", self.target, "signals is set too, keep one of the two"))
-        if low == 0 and self.signals is None:  # `target` counts nothing that waits for the stage before
-            fix = "a stage that may sleep needs signals too, for example signals: {max_requests: 24}"
-            problems.append(Problem("min_replicas", low, fix))
         refuse(problems)
         return self
 
@@ -234,13 +224,6 @@ class StageConfig(Strict):
     card_priority: Literal["normal", "low"] = Field(
         default="normal", description="Under MPS: low lets the other stages of the card go first.", examples=["low"]
     )
-    card_percent: int | None = Field(
-        default=None,
-        ge=1,
-        le=100,
-        description="Under MPS: multiprocessors of the card that the stage may use; null: all.",
-        examples=[70],
-    )
     memory_gib: float | None = Field(
         default=None,
         gt=0,
@@ -282,7 +265,9 @@ class StageConfig(Strict):
         examples=[1],
     )
     autoscaling: AutoscalingConfig | None = Field(
-        default=None, description="Replicas that follow the load.", examples=[{"min_replicas": 1, "max_replicas": 4}]
+        default=None,
+        description="Replicas that follow the load.",
+        examples=[{"max_replicas": 4, "signals": {"max_requests": 24}}],
     )
     diffusion: DiffusionConfig | None = Field(
         default=None,

@@ -11,7 +11,6 @@ from omni_cluster.config.schema import StageConfig
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # Read by CUDA in a process that finds an MPS daemon, else by nobody.
 MPS_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
-MPS_PERCENT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 LOW_PRIORITY = "1"
 
 # A long prompt's rows are copied some ten times on their way, each time into memory that was just asked for. In huge
@@ -40,8 +39,6 @@ def card_environment(stage: StageConfig) -> dict[str, str]:
         environment[VARIABLE] = ",".join(map(str, stage.gpus))
     if stage.card_priority == "low":
         environment[MPS_PRIORITY] = LOW_PRIORITY
-    if stage.card_percent is not None:
-        environment[MPS_PERCENT] = str(stage.card_percent)
     return environment
 
 

@@ -6,13 +6,12 @@ the same rules; it knows neither clocks nor clusters.
     need     a stage's signals over what one replica of it should carry; the largest counts
     steady   up once more is needed for `up_after_s`, down to the most that was needed within `down_after_s`
     floor    never fewer than running streams need; a stage sleeps only when it has no request at all
-    ratios   a stage never feeds another more than that can carry
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 ROUNDING = 1e-9
@@ -96,26 +95,6 @@ class StageRule:
         return _bounded(max(least, _whole(load.running / self.max_streams), _whole(load.kv_use)), self)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Of two stages: one replica of `carrier` carries what so many replicas of `feeder` make.
-
-    A part of a feeder's replica counts as one, or three carriers of 0.6 feeders each would leave the second feeder out.
-    """
-
-    feeder: str
-    carrier: str
-    feeders_per_carrier: float
-
-    def feeders(self, carriers: int) -> int:
-        """The most that so many can carry."""
-        return _whole(carriers * self.feeders_per_carrier)
-
-    def carriers(self, feeders: int) -> int:
-        """The fewest that can carry so many."""
-        return math.floor((feeders - 1) / self.feeders_per_carrier + ROUNDING) + 1 if feeders else 0
-
-
 Changes = tuple[tuple[float, int], ...]
 """What a stage wanted: since when, how many; the earliest first."""
 
@@ -134,25 +113,20 @@ class Decision:
 
 def decide(
     rules: Mapping[str, StageRule],
-    ratios: Sequence[Ratio],
     before: Decision,
     now_s: float,
     loads: Mapping[str, StageLoad],
 ) -> Decision:
-    """The replicas that stages should have now. `before`: the decision before this, whose replicas there are by now.
-
-    `ratios` name stages in the order of the data, sources first.
-    """
+    """The replicas that stages should have now. `before`: the decision before this, whose replicas there are by now."""
     replicas: dict[str, int] = {}
     wishes: dict[str, Changes] = {}
-    floors = {stage: rule.floor(loads.get(stage, StageLoad())) for stage, rule in rules.items()}
     for stage, rule in rules.items():
         current, load = before.replicas[stage], loads.get(stage, StageLoad())
-        wish = max(floors[stage], _wish(rule, load, current))
+        floor = rule.floor(load)
+        wish = max(floor, _wish(rule, load, current))
         wishes[stage] = _with_change(before.wishes.get(stage, ()), now_s, wish, max(rule.up_after_s, rule.down_after_s))
         steady = wish if current == 0 else _steady(wishes[stage], now_s, rule, current)
-        replicas[stage] = max(floors[stage], _bounded(steady, rule))
-    replicas = _in_ratio(replicas, ratios, rules, floors)
+        replicas[stage] = max(floor, _bounded(steady, rule))
     return Decision(replicas, {stage: changes for stage, changes in wishes.items() if replicas[stage]})
 
 
@@ -186,20 +160,6 @@ def _with_change(changes: Changes, now_s: float, wish: int, kept_s: float) -> Ch
         changes = (*changes, (now_s, wish))
     old = sum(at_s <= now_s - kept_s for at_s, _ in changes)
     return changes[max(0, old - 1) :]
-
-
-def _in_ratio(
-    replicas: dict[str, int], ratios: Sequence[Ratio], rules: Mapping[str, StageRule], floors: Mapping[str, int]
-) -> dict[str, int]:
-    """First stages that carry others grow with them; where they cannot, those that feed them shrink, to their floor."""
-    for ratio in ratios:
-        wanted = ratio.carriers(replicas[ratio.feeder])
-        replicas[ratio.carrier] = _bounded(max(replicas[ratio.carrier], wanted), rules[ratio.carrier])
-    for ratio in reversed(ratios):
-        carried = ratio.feeders(replicas[ratio.carrier])
-        least = max(floors[ratio.feeder], rules[ratio.feeder].min_replicas)
-        replicas[ratio.feeder] = max(least, min(replicas[ratio.feeder], carried))
-    return replicas
 
 
 def _bounded(replicas: int, rule: StageRule) -> int:

@@ -133,7 +133,7 @@ def simulate(
         gpu_s += sum(stage.replicas * stage.work.gpus for stage in stages)
         if follows and now_s % POLICY_EVERY_S == 0:
             loads = {stage.work.name: stage.load for stage in stages}
-            decision = decide(rules, pipeline.ratios(), decision, now_s, loads)
+            decision = decide(rules, decision, now_s, loads)
             below_need += any(decision.replicas[name] < rules[name].floor(load) for name, load in loads.items())
             for stage in stages:
                 stage.scale(decision.replicas[stage.work.name], now_s + start_s)

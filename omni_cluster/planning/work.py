@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omni_cluster.planning.curves import AnswerTime, Curve, OpenLoop
 from omni_cluster.planning.measured import Measured, Request
-from omni_cluster.planning.policy import Ratio, StageRule
+from omni_cluster.planning.policy import StageRule
 
 GAPLESS = 0.99
 """Of all streams: a sound card that leaves more of them with a gap is past its end."""
@@ -59,13 +59,6 @@ class Pipeline:
             ),
             sound.name: StageRule(most[sound.name], max_streams=MAX_STREAMS, max_slack_use=FULL),
         }
-
-    def ratios(self) -> list[Ratio]:
-        """What a stage makes, the next can carry."""
-        return [
-            Ratio(feeder.name, carrier.name, carrier.carries_per_s / feeder.carries_per_s)
-            for feeder, carrier in zip(self.stages, self.stages[1:], strict=False)
-        ]
 
 
 def prompt_s(measured: Measured, tokens: float) -> float:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from pydantic import ValidationError
-from ray.serve._private.autoscaling_state import ApplicationAutoscalingState, _resolve_policy_callable
+from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve._private.common import DeploymentID
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
-from ray.serve.config import AutoscalingContext, AutoscalingPolicy
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.config import AutoscalingContext
 
 from omni_cluster.cluster import app
 from omni_cluster.cluster.app import (
@@ -25,13 +23,11 @@ from omni_cluster.cluster.app import (
     scaling,
     stage_deployment,
 )
-from omni_cluster.cluster.autoscaling import ApplicationPolicy, DeploymentPolicy, engine_load, recorded
+from omni_cluster.cluster.autoscaling import DeploymentPolicy, recorded
 from omni_cluster.config.loader import DEFAULT_CONFIG, load_config
 from omni_cluster.config.schema import AutoscalingConfig, SignalsConfig, StageConfig
 from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
-
-DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def stage(**fields: object) -> StageConfig:
@@ -121,19 +117,14 @@ def test_a_resource_that_a_replica_cannot_take_is_refused(resources: dict[str, f
         stage(placement={"resources": resources})
 
 
-def test_replicas_are_fixed_or_follow_the_engines_load() -> None:
+def test_replicas_are_fixed_or_follow_the_engines() -> None:
     assert scaling(stage(num_replicas=3)) == {"num_replicas": 3}
-    config = scaling(stage(autoscaling=AutoscalingConfig(max_replicas=4, target=6)))["autoscaling_config"]
-    assert (config.min_replicas, config.max_replicas, config.get_target_ongoing_requests()) == (1, 4, 6)
-    assert "replicas_for_load" in str(config.policy.policy_function)
+    scale = AutoscalingConfig(max_replicas=4, signals=SignalsConfig(max_requests=6))
+    config = scaling(stage(autoscaling=scale))["autoscaling_config"]
+    assert (config.min_replicas, config.max_replicas) == (1, 4)
 
 
-def test_load_is_what_the_engine_works_on_and_not_what_waits_for_another_stage() -> None:
-    assert engine_load({"running": 5, "waiting": 2, "held": 3}) == 4
-    assert engine_load({"running": 1, "waiting": 2}) == 3
-
-
-def test_a_stage_with_signals_waits_by_its_policy_and_not_by_serve() -> None:
+def test_a_stage_waits_by_its_policy_and_not_by_serve() -> None:
     scale = AutoscalingConfig(max_replicas=4, upscale_delay_s=5, signals=SignalsConfig(max_requests=24))
     config = scaling(stage(autoscaling=scale, engine_args={"max_num_seqs": 64}))["autoscaling_config"]
     assert (config.upscale_delay_s, config.downscale_delay_s) == (0, 0)
@@ -144,10 +135,10 @@ def test_a_stage_with_signals_waits_by_its_policy_and_not_by_serve() -> None:
     assert isinstance(_resolve_policy_callable(config.policy), DeploymentPolicy)
 
 
-def test_a_replica_says_its_load_as_before_and_its_signals() -> None:
+def test_a_replica_says_its_signals() -> None:
     counts = {"running": 5, "waiting": 4, "held": 3, "kv_blocks_used": 10, "kv_blocks": 40, "slack_percent": 50}
     sample = {"running": 5, "waiting": 1, "kv_use": 0.25, "backlog_tokens": 70.0, "slack_use": 0.5}
-    assert recorded(counts, 70.0, open_logs=9) == {"load": 6.0, **sample, "open_logs": 9}
+    assert recorded(counts, 70.0, open_logs=9) == {**sample, "open_logs": 9}
     assert recorded({**counts, "streams": 2}, 0, 0)["running"] == 2  # of a diffusion stage, not its jobs
 
 
@@ -187,35 +178,6 @@ def test_a_stage_sleeps_until_serve_counts_a_request_and_one_that_starts_stays()
     assert [asked(21, target=0, current=0), asked(22, target=0, current=0, requests=15)] == [0, 1]
     assert [asked(23, target=1, current=0), asked(60, target=1, current=1, **idle)] == [1, 1]
     assert [asked(90, **idle | {"open_logs": 1}), asked(100, **idle), asked(130, **idle)] == [1, 1, 0]
-
-
-def test_the_policy_of_an_application_keeps_ratios_and_speaks_of_stages_that_serve_knows() -> None:
-    rule = {"max_replicas": 9, "max_requests": 1, "up_after_s": 0}
-    policy = ApplicationPolicy(stages={"a": rule, "b": rule, "gone": rule}, ratios=[("a", "b", 2.0)])
-    contexts = {
-        each: context(each.name, running=0, waiting=6 * (each.name == "a")) for each in map(DeploymentID, "abx")
-    }
-    replicas, state = policy(contexts)
-    assert ({each.name: count for each, count in replicas.items()}, state) == ({"a": 6, "b": 3}, {})
-
-
-def test_the_application_policy_of_the_docs_is_taken_by_serve_and_asked_with_no_further_delay() -> None:
-    (example,) = re.findall(r"```yaml\n(applications:\n.*?)```", DOCS.read_text(), re.DOTALL)
-    schema = ServeDeploySchema.model_validate(yaml.safe_load(example))
-    state = ApplicationAutoscalingState("default")
-    state.register(AutoscalingPolicy(**schema.applications[0].autoscaling_policy))
-    contexts = {}
-    for name, busy in (("talker", {"backlog_tokens": 30_000.0}), ("code2wav", {"slack_use": 0.5})):
-        scale = AutoscalingConfig(max_replicas=16, signals=SignalsConfig(max_requests=1))
-        serve_config = scaling(stage(model_stage=name, autoscaling=scale))["autoscaling_config"]
-        contexts[DeploymentID(name, "default")] = [context(name, 1_000.0 + at, **busy) for at in (0, 20)]
-        for each in contexts[DeploymentID(name, "default")]:
-            each.config = serve_config
-    seen = [state._policy({key: both[turn] for key, both in contexts.items()})[0] for turn in (0, 1)]
-    assert [sorted((key.name, count) for key, count in turn.items()) for turn in seen] == [
-        [("code2wav", 1), ("talker", 1)],
-        [("code2wav", 7), ("talker", 4)],  # four talkers, and what carries them: half a talker each
-    ]
 
 
 @pytest.mark.parametrize(

@@ -92,31 +92,6 @@ async def test_a_message_names_its_rows_which_are_kept_until_the_reader_confirms
     await messages.aclose()
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-@pytest.mark.parametrize("is_other_host", [True, False])
-async def test_a_chunks_age_does_not_depend_on_what_two_hosts_clocks_say(
-    server: SocketServer, logs: OutputLogs, ahead_s: float, is_other_host: bool
-) -> None:
-    log = logs.open("r")
-    address = await server.address()
-    stage = Stage(dataclasses.replace(address, boot_id="another") if is_other_host else address)
-    client = SocketClient(cast(RemoteStage, stage), "replica", clock=lambda: time.time() + ahead_s)
-    async with contextlib.aclosing(client.messages(READER)) as messages:
-        assert await anext(messages) == []
-        made_s = time.time() - 5
-        log.put(StageChunk(0, (1,), made_at_s=made_s))
-        (item,) = await anext(messages)
-    assert item.chunk is not None
-    told_s = item.chunk.made_at_s
-    if is_other_host:
-        assert made_s + ahead_s <= told_s <= made_s + ahead_s + (time.time() - made_s - 5)
-    else:
-        assert told_s == made_s
-
-
-=======
->>>>>>> 43c75dd (Time hand-overs by the clocks of their hosts)
 def test_all_that_a_message_says_arrives() -> None:
     sound = AudioChunk(480, np.linspace(-1, 1, 7, dtype=np.float32), 24_000)
     choices = (TokenChoice(TokenLogprob("ü", -0.5), (TokenLogprob("u", -1.5),)),)

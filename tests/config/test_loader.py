@@ -184,46 +184,55 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "for example 40000000000",
     ),
     "fixed and following": (
-        of_stage(0, num_replicas=2, autoscaling={"max_replicas": 3}),
+        of_stage(0, num_replicas=2, autoscaling={"max_replicas": 3, "signals": {"max_requests": 24}}),
         "stages[0].num_replicas",
         "2",
         "for example autoscaling",
     ),
     "following and standing by": (
-        of_stage(0, standby_replicas=1, autoscaling={"max_replicas": 3}),
+        of_stage(0, standby_replicas=1, autoscaling={"max_replicas": 3, "signals": {"max_requests": 24}}),
         "stages[0].standby_replicas",
         "1",
         "for example autoscaling",
     ),
     "replicas upside down": (
-        of_stage(0, autoscaling={"min_replicas": 5, "max_replicas": 2}),
+        of_stage(0, autoscaling={"min_replicas": 5, "max_replicas": 2, "signals": {"max_requests": 24}}),
         "stages[0].autoscaling.min_replicas",
         "5",
         "for example 2",
     ),
     "start outside the bounds": (
-        of_stage(0, autoscaling={"min_replicas": 2, "max_replicas": 3, "initial_replicas": 4}),
+        of_stage(
+            0,
+            autoscaling={"min_replicas": 2, "max_replicas": 3, "signals": {"max_requests": 24}, "initial_replicas": 4},
+        ),
         "stages[0].autoscaling.initial_replicas",
         "4",
         "for example 2",
     ),
-    "sleep without signals": (
-        of_stage(0, autoscaling={"min_replicas": 0, "max_replicas": 3}),
-        "stages[0].autoscaling.min_replicas",
-        "0",
-        "needs signals too, for example signals: {max_requests: 24}",
+    "following nothing": (
+        of_stage(0, autoscaling={"max_replicas": 3}),
+        "stages[0].autoscaling.signals",
+        "missing",
+        "for example signals: {'max_requests': 24}",
     ),
     "fewer than none": (
-        of_stage(0, autoscaling={"min_replicas": -1, "max_replicas": 3}),
+        of_stage(0, autoscaling={"min_replicas": -1, "max_replicas": 3, "signals": {"max_requests": 24}}),
         "stages[0].autoscaling.min_replicas",
         "-1",
         "at least 0, for example 1",
     ),
-    "signals beside a target": (
+    "a target": (
         of_stage(0, autoscaling={"max_replicas": 3, "target": 2.5, "signals": {"max_requests": 24}}),
         "stages[0].autoscaling.target",
         "2.5",
-        "keep one of the two",
+        "set signals instead, for example signals: {max_requests: 24}",
+    ),
+    "a share of the card's multiprocessors": (
+        of_stage(0, card_percent=70),
+        "stages[0].card_percent",
+        "70",
+        "leave it out, a stage may use its whole card",
     ),
     "no signal": (
         of_stage(0, autoscaling={"max_replicas": 3, "signals": {}}),
@@ -232,16 +241,10 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "for example max_requests: 24",
     ),
     "no upper bound": (
-        of_stage(0, autoscaling={"min_replicas": 1}),
+        of_stage(0, autoscaling={"min_replicas": 1, "signals": {"max_requests": 24}}),
         "stages[0].autoscaling.max_replicas",
         "missing",
         "max_replicas: 4",
-    ),
-    "target of zero": (
-        of_stage(0, autoscaling={"max_replicas": 2, "target": 0}),
-        "stages[0].autoscaling.target",
-        "0",
-        "above 0, for example 1.0",
     ),
     "no replicas": (of_stage(0, num_replicas=0), "stages[0].num_replicas", "0", "at least 1, for example 1"),
     "engine args as list": (

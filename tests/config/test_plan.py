@@ -70,7 +70,7 @@ def test_shared_cards_pinned_devices_and_growing_stages_as_a_terminal_shows_them
             "engine_input_source": [0, 7],
             "num_gpus": 0.5,
             "engine_args": memory(0.4),
-            "autoscaling": {"min_replicas": 1, "max_replicas": 3},
+            "autoscaling": {"min_replicas": 1, "max_replicas": 3, "signals": {"max_requests": 24}},
             "final_output_type": "audio",
         },
         {
@@ -151,7 +151,7 @@ def test_total_gpus_count_each_pinned_card_once_and_each_scheduled_replica() -> 
         {"gpus": [0, 1], "tensor_parallel_size": 2},
         {"gpus": [1]},
         {"num_gpus": 1, "num_replicas": 2},
-        {"num_gpus": 0.25, "autoscaling": {"min_replicas": 2, "max_replicas": 4}},
+        {"num_gpus": 0.25, "autoscaling": {"min_replicas": 2, "max_replicas": 4, "signals": {"max_requests": 24}}},
     )
     assert (plan.min_gpus, plan.max_gpus) == (4.5, 5)
 

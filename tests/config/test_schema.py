@@ -103,8 +103,8 @@ def test_gpus_of_one_replica(devices: dict[str, Any], gpus_per_replica: float) -
         ({"num_replicas": 3}, (3, 3)),
         ({"num_replicas": 3, "standby_replicas": 2}, (5, 5)),
         ({"standby_replicas": 1}, (2, 2)),
-        ({"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, (2, 5)),
-        ({"autoscaling": {"max_replicas": 5, "initial_replicas": 5}}, (1, 5)),
+        ({"autoscaling": {"min_replicas": 2, "max_replicas": 5, "signals": {"max_requests": 24}}}, (2, 5)),
+        ({"autoscaling": {"max_replicas": 5, "signals": {"max_requests": 24}, "initial_replicas": 5}}, (1, 5)),
         ({"autoscaling": {"min_replicas": 0, "max_replicas": 5, "signals": {"max_requests": 24}}}, (0, 5)),
     ],
 )
@@ -115,7 +115,12 @@ def test_replica_bounds(given: dict[str, Any], bounds: tuple[int, int]) -> None:
 
 def test_one_replica_is_the_default_only_without_autoscaling() -> None:
     assert StageConfig.model_validate(stage(0, [])).num_replicas == 1
-    assert StageConfig.model_validate(stage(0, [], autoscaling={"max_replicas": 2})).num_replicas is None
+    assert (
+        StageConfig.model_validate(
+            stage(0, [], autoscaling={"max_replicas": 2, "signals": {"max_requests": 24}})
+        ).num_replicas
+        is None
+    )
 
 
 def test_a_configuration_cannot_be_changed_after_it_was_checked() -> None:

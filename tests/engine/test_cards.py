@@ -49,15 +49,11 @@ def test_an_error_inside_leaves_the_cards_as_they_were(monkeypatch: pytest.Monke
     assert seen_by_a_child() == "7"
 
 
-def test_a_stage_says_its_cards_and_its_share_of_them() -> None:
+def test_a_stage_says_its_cards_and_its_priority_on_them() -> None:
     plain = StageConfig(stage_id=0, model_stage="code2wav", num_gpus=1)
     assert card_environment(plain) == {}
-    sharing = StageConfig(stage_id=0, model_stage="code2wav", gpus=[1], card_priority="low", card_percent=70)
-    assert card_environment(sharing) == {
-        "CUDA_VISIBLE_DEVICES": "1",
-        "CUDA_MPS_CLIENT_PRIORITY": "1",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70",
-    }
+    sharing = StageConfig(stage_id=0, model_stage="code2wav", gpus=[1], card_priority="low")
+    assert card_environment(sharing) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_MPS_CLIENT_PRIORITY": "1"}
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -120,7 +120,10 @@ def test_shares_that_fill_at_most_one_card_share_it() -> None:
 
 
 def test_shares_of_more_than_one_card_bound_each_replica() -> None:
-    stages = [stage(0, num_gpus=0.5, autoscaling={"max_replicas": 2}), stage(1, num_gpus=0.25)]
+    stages = [
+        stage(0, num_gpus=0.5, autoscaling={"max_replicas": 2, "signals": {"max_requests": 24}}),
+        stage(1, num_gpus=0.25),
+    ]
     cards = cards_of_replicas(stages, 100)
     assert [(card.usable, card.engines) for card in cards] == [(50, {0: 1}), (25, {1: 1})]
 

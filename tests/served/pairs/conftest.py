@@ -19,7 +19,11 @@ def served_2x2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
     """
     config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_2x2_tiny.yaml").read_text())
     del config["stages"][2]["num_replicas"]
-    config["stages"][2]["autoscaling"] = {"max_replicas": 2, "target": 2, "upscale_delay_s": 0.5}
+    config["stages"][2]["autoscaling"] = {
+        "max_replicas": 2,
+        "upscale_delay_s": 0.5,
+        "signals": {"max_requests": 1},
+    }
     config["limits"] |= {"max_ongoing_requests": 12, "max_queued_requests": 24}
     config["limits"] |= {"upload_timeout_s": 3, "max_unread_bytes": 262_144}
     config["fetch"] = {"allow_private": True}

@@ -236,7 +236,7 @@ def served_tokens(statuses: list[dict[str, Any]]) -> dict[str, int]:
     return {s["replica_id"]: s["requests"] for s in statuses}
 
 
-async def test_a_stage_with_more_work_than_its_target_gets_a_replica(served_2x2: ServedApp) -> None:
+async def test_a_stage_with_more_requests_than_its_signal_allows_gets_a_replica(served_2x2: ServedApp) -> None:
     async def wanted_after_a_burst() -> bool:
         await asyncio.gather(*[served_2x2.answer(request_for("text", f"scale-{uuid.uuid4()}")) for _ in range(12)])
         return served_2x2.replicas("code2wav") == 2
