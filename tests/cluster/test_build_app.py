@@ -139,7 +139,17 @@ def test_a_replica_says_its_signals() -> None:
     counts = {"running": 5, "waiting": 4, "held": 3, "kv_blocks_used": 10, "kv_blocks": 40, "slack_percent": 50}
     sample = {"running": 5, "waiting": 1, "kv_use": 0.25, "backlog_tokens": 70.0, "slack_use": 0.5}
     assert recorded(counts, 70.0, open_logs=9) == {**sample, "open_logs": 9}
-    assert recorded({**counts, "streams": 2}, 0, 0)["running"] == 2  # of a diffusion stage, not its jobs
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "held", "streams", "requests"),
+    [(0, 0, 0, 2, 2), (3, 0, 2, 1, 1), (1, 2, 2, 1, 1), (4, 0, 0, 0, 4), (4, 2, 0, 0, 6), (4, 1, 2, 1, 3)],
+)
+def test_a_sound_stage_counts_requests_and_not_their_jobs(
+    running: int, waiting: int, held: int, streams: int, requests: int
+) -> None:
+    said = recorded({"running": running, "waiting": waiting, "held": held, "streams": streams}, 0, 0)
+    assert said["running"] + said["waiting"] == requests
 
 
 def context(
