@@ -9,10 +9,9 @@ from typing import Any
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-from omni_cluster.cluster.running import set_running
 from omni_cluster.cluster.serve_private import ReplicaID
+from omni_cluster.cluster.transport import ADDRESS_PREFIX, set_running
 
-ADDRESS_PREFIX = "@"
 MOST_GONE = 1000
 """Replicas that are gone whose ids are remembered."""
 LISTING_S = 2.0

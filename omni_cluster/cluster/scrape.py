@@ -10,8 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.running import known_replicas
-from omni_cluster.cluster.transport import ask_all
+from omni_cluster.cluster.transport import ask_all, known_replicas
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.metric_definitions import MISSING
 

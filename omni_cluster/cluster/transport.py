@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,10 +16,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.address_router import ADDRESS_PREFIX
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.running import known_replicas
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
@@ -29,6 +27,8 @@ ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.address_
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+ADDRESS_PREFIX = "@"
+"""Of a session id that names one exact replica."""
 ANSWER_S = 10.0
 """How long a replica may take to answer a call that costs it nothing, and to say that it takes a request."""
 MAX_VALUE_BYTES = 3 << 20
@@ -88,6 +88,20 @@ class MessageItem(msgspec.Struct, frozen=True, array_like=True):
     chunk: StageChunk | None
     error: Exception | None = None
     rows_at: int | None = None
+
+
+# Not in the router's module: Serve sends its class, with copies of its module's variables, to each process that calls.
+_running: dict[tuple[str, str], dict[str, str]] = {}
+
+
+def set_running(app_name: str, deployment_name: str, nodes: Mapping[str, str]) -> None:
+    """What a router of the deployment has just learnt: Ray's id of the node of each replica, by the replicas' ids."""
+    _running[app_name, deployment_name] = dict(sorted(nodes.items()))
+
+
+def known_replicas(app_name: str, deployment_name: str) -> Mapping[str, str] | None:
+    """The nodes of the replicas that run, by their ids; None as long as this process has called none of them."""
+    return _running.get((app_name, deployment_name))
 
 
 def own_replica_id() -> str:

@@ -14,8 +14,7 @@ from ray.serve.request_router import PendingRequest
 
 from omni_cluster.cluster import address_router
 from omni_cluster.cluster.address_router import AddressRouter
-from omni_cluster.cluster.running import known_replicas, set_running
-from omni_cluster.cluster.transport import ROUTER, RemoteStage
+from omni_cluster.cluster.transport import ROUTER, RemoteStage, known_replicas, set_running
 
 
 class Id(str):
