@@ -20,7 +20,6 @@ from omni_cluster.cluster.serve_private import (
     validate_label_selector_value,
 )
 from omni_cluster.cluster.stage_deployment import StageReplica
-from omni_cluster.cluster.transport import ROUTER
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import check_config, load_config
 from omni_cluster.config.placement import PlacementConfig
@@ -40,8 +39,9 @@ MAX_CONNECTIONS = 64
 CALLS_PER_CONNECTION = 3
 """What one of them has open at it at most: `rows`, the one that follows it, and `address` when it connects anew."""
 
+STAGE_ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.routers.AddressRouter")
 INGRESS_NAME = "ingress"
-INGRESS_ROUTER = "omni_cluster.cluster.ingress_router.IngressRouter"
+INGRESS_ROUTER = "omni_cluster.cluster.routers.IngressRouter"
 MAX_INGRESS_CALLS = 65_536
 """What Serve lets into one ingress, probes and bodies that still come included; the ingress has its own limits."""
 SHUTDOWN_MARGIN_S = 30.0
@@ -98,7 +98,7 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
         max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + CALLS_PER_CONNECTION * MAX_CONNECTIONS,
         ray_actor_options=actor_options(stage),
         **bundles(stage),
-        request_router_config=ROUTER,
+        request_router_config=STAGE_ROUTER,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
         **at_most_per_node(stage.placement),

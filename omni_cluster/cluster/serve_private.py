@@ -63,7 +63,7 @@ PRIVATE: Mapping[Any, Sequence[str]] = {
     worker: ("_post_init_hooks",),
     ServeControllerClient: ("_controller",),
     DeploymentBroadcastResponse: ("_fetch_replica_results_async",),  # transport.py
-    RequestRouter: (  # address_router.py, a router itself
+    RequestRouter: (  # routers.py, a router itself
         "_deployment_id",
         "_fulfill_next_pending_request",
         "_record_queue_wait_time",

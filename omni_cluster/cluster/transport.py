@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -20,8 +19,6 @@ from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
-
-ROUTER = RequestRouterConfig(request_router_class="omni_cluster.cluster.address_router.AddressRouter")
 
 # Objects in the store are read where they lie, and must not be written to; nothing here writes to rows.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

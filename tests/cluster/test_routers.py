@@ -12,9 +12,10 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Requ
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest
 
-from omni_cluster.cluster import address_router
-from omni_cluster.cluster.address_router import AddressRouter
-from omni_cluster.cluster.transport import ROUTER, RemoteStage, known_replicas, set_running
+from omni_cluster.cluster import routers
+from omni_cluster.cluster.app import STAGE_ROUTER
+from omni_cluster.cluster.routers import AddressRouter
+from omni_cluster.cluster.transport import RemoteStage, known_replicas, set_running
 
 
 class Id(str):
@@ -26,7 +27,7 @@ class Id(str):
 
 
 def test_what_the_router_that_serve_sends_learns_is_known_to_its_process() -> None:
-    sent: Any = cloudpickle.loads(ROUTER.get_serialized_request_router_cls())
+    sent: Any = cloudpickle.loads(STAGE_ROUTER.get_serialized_request_router_cls())
     deployment = SimpleNamespace(app_name="an-app", name="a-stage")
     replicas = {
         Id("b"): SimpleNamespace(node_id="a-node"),
@@ -111,7 +112,7 @@ async def test_a_call_comes_to_the_replica_that_it_names() -> None:
 
 
 async def test_a_call_to_a_replica_that_is_gone_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_router, "LISTING_S", 600)
+    monkeypatch.setattr(routers, "LISTING_S", 600)
     router = Router("a", "b", "c")
     router.list("a", "c")
     router.on_replica_actor_died(Id("c"))
@@ -131,7 +132,7 @@ async def test_a_call_to_a_replica_that_is_told_of_later_waits_for_it() -> None:
 
 
 async def test_a_call_waits_so_long_for_a_replica_that_nobody_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address_router, "LISTING_S", 0.02)
+    monkeypatch.setattr(routers, "LISTING_S", 0.02)
     router = Router("a")
     with pytest.raises(ReplicaUnavailableError):
         await router.choose("@never")
@@ -156,7 +157,7 @@ async def test_nothing_is_kept_of_a_call_that_is_given_up_while_it_waits(address
 
 async def test_the_ids_of_replicas_that_are_gone_are_bounded() -> None:
     router = Router()
-    for number in range(address_router.MOST_GONE + 1):
+    for number in range(routers.MOST_GONE + 1):
         router.list(str(number))
     router.list()
-    assert len(router._gone) == address_router.MOST_GONE and "0" not in router._gone
+    assert len(router._gone) == routers.MOST_GONE and "0" not in router._gone
