@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_cluster.cluster.app import build_app
-from omni_cluster.cluster.terminal import served_app as app
+from omni_cluster.cluster.local import served_app as app
 
 __all__ = ["app", "default"]
 

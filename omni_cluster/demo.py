@@ -63,8 +63,7 @@ def run_demo(config: Path | None, port: int, out: Path) -> None:
     settings = load_config(config, known_families=known_families())
     folder = made_folder(out)
     # Ray is needed here alone: bad input is refused without it.
-    from omni_cluster.cluster.local import LocalCluster
-    from omni_cluster.cluster.terminal import end_on_sigterm
+    from omni_cluster.cluster.local import LocalCluster, end_on_sigterm
 
     end_on_sigterm()
     local = LocalCluster(config=config, port=port)  # refuses what it cannot start
