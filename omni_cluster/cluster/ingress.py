@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cluster.cluster.failures import FULL, named
-from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
+from omni_cluster.cluster.metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.serve_pipeline import ServePipeline
 from omni_cluster.cluster.tasks import run_until_closed
 from omni_cluster.cluster.transport import own_replica_id

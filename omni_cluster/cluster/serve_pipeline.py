@@ -11,10 +11,10 @@ from prometheus_client.registry import Collector
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
+from omni_cluster.cluster.metrics import Scrape
 from omni_cluster.cluster.orchestrator import Orchestrator
 from omni_cluster.cluster.parcel import posted
 from omni_cluster.cluster.run import stage_access
-from omni_cluster.cluster.scrape import Scrape
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline

@@ -18,8 +18,8 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import recorded
 from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
+from omni_cluster.cluster.metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.parcel import Parcel, Parcels
-from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import ray
 
-from omni_cluster.cluster.ray_metrics import RayMetrics, pushed_in_turn
+from omni_cluster.cluster.metrics import RayMetrics, pushed_in_turn
 from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.metric_definitions import INGRESS, STAGE

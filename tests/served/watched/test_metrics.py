@@ -18,7 +18,7 @@ import httpx
 import pytest
 import ray
 
-from omni_cluster.cluster.scrape import missing
+from omni_cluster.cluster.metrics import missing
 from omni_cluster.engine.exposition import text_of
 from omni_cluster.errors import RequestError
 from tests.served.app import (

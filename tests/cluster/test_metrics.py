@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.cluster import ray_metrics
+from omni_cluster.cluster import metrics
 from omni_cluster.errors import StageDied
 from tests.served.app import PATIENCE_S, ROOT, until
 from tests.served.prometheus_server import expressions, needs_prometheus, prometheus
@@ -59,23 +59,23 @@ class Pushed:
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The levels of what is logged; Serve's logger hands nothing on to pytest's."""
     levels: list[str] = []
-    monkeypatch.setattr(ray_metrics.logger, "handle", lambda record: levels.append(record.levelname))
+    monkeypatch.setattr(metrics.logger, "handle", lambda record: levels.append(record.levelname))
     return levels
 
 
 async def test_an_engine_that_does_not_answer_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    monkeypatch.setattr(ray_metrics, "PUSH_S", 0)
+    monkeypatch.setattr(metrics, "PUSH_S", 0)
     errors: list[Exception] = [TimeoutError("no answer"), StageDied("it is gone")]
 
     async def refreshed() -> None:
         if errors:
             raise errors.pop(0)
 
-    metrics = Pushed()
-    pushing = asyncio.create_task(ray_metrics.pushed_in_turn(metrics, refreshed))  # type: ignore[arg-type]
-    await asyncio.wait_for(metrics.is_pushed.wait(), PATIENCE_S)
+    pushed = Pushed()
+    pushing = asyncio.create_task(metrics.pushed_in_turn(pushed, refreshed))  # type: ignore[arg-type]
+    await asyncio.wait_for(pushed.is_pushed.wait(), PATIENCE_S)
     pushing.cancel()
     assert logged == ["WARNING"] * 2
 
@@ -85,7 +85,7 @@ async def test_what_else_breaks_ends_it_with_a_line_in_the_log(logged: list[str]
         raise ValueError("a fault of ours")
 
     with pytest.raises(ValueError, match="a fault of ours"):
-        await ray_metrics.pushed_in_turn(Pushed(), refreshed)  # type: ignore[arg-type]
+        await metrics.pushed_in_turn(Pushed(), refreshed)  # type: ignore[arg-type]
     assert logged == ["ERROR"]
 
 
