@@ -51,9 +51,9 @@ ALLOWED: Mapping[str, str] = {
     "cluster/rows_reader.py RowsReader._read swallows": "every reader of the rows raises it",
     "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's log raise it",
     "cluster/stage_deployment.py imports vllm.logger": "it closes Serve's log handlers, put back right after it",
-    "cluster/engine_metrics.py imports vllm.v1.metrics.ray_wrappers.RayHistogramWrapper": "it imports Ray, as no room "
+    "cluster/metrics.py imports vllm.v1.metrics.ray_wrappers.RayHistogramWrapper": "it imports Ray, as no room "
     "but cluster does",
-    "cluster/engine_metrics.py imports vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger": "the same",
+    "cluster/metrics.py imports vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger": "the same",
     "models/qwen2_5_omni/fused_decoder.py imports vllm.forward_context.get_forward_context": "a layer learns in "
     "no other way of the step that it is in",
     "models/qwen2_5_omni/fused_decoder.py imports vllm.v1.attention.backends.flash_attn.FlashAttentionMetadata": "its "

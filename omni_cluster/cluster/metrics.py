@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -21,6 +21,8 @@ from omni_cluster.errors import OmniError
 
 logger = logging.getLogger("ray.serve")
 
+LENGTHS: Final = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
+"""vLLM counts tokens of requests in as many of these as its `max_model_len` has room for."""
 PUSH_S: Final = 5.0
 """Ray sends what it was given each 10 s, and forgets a gauge that is 20 s old."""
 
@@ -93,6 +95,23 @@ async def pushed_in_turn(metrics: RayMetrics, refreshed: Callable[[], Awaitable[
 
 
 WAIT_S = 2.0
+
+
+def engine_stat_logger() -> type:
+    """What an engine's `AsyncLLM` counts by. Imports vLLM: only a stage's replica may, once it has that."""
+    from vllm.v1.metrics.ray_wrappers import RayHistogramWrapper, RayPrometheusStatLogger
+
+    class SameBuckets(RayHistogramWrapper):
+        """Has the buckets of every engine: Ray has one set a node, and drops what comes in another."""
+
+        def __init__(self, *, buckets: Sequence[float], **named: Any) -> None:
+            is_of_lengths = list(buckets) == LENGTHS[: len(buckets)]
+            super().__init__(buckets=LENGTHS if is_of_lengths else buckets, **named)
+
+    class EngineStatLogger(RayPrometheusStatLogger):
+        _histogram_cls = SameBuckets
+
+    return EngineStatLogger
 
 
 class Scrape:

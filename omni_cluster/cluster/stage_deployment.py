@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import recorded
 from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
-from omni_cluster.cluster.metrics import RayMetrics, pushed_in_turn
+from omni_cluster.cluster.metrics import RayMetrics, engine_stat_logger, pushed_in_turn
 from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import RowsItem
@@ -260,9 +260,7 @@ class StageReplica:
 def _stat_loggers(stage: StageConfig, config: PipelineConfig) -> Sequence[type]:
     if not (config.ray_metrics and runs_on_vllm(stage, config)):
         return ()
-    from omni_cluster.cluster.engine_metrics import StageStatLogger
-
-    return (StageStatLogger,)
+    return (engine_stat_logger(),)
 
 
 def _where_ray_is(stage: StageConfig) -> dict[str, str]:
