@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_cluster.cluster.failures import FULL, named
 from omni_cluster.cluster.metrics import RayMetrics, pushed_in_turn
 from omni_cluster.cluster.serve_pipeline import ServePipeline
-from omni_cluster.cluster.tasks import run_until_closed
+from omni_cluster.cluster.starting import run_until_closed
 from omni_cluster.cluster.transport import own_replica_id
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import bind
@@ -95,14 +95,6 @@ def until_client_leaves(app: ASGIApp) -> ASGIApp:
 
 
 def log_as_serve() -> None:
-    """What the HTTP face logs stands in the replica's log, in Serve's form."""
-    logger.addHandler(_ToServe())
-    logger.setLevel(logging.DEBUG)  # Serve's own level decides
-    logger.propagate = False
-
-
-class _ToServe(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        serve_logger = logging.getLogger("ray.serve")
-        if serve_logger.isEnabledFor(record.levelno):
-            serve_logger.handle(record)
+    """What the HTTP face logs stands in the replica's log, in Serve's form and from Serve's level on."""
+    logger.parent = logging.getLogger("ray.serve")
+    logger.setLevel(logging.NOTSET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.replica_connection import ReplicaConnections
-from omni_cluster.cluster.tasks import Loose
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, Ticket, no_answer
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -35,11 +35,14 @@ class StageAccess:
 
     calls: RemoteStage
     connections: ReplicaConnections
-    _ending: Loose = field(default_factory=Loose)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     def end(self, call: AsyncGenerator[Ticket, None], ticket: Ticket) -> None:
         """Ends the call behind the answer. The replica does it, or Serve would count a request that failed."""
-        self._ending.run(self._ended(call, ticket))
+        # In a context of its own: Serve ends the calls that a request made when that request ends.
+        task = asyncio.create_task(self._ended(call, ticket), context=contextvars.Context())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _ended(self, call: AsyncGenerator[Ticket, None], ticket: Ticket) -> None:
         async with contextlib.aclosing(call):
@@ -82,7 +85,8 @@ class Run:
         self._stages = [stage for stage in bound.stages_for(request) if stage.stage_id in chosen]
         self._tickets = {stage_id: _ticket(request, replica_id) for stage_id, replica_id in chosen.items()}
         self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
-        self._all_read = AllRead(len(self._stages))
+        self._all_read = asyncio.Barrier(len(self._stages))
+        """Stages end together: while one works, the others keep what it may need again."""
         self._at_work: set[str] = set()
         """Replicas that have taken the request."""
 
@@ -203,17 +207,3 @@ async def _first(call: AsyncGenerator[Ticket, None], replica_id: str) -> Ticket:
             return await anext(call)
     except (TimeoutError, StopAsyncIteration):
         raise no_answer(replica_id, "did not take the request") from None
-
-
-class AllRead:
-    """Lets the stages of a request end together: while one works, the others keep what it may need again."""
-
-    def __init__(self, stages: int) -> None:
-        self._left = stages
-        self._none_left = asyncio.Event()
-
-    async def wait(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._none_left.set()
-        await self._none_left.wait()

@@ -23,8 +23,7 @@ from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
-from omni_cluster.cluster.starting import Starting, without_collector
-from omni_cluster.cluster.tasks import run_until_closed
+from omni_cluster.cluster.starting import Starting, run_until_closed, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig

@@ -1,12 +1,14 @@
-"""What a replica does until it serves: in its log, and published for the demo."""
+"""What a replica does until it serves, in its log and published for the demo, and what it runs beside its requests."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from omni_cluster.cluster.serve_private import kv_delete, kv_get, kv_list, kv_put
 
@@ -57,3 +59,15 @@ def steps_now() -> dict[str, str]:
         if said is not None:  # else it has ended meanwhile
             steps[key.removeprefix(PREFIX).decode()] = said.decode()
     return steps
+
+
+def run_until_closed(work: Coroutine[Any, Any, None], closing: contextlib.AsyncExitStack) -> None:
+    """Runs the work as a task, which the stack ends."""
+    closing.push_async_callback(_ended, asyncio.create_task(work))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    (error,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(error, Exception):
+        logger.error("what ran beside the requests had broken", exc_info=error)
