@@ -12,13 +12,10 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from omni_cluster.cluster.frame import read_frame, write_frame
-from omni_cluster.cluster.handshake import GREETING_S, prove_secret
-from omni_cluster.cluster.heartbeat import Heartbeat
 from omni_cluster.cluster.loads import BROKEN_COOLDOWN_S
-from omni_cluster.cluster.message import unpacked
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, RowsConfirmed, Subscription
+from omni_cluster.cluster.wire import GREETING_S, Heartbeat, prove_secret, read_frame, unpacked, write_frame
 
 GREETINGS = 4
 """Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""

@@ -13,15 +13,22 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni_cluster.cluster import heartbeat
+from omni_cluster.cluster import wire
 from omni_cluster.cluster.failures import StageFailed
-from omni_cluster.cluster.frame import _HEAD, _LENGTH, read_frame, write_frame
-from omni_cluster.cluster.handshake import prove_secret
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.message import error_named, packed, unpacked
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, REPORT_S, Address, SocketServer
 from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
+from omni_cluster.cluster.wire import (
+    _HEAD,
+    _LENGTH,
+    error_named,
+    packed,
+    prove_secret,
+    read_frame,
+    unpacked,
+    write_frame,
+)
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
@@ -220,7 +227,7 @@ async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer
 async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 3600.0)  # the beat of a connection says it too, each second
+    monkeypatch.setattr(wire, "BEAT_S", 3600.0)  # the beat of a connection says it too, each second
     assert REPORT_S <= FRESH_S
     stage = Stage(await server.address())
     log = logs.open("r")

@@ -9,9 +9,8 @@ from random import Random
 
 import numpy as np
 
-from omni_cluster.cluster.frame import frame_head, read_frame
-from omni_cluster.cluster.message import packed, unpacked
 from omni_cluster.cluster.transport import MessageItem
+from omni_cluster.cluster.wire import frame_head, packed, read_frame, unpacked
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import AudioChunk, HandoverTimes, StageChunk
 from tests.fuzz.mutate import changed_bytes

@@ -13,14 +13,13 @@ from typing import cast
 
 import pytest
 
-from omni_cluster.cluster import heartbeat
-from omni_cluster.cluster.frame import read_frame, write_frame
-from omni_cluster.cluster.heartbeat import BEAT_S, MISSED_BEATS, keep_alive
+from omni_cluster.cluster import wire
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription, Ticket
+from omni_cluster.cluster.wire import BEAT_S, MISSED_BEATS, keep_alive, read_frame, write_frame
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
 from omni_cluster.outputs import StageChunk
 
@@ -134,7 +133,7 @@ async def test_a_replica_that_is_frozen_is_noticed_in_time() -> None:
 async def test_both_ends_notice_a_network_that_carries_nothing_any_more(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(wire, "BEAT_S", 0.05)
     log = logs.open("r")
     network = Between(await server.address())
     messages = client_to(await network.address()).messages(READER)
@@ -153,7 +152,7 @@ async def test_what_cannot_be_sent_is_dropped_with_its_reader(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader's buffers are full of what nobody takes."""
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(wire, "BEAT_S", 0.05)
     log = logs.open("r")
     network = Between(await server.address())
     messages = client_to(await network.address()).messages(READER)
@@ -172,12 +171,12 @@ async def test_what_cannot_be_sent_is_dropped_with_its_reader(
 async def test_idle_ends_that_live_stay_connected(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
+    monkeypatch.setattr(wire, "BEAT_S", 0.02)
     log = logs.open("r")
     messages = client_to(await server.address()).messages(READER)
     await anext(messages)
     waiting = asyncio.ensure_future(anext(messages))
-    await asyncio.sleep(4 * MISSED_BEATS * heartbeat.BEAT_S)  # in which it would have ended four times
+    await asyncio.sleep(4 * MISSED_BEATS * wire.BEAT_S)  # in which it would have ended four times
     assert not waiting.done() and len(server) == 1
     log.put(StageChunk(token_ids=(1,)))
     assert (await waiting)[0].chunk is not None
@@ -187,13 +186,13 @@ async def test_idle_ends_that_live_stay_connected(
 async def test_who_was_busy_itself_blames_nobody(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
+    monkeypatch.setattr(wire, "BEAT_S", 0.02)
     log = logs.open("r")
     messages = client_to(await server.address()).messages(READER)
     await anext(messages)
     waiting = asyncio.ensure_future(anext(messages))
     await asyncio.sleep(0)
-    time.sleep(4 * MISSED_BEATS * heartbeat.BEAT_S)  # the event loop of both is stuck
+    time.sleep(4 * MISSED_BEATS * wire.BEAT_S)  # the event loop of both is stuck
     log.put(StageChunk(token_ids=(1,)))
     assert (await waiting)[0].chunk is not None
     await messages.aclose()
@@ -202,7 +201,7 @@ async def test_who_was_busy_itself_blames_nobody(
 async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(wire, "BEAT_S", 0.05)
     sides: list[asyncio.StreamWriter] = []
     ends: list[asyncio.StreamReader] = []
 
@@ -212,7 +211,7 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
 
     listener = await asyncio.start_server(accept, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.sockets[0].getsockname()[1])
-    heart = heartbeat.Heartbeat(writer)
+    heart = wire.Heartbeat(writer)
     keeper = asyncio.create_task(heart.keep(lambda: None))
     reading = asyncio.create_task(read_frame(reader, 1 << 20, heart.heard))
     while not sides:
@@ -226,7 +225,7 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
     write_frame(cast(asyncio.StreamWriter, Slow()), [b"x" * 1000])
     for at in range(0, len(written), 100):  # twice as long as silence may last
         sides[0].write(written[at : at + 100])
-        await asyncio.sleep(2 * MISSED_BEATS * heartbeat.BEAT_S / 10)
+        await asyncio.sleep(2 * MISSED_BEATS * wire.BEAT_S / 10)
     assert len((await reading).parts[0]) == 1000 and not heart.is_lost
     keeper.cancel()
     writer.close()
@@ -237,7 +236,7 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
 async def test_a_request_whose_replica_falls_silent_fails(
     server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(wire, "BEAT_S", 0.05)
     logs.open("r").put(StageChunk(token_ids=(1,)))
     network = Between(await server.address())
     connections = ReplicaConnections(cast(RemoteStage, At(await network.address())), 1000, SocketClient)

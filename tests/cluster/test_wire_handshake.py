@@ -10,13 +10,12 @@ from typing import cast
 import msgspec
 import pytest
 
-from omni_cluster.cluster import handshake, socket_server
-from omni_cluster.cluster.frame import write_frame
-from omni_cluster.cluster.handshake import NONCE_BYTES, PROOF_BYTES, _proof, prove_secret
+from omni_cluster.cluster import socket_server, wire
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription
+from omni_cluster.cluster.wire import NONCE_BYTES, PROOF_BYTES, _proof, prove_secret, write_frame
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.outputs import StageChunk
 
@@ -78,7 +77,7 @@ async def all_are_gone(server: SocketServer) -> None:
 async def test_who_does_not_know_the_word_is_told_nothing(
     server: SocketServer, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "GREETING_S", 0.2)
+    monkeypatch.setattr(wire, "GREETING_S", 0.2)
     address = await server.address()
     reader, writer = await connected(address)
     asked = await reader.readexactly(NONCE_BYTES)
@@ -161,7 +160,7 @@ async def test_who_listens_in_a_replica_s_place_is_found_out(server: SocketServe
 
 
 async def test_who_listens_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "GREETING_S", 0.1)
+    monkeypatch.setattr(wire, "GREETING_S", 0.1)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
