@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from omni_cluster.cluster.failures import lost_with, named
 from omni_cluster.cluster.rows_reader import Rows, RowsReader
 from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
+from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.cluster.wire import MessageItem, Subscription
 from omni_cluster.engine.output_log import chunk_bytes
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied

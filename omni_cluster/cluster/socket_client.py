@@ -14,8 +14,18 @@ import msgspec
 
 from omni_cluster.cluster.loads import BROKEN_COOLDOWN_S
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, RowsConfirmed, Subscription
-from omni_cluster.cluster.wire import GREETING_S, Heartbeat, prove_secret, read_frame, unpacked, write_frame
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost
+from omni_cluster.cluster.wire import (
+    GREETING_S,
+    Heartbeat,
+    MessageItem,
+    RowsConfirmed,
+    Subscription,
+    prove_secret,
+    read_frame,
+    unpacked,
+    write_frame,
+)
 
 GREETINGS = 4
 """Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""

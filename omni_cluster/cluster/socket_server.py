@@ -14,8 +14,15 @@ import msgspec
 
 from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
 from omni_cluster.cluster.rows_publisher import RowsPublishers
-from omni_cluster.cluster.transport import RowsConfirmed, Subscription
-from omni_cluster.cluster.wire import Heartbeat, packed, peer_knows_secret, read_frame, write_frame
+from omni_cluster.cluster.wire import (
+    Heartbeat,
+    RowsConfirmed,
+    Subscription,
+    packed,
+    peer_knows_secret,
+    read_frame,
+    write_frame,
+)
 from omni_cluster.engine.output_log import OutputLogs
 
 logger = logging.getLogger("ray.serve")

@@ -1,4 +1,4 @@
-"""Calls between replicas by Ray Serve, and what travels between them."""
+"""Calls between replicas by Ray Serve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -18,7 +17,6 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.errors import StageDied
-from omni_cluster.outputs import StageChunk
 
 # Objects in the store are read where they lie, and must not be written to; nothing here writes to rows.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -51,40 +49,6 @@ class Ticket:
 
     request_id: str
     replica_id: str
-
-
-class Subscription(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One reader's wish for all chunks of a request.
-
-    `reader`: a number that the consumer gives each of its own. `rows`: the name of the publisher that the request's
-    rows are to go to; None for a reader that wants none. `earlier_from`: in place of the chunks, the rows from this
-    position on that the first of them left out. `ends`: nothing more is read, the request has its whole answer.
-    """
-
-    reader: int
-    request_id: str
-    rows: str | None
-    earlier_from: int | None = None
-    ends: bool = False
-
-
-class RowsConfirmed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A consumer has the rows of all chunks with numbers before `end`, or does without them."""
-
-    end: int
-
-
-class MessageItem(msgspec.Struct, frozen=True, array_like=True):
-    """What one reader is sent: a chunk, whose rows come as a Ray object; `rows_at` is their number.
-
-    Without a chunk it is the end, with the error if something broke. A struct is made, and written, in a fraction of a
-    data class's time, and there are as many of them as tokens.
-    """
-
-    reader: int
-    chunk: StageChunk | None
-    error: Exception | None = None
-    rows_at: int | None = None
 
 
 # Not in the router's module: Serve sends its class, with copies of its module's variables, to each process that calls.

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from omni_cluster.cluster.failures import StageFailed, lost_with
-from omni_cluster.cluster.transport import MessageItem
 from omni_cluster.errors import OmniError, PayloadError
+from omni_cluster.outputs import StageChunk
 
 _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<Q")
@@ -72,6 +72,40 @@ async def _read(reader: asyncio.StreamReader, size: int, heard: Callable[[], Non
         data[filled : filled + len(piece)] = piece
         filled += len(piece)
     return data
+
+
+class Subscription(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One reader's wish for all chunks of a request.
+
+    `reader`: a number that the consumer gives each of its own. `rows`: the name of the publisher that the request's
+    rows are to go to; None for a reader that wants none. `earlier_from`: in place of the chunks, the rows from this
+    position on that the first of them left out. `ends`: nothing more is read, the request has its whole answer.
+    """
+
+    reader: int
+    request_id: str
+    rows: str | None
+    earlier_from: int | None = None
+    ends: bool = False
+
+
+class RowsConfirmed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A consumer has the rows of all chunks with numbers before `end`, or does without them."""
+
+    end: int
+
+
+class MessageItem(msgspec.Struct, frozen=True, array_like=True):
+    """What one reader is sent: a chunk, whose rows come as a Ray object; `rows_at` is their number.
+
+    Without a chunk it is the end, with the error if something broke. A struct is made, and written, in a fraction of a
+    data class's time, and there are as many of them as tokens.
+    """
+
+    reader: int
+    chunk: StageChunk | None
+    error: Exception | None = None
+    rows_at: int | None = None
 
 
 def packed(message: list[MessageItem]) -> list[Any]:

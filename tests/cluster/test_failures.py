@@ -20,8 +20,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable
 from omni_cluster.cluster.replica_connection import ConnectionEnded
-from omni_cluster.cluster.transport import MessageItem, ReplicaLost
-from omni_cluster.cluster.wire import packed, unpacked
+from omni_cluster.cluster.transport import ReplicaLost
+from omni_cluster.cluster.wire import MessageItem, packed, unpacked
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
 from omni_cluster.engine.sound.engine import DiffusionEngineStopped
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull

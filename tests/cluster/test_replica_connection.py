@@ -19,7 +19,8 @@ from omni_cluster.cluster.replica_connection import ConnectionEnded, MessageClie
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import SocketServer
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, Subscription, Ticket
+from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.cluster.wire import MessageItem, Subscription
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import PayloadError, RequestError, RequestGone, StageDied

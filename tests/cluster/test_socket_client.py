@@ -18,10 +18,12 @@ from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, REPORT_S, Address, SocketServer
-from omni_cluster.cluster.transport import MessageItem, RemoteStage, ReplicaLost, Subscription
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost
 from omni_cluster.cluster.wire import (
     _HEAD,
     _LENGTH,
+    MessageItem,
+    Subscription,
     error_named,
     packed,
     prove_secret,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgpack
 import numpy as np
 
-from omni_cluster.cluster.transport import MessageItem
-from omni_cluster.cluster.wire import packed
+from omni_cluster.cluster.wire import MessageItem, packed
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import AudioChunk, StageChunk
 

@@ -14,8 +14,8 @@ from omni_cluster.cluster import socket_server, wire
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription
-from omni_cluster.cluster.wire import NONCE_BYTES, PROOF_BYTES, _proof, prove_secret, write_frame
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost
+from omni_cluster.cluster.wire import NONCE_BYTES, PROOF_BYTES, Subscription, _proof, prove_secret, write_frame
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.outputs import StageChunk
 

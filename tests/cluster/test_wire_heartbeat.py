@@ -18,8 +18,8 @@ from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Subscription, Ticket
-from omni_cluster.cluster.wire import BEAT_S, MISSED_BEATS, keep_alive, read_frame, write_frame
+from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
+from omni_cluster.cluster.wire import BEAT_S, MISSED_BEATS, Subscription, keep_alive, read_frame, write_frame
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
 from omni_cluster.outputs import StageChunk
 

@@ -9,8 +9,7 @@ from random import Random
 
 import numpy as np
 
-from omni_cluster.cluster.transport import MessageItem
-from omni_cluster.cluster.wire import frame_head, packed, read_frame, unpacked
+from omni_cluster.cluster.wire import MessageItem, frame_head, packed, read_frame, unpacked
 from omni_cluster.errors import RequestError
 from omni_cluster.outputs import AudioChunk, HandoverTimes, StageChunk
 from tests.fuzz.mutate import changed_bytes
