@@ -56,10 +56,10 @@ class SocketClient:
             keeper = asyncio.create_task(heartbeat.keep(self._beat))
             self._say(self._writer, first)
             while True:
-                frame = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
-                self._source.loads.on_report(self._replica_id, frame.load)
-                if frame.parts:
-                    yield unpacked(frame.parts)
+                load, parts = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
+                self._source.loads.on_report(self._replica_id, load)
+                if parts:
+                    yield unpacked(parts)
         except (OSError, asyncio.IncompleteReadError) as error:
             self._source.loads.on_loss(self._replica_id, BROKEN_COOLDOWN_S)
             why = "nothing comes from it" if heartbeat is not None and heartbeat.is_lost else error

@@ -101,8 +101,8 @@ class Connection:
     async def _take_words(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             while True:
-                frame = await read_frame(self._reader, MAX_REQUEST_BYTES, self._heartbeat.heard)
-                for said in frame.parts:
+                _, parts = await read_frame(self._reader, MAX_REQUEST_BYTES, self._heartbeat.heard)
+                for said in parts:
                     self._publisher.take(msgspec.msgpack.decode(said, type=Subscription | RowsConfirmed))
 
     async def _send_messages(self) -> None:

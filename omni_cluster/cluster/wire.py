@@ -13,7 +13,6 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,27 +26,24 @@ _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """`load`: requests that the sender works on. A frame without parts says only that, and that the sender lives."""
-
-    load: int
-    parts: Sequence[bytes | bytearray]
-
-
 def write_frame(writer: asyncio.StreamWriter, parts: Sequence[Any], load: int = 0) -> None:
-    """In one piece: several tasks may write frames on one connection."""
+    """In one piece: several tasks may write frames on one connection. `load`: requests that the sender works on.
+
+    A frame without parts says only that, and that the sender lives.
+    """
     writer.writelines([frame_head(parts, load), *parts])
 
 
 def frame_head(parts: Sequence[Any], load: int) -> bytes:
-    """What goes before the parts: how many there are, what `Frame` says, the bytes of each."""
+    """What goes before the parts: how many there are, the load, the bytes of each."""
     head = _HEAD.pack(len(parts), load)
     return head + b"".join(_LENGTH.pack(len(part)) for part in parts)
 
 
-async def read_frame(reader: asyncio.StreamReader, max_bytes: int, heard: Callable[[], None] = lambda: None) -> Frame:
-    """Calls `heard` for whatever comes, a large frame's middle too.
+async def read_frame(
+    reader: asyncio.StreamReader, max_bytes: int, heard: Callable[[], None] = lambda: None
+) -> tuple[int, list[bytearray]]:
+    """Returns the sender's load, and the parts. Calls `heard` for whatever comes, a large frame's middle too.
 
     Raises ConnectionError for a frame above `max_bytes`: it is not what the other end sends.
     """
@@ -58,7 +54,7 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int, heard: Callab
     lengths = [length for (length,) in _LENGTH.iter_unpack(table)]
     if sum(lengths) > max_bytes:
         raise ConnectionError(f"a frame has {sum(lengths)} bytes, and {max_bytes} are accepted")
-    return Frame(load, [await _read(reader, length, heard) for length in lengths])
+    return load, [await _read(reader, length, heard) for length in lengths]
 
 
 async def _read(reader: asyncio.StreamReader, size: int, heard: Callable[[], None]) -> bytearray:

@@ -226,7 +226,7 @@ async def test_a_frame_that_takes_long_to_come_is_a_sign_of_life(
     for at in range(0, len(written), 100):  # twice as long as silence may last
         sides[0].write(written[at : at + 100])
         await asyncio.sleep(2 * MISSED_BEATS * wire.BEAT_S / 10)
-    assert len((await reading).parts[0]) == 1000 and not heart.is_lost
+    assert len((await reading)[1][0]) == 1000 and not heart.is_lost
     keeper.cancel()
     writer.close()
     sides[0].close()

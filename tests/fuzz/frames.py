@@ -46,4 +46,4 @@ async def _read(data: bytes) -> Sequence[bytes | bytearray]:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    return (await read_frame(reader, MAX_FRAME_BYTES)).parts
+    return (await read_frame(reader, MAX_FRAME_BYTES))[1]
