@@ -24,6 +24,8 @@ from omni_cluster.outputs import StageChunk
 
 _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<Q")
+_DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("float32", "uint8", "int16", "int64"))}
+"""Of the arrays in a message. NumPy reads more into a name than a message may say."""
 
 
 def write_frame(writer: asyncio.StreamWriter, parts: Sequence[Any], load: int = 0) -> None:
@@ -126,7 +128,7 @@ def unpacked(parts: Sequence[bytes | bytearray]) -> list[MessageItem]:
     def resolve(kind: type, value: Any) -> Any:
         if kind is np.ndarray:
             part, dtype = value
-            return np.frombuffer(parts[part], dtype)
+            return np.frombuffer(parts[part], _DTYPES[dtype])
         return error_named(*value)
 
     try:

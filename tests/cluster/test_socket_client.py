@@ -280,13 +280,14 @@ async def test_a_replica_whose_connection_breaks_is_known_to_be_lost_though_nobo
     assert stage.loads.living(["left", "replica"]) == ["left"]
 
 
-@pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no MessagePack"])
+@pytest.mark.parametrize("broken", ["no parts", "no head", "no text", "no dtype", "no MessagePack"])
 def test_a_message_that_replicas_do_not_send_is_refused_as_one(broken: str) -> None:
     head, *arrays = (bytes(part) for part in packed([MessageItem(3, SOUND)]))
     parts = {
         "no parts": [],
         "no head": [head],
         "no text": [head.replace(b"stop", b"s\xff\xffp"), *arrays],
+        "no dtype": [head.replace(b"<f4", b",,4"), *arrays],
         "no MessagePack": [b"\xc1", *arrays],
     }[broken]
     with pytest.raises(PayloadError, match=f"A message of {len(parts)} parts is not what replicas send"):
