@@ -50,7 +50,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
     config["stages"][0] |= {"num_replicas": 1, "standby_replicas": 1}
     config["stages"][2]["num_replicas"] = 2
     config["ingress_replicas"] = 1
-    del config["handover"]
     path = tmp_path_factory.mktemp("config") / "pairs.yaml"
     path.write_text(yaml.safe_dump(config))
     with serve_run(f"config={path}") as app:
