@@ -9,8 +9,8 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
-from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.run import Run, StageAccess
+from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import RemoteStage, ReplicaSilent
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -38,19 +38,19 @@ class Orchestrator:
         self._lost_at_s: dict[str, float] = {}
         """When requests lost each replica, on the monotonic clock."""
 
-    async def stream(self, posted: Posted, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+    async def stream(self, staged: StagedRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage. When a replica is lost, the request is begun again in all
         stages that it still needs, and goes on where it was, at most `limits.max_restarts` times. Raises StageDied when
         it may not be begun again.
         """
-        course = Course(self._bound, posted.request)
+        course = Course(self._bound, staged.request)
         while stages := course.stages_left():
             await self._until_replicas_live(stages, deadline)
             with self._chosen_replicas(stages, course) as chosen:
                 choose_late = functools.partial(self._choose_late, course, chosen)
-                run = Run(self._bound, self._stages, course.next_request(), posted, chosen, choose_late)
+                run = Run(self._bound, self._stages, course.next_request(), staged, chosen, choose_late)
                 try:
                     async with contextlib.aclosing(run.events(deadline)) as events:
                         async for event in events:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.failures import named_failures
-from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, Ticket, no_answer
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
@@ -73,14 +73,14 @@ class Run:
         bound: BoundPipeline,
         access: Mapping[str, StageAccess],
         request: OmniRequest,
-        posted: Posted,
+        staged: StagedRequest,
         chosen: Mapping[int, str | None],
         choose_late: ChooseLate,
     ) -> None:
         self._bound = bound
         self._access = access
         self.request = request
-        self._posted = posted
+        self._staged = staged
         self._choose_late = choose_late
         self._stages = [stage for stage in bound.stages_for(request) if stage.stage_id in chosen]
         self._tickets = {stage_id: _ticket(request, replica_id) for stage_id, replica_id in chosen.items()}
@@ -123,10 +123,10 @@ class Run:
 
     def _request_for(self, stage: StageConfig) -> OmniRequest:
         is_entry = self._bound.source(stage) is None
-        return self._posted.with_carried_media(self.request) if is_entry else self.request
+        return self._staged.with_carried_media(self.request) if is_entry else self.request
 
     def _brings_media_to(self, stage: StageConfig) -> bool:
-        return self._posted.has_stored_media and self._bound.source(stage) is None
+        return self._staged.has_stored_media and self._bound.source(stage) is None
 
     async def _follow(self, stage: StageConfig, emit: Emit) -> None:
         """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
@@ -179,7 +179,7 @@ class Run:
     async def _bring_media(self, stage: StageConfig, emit: Emit) -> None:
         """Beside the reading of what the stage makes, which notices when the replica is gone."""
         async with cause_awaited():
-            await self._posted.bring_media(self._access[stage.model_stage].calls, await self._taken)
+            await self._staged.bring_media(self._access[stage.model_stage].calls, await self._taken)
 
 
 @contextlib.asynccontextmanager

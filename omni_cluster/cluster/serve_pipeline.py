@@ -13,8 +13,8 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.metrics import Scrape
 from omni_cluster.cluster.orchestrator import Orchestrator
-from omni_cluster.cluster.parcel import posted
 from omni_cluster.cluster.run import stage_access
+from omni_cluster.cluster.staged import staged
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
@@ -53,8 +53,8 @@ class ServePipeline:
 
     async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         """See `Pipeline.stream`."""
-        sending = posted(request)
-        del request  # it has no media once it is posted
+        sending = staged(request)
+        del request  # it has no media once it is staged
         async with sending as sent, contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
             async for event in events:
                 yield event

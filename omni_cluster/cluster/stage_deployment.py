@@ -19,10 +19,10 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.autoscaling import recorded
 from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
 from omni_cluster.cluster.metrics import RayMetrics, engine_stat_logger, pushed_in_turn
-from omni_cluster.cluster.parcel import Parcel, Parcels
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
+from omni_cluster.cluster.staged import IncomingMedia, as_images
 from omni_cluster.cluster.starting import Starting, run_until_closed, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
@@ -37,7 +37,7 @@ from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.errors import OmniError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.outputs import StageChunk
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
@@ -93,7 +93,7 @@ class StageReplica:
             self._engine = make_stage(self._stage, self._bound, _stat_loggers(self._stage, config))
         closing.push_async_callback(self._engine.shutdown)
         self._logs = OutputLogs(config.limits.outbox_max_bytes, config.limits.replica_outbox_max_bytes)
-        self._parcels = Parcels()
+        self._incoming = IncomingMedia()
         self._requests = 0
         self._metrics = StageMetrics()
         self._sockets = SocketServer(self._logs, ray.util.get_node_ip_address())
@@ -125,7 +125,7 @@ class StageReplica:
         meter = self._metrics.begin(request.known_of(self._stage.model_stage))
         log = self._logs.open(request.request_id)
         try:
-            with self._parcels.expecting(request.request_id):
+            with self._incoming.expecting(request.request_id):
                 yield Ticket(request.request_id, own_replica_id())
                 await self._until_let_go(log, self._fill(log, request, ticket, meter, has_media))
         finally:
@@ -137,9 +137,9 @@ class StageReplica:
         with named_failures(own_replica_id()):
             self._engine.check_runs()
 
-    async def bring(self, request_id: str, parcel: Parcel) -> None:
+    async def bring(self, request_id: str, media: Media) -> None:
         """The media of a request whose ticket was given."""
-        self._parcels.bring(request_id, parcel)
+        self._incoming.bring(request_id, media)
 
     async def _until_let_go(self, log: OutputLog, filling: Coroutine[Any, Any, None]) -> None:
         """Fills the log until the request is cancelled, or no reader wants it any more."""
@@ -184,8 +184,8 @@ class StageReplica:
             log.fail(without_frames(lost_with(error, own_replica_id())))
 
     async def _with_media(self, request: OmniRequest) -> OmniRequest:
-        parcel = await self._parcels.take(request.request_id)
-        return replace(request, media=await asyncio.to_thread(parcel.open))
+        media = await self._incoming.take(request.request_id)
+        return replace(request, media=await asyncio.to_thread(as_images, media))
 
     def _end(self, request: OmniRequest, meter: RequestMeter, outcome: Outcome) -> None:
         """Counts and logs how the request ended, unless it has ended before."""

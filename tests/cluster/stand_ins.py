@@ -10,8 +10,8 @@ from typing import Any, cast
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.orchestrator import Orchestrator
-from omni_cluster.cluster.parcel import Posted
 from omni_cluster.cluster.run import StageAccess
+from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
@@ -140,7 +140,7 @@ class Cluster:
     async def events(
         self, deadline_s: float = 60, carried: Media | None = None, **fields: Any
     ) -> AsyncGenerator[StageEvent, None]:
-        sent = Posted(OmniRequest("r", "Hello.", **fields), carried=carried)
+        sent = StagedRequest(OmniRequest("r", "Hello.", **fields), carried=carried)
         async with contextlib.aclosing(self.orchestrator.stream(sent, Deadline(deadline_s))) as events:
             async for event in events:
                 yield event

@@ -17,7 +17,7 @@ import pytest
 from omni_cluster.cluster import orchestrator, run
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
-from omni_cluster.cluster.parcel import Posted
+from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.recovery import MOST_FREE, AnswerDiffers
@@ -379,7 +379,7 @@ async def test_media_that_are_carried_go_to_the_first_stage_whenever_the_request
 
 async def test_a_request_that_ended_holds_nothing(tiny: Path) -> None:
     cluster = Cluster(once("talker"))
-    sent = Posted(OmniRequest("r", "Hello."))
+    sent = StagedRequest(OmniRequest("r", "Hello."))
     async with contextlib.aclosing(cluster.orchestrator.stream(sent, Deadline(60))) as events:
         async for _ in events:
             pass

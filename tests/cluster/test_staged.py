@@ -14,9 +14,8 @@ import ray
 from PIL import Image
 from ray.exceptions import ObjectStoreFullError
 
-from omni_cluster.cluster import parcel
 from omni_cluster.cluster.failures import named_failures
-from omni_cluster.cluster.parcel import MAX_CARRIED_BYTES, Parcel, Parcels, Posted, posted
+from omni_cluster.cluster.staged import MAX_CARRIED_BYTES, IncomingMedia, StagedRequest, as_arrays, as_images, staged
 from omni_cluster.cluster.transport import MAX_VALUE_BYTES, RemoteStage, Ticket
 from omni_cluster.errors import StoreFull
 from omni_cluster.inputs import Media, OmniRequest, Video
@@ -52,7 +51,7 @@ def assert_same(got: Media, wanted: Media) -> None:
         assert video.audio is not None and other.audio is not None and np.array_equal(video.audio, other.audio)
 
 
-def travelled(sent: Parcel) -> tuple[Parcel, int]:
+def travelled(sent: Media) -> tuple[Media, int]:
     """As Ray stores it: arrays out of band and read-only; and the bytes of what is not among them."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
@@ -61,8 +60,8 @@ def travelled(sent: Parcel) -> tuple[Parcel, int]:
 
 def test_all_media_arrive_as_they_were() -> None:
     media = all_kinds()
-    sent, num_bytes = travelled(Parcel.of(media))
-    got = sent.open()
+    sent, num_bytes = travelled(as_arrays(media))
+    got = as_images(sent)
     assert num_bytes < 4000  # all of the media is read where it lies
     for array, other in zip(got.audios, media.audios, strict=True):
         assert array.dtype == np.float32 and np.array_equal(array, other)
@@ -77,7 +76,7 @@ def test_all_media_arrive_as_they_were() -> None:
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
 def test_an_image_of_another_mode_stays_one(mode: str) -> None:
     image = Image.fromarray(noise(20, 30, 3)).convert(mode)
-    (got,) = travelled(Parcel.of(Media(images=(image,))))[0].open().images
+    (got,) = as_images(travelled(as_arrays(Media(images=(image,))))[0]).images
     assert got.mode == mode and got.convert("RGB").tobytes() == image.convert("RGB").tobytes()
 
 
@@ -86,7 +85,7 @@ def test_the_processor_makes_the_same_of_them() -> None:
 
     processor = AutoImageProcessor.from_pretrained(embedded_checkpoint("tiny"))
     _, (image,) = media_of("image")
-    (got,) = travelled(Parcel.of(Media(images=(image,))))[0].open().images
+    (got,) = as_images(travelled(as_arrays(Media(images=(image,))))[0]).images
     before, after = (processor(images=[each], return_tensors="np")["pixel_values"] for each in (image, got))
     assert np.array_equal(before, after)
 
@@ -95,15 +94,15 @@ async def test_a_store_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     def full(value: object) -> None:
         raise ObjectStoreFullError
 
-    monkeypatch.setattr(parcel.ray, "put", full)
+    monkeypatch.setattr(ray, "put", full)
     with pytest.raises(StoreFull, match="no room for this request"):
-        async with posted(OmniRequest("r", "", all_kinds())):
+        async with staged(OmniRequest("r", "", all_kinds())):
             pass
 
 
 async def test_a_request_without_media_puts_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(parcel.ray, "put")
-    async with posted(OmniRequest("r", "a prompt")) as sent:
+    monkeypatch.delattr(ray, "put")
+    async with staged(OmniRequest("r", "a prompt")) as sent:
         assert not sent.has_stored_media and sent.request.prompt == "a prompt"
 
 
@@ -120,16 +119,16 @@ def of_bytes(kind: str, size_bytes: int) -> Media:
 
 @pytest.mark.parametrize("kind", ["sound", "image", "grey image", "video", "heard video"])
 async def test_media_up_to_the_bound_travel_with_their_request(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcel.ray, "put", lambda value: "a reference")
+    monkeypatch.setattr(ray, "put", lambda value: "a reference")
     largest, larger = (
         OmniRequest("r", "", of_bytes(kind, size)) for size in (MAX_CARRIED_BYTES, MAX_CARRIED_BYTES + 4)
     )
-    async with posted(largest) as sent:
+    async with staged(largest) as sent:
         assert not sent.has_stored_media and sent.request.media == Media()
         entry = sent.with_carried_media(sent.request)
     assert entry.media.size_bytes == MAX_CARRIED_BYTES
     assert len(pickle.dumps(entry, protocol=5)) < MAX_VALUE_BYTES  # and so by value
-    async with posted(larger) as sent:
+    async with staged(larger) as sent:
         assert sent.has_stored_media and sent.request.media == Media()
         assert sent.with_carried_media(sent.request) is sent.request
 
@@ -137,7 +136,7 @@ async def test_media_up_to_the_bound_travel_with_their_request(kind: str, monkey
 async def test_carried_media_are_a_copy_and_let_go_with_the_request() -> None:
     media = all_kinds_small()
     counted = [weakref.ref(array) for array in (*media.audios, media.videos[0].frames)]
-    async with posted(OmniRequest("r", "", media)) as sent:
+    async with staged(OmniRequest("r", "", media)) as sent:
         entry = sent.with_carried_media(sent.request)
         assert_same(entry.media, media)
         del media
@@ -154,16 +153,16 @@ def test_pictures_count_as_they_travel(mode: str, bytes_a_pixel: int) -> None:
 
 
 async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
-    parcels, sent = Parcels(), Parcel.of(Media())
-    with parcels.expecting("r"):
-        parcels.bring("r", sent)
-        parcels.bring("r", Parcel.of(all_kinds()))  # once only
-        assert await parcels.take("r") is sent
-        assert not parcels._expected  # taken media lie in the store for nobody here
-    with parcels.expecting("r"):
-        parcels.bring("r", sent)
-    parcels.bring("r", sent)
-    assert not parcels._expected
+    incoming, sent = IncomingMedia(), as_arrays(Media())
+    with incoming.expecting("r"):
+        incoming.bring("r", sent)
+        incoming.bring("r", as_arrays(all_kinds()))  # once only
+        assert await incoming.take("r") is sent
+        assert not incoming._expected  # taken media lie in the store for nobody here
+    with incoming.expecting("r"):
+        incoming.bring("r", sent)
+    incoming.bring("r", sent)
+    assert not incoming._expected
 
 
 class Calls:
@@ -180,9 +179,9 @@ async def test_media_are_brought_to_each_run_and_let_go_with_the_request(monkeyp
     class Reference:
         """Of an object in the store, which lives as long as this does."""
 
-    monkeypatch.setattr(parcel.ray, "put", lambda value: Reference())
+    monkeypatch.setattr(ray, "put", lambda value: Reference())
     calls = Calls()
-    async with posted(OmniRequest("r", "", all_kinds())) as sent:
+    async with staged(OmniRequest("r", "", all_kinds())) as sent:
         assert sent.has_stored_media and sent.request.media == Media()
         for name in ("r", "r-again1"):
             await sent.bring_media(cast(RemoteStage, calls), Ticket(name, f"a replica for {name}"))
@@ -210,7 +209,7 @@ async def test_an_error_that_is_kept_holds_no_media(monkeypatch: pytest.MonkeyPa
 
     reference = Reference()
     lives = weakref.ref(reference)
-    sent = Posted(OmniRequest("r", ""), cast("ray.ObjectRef", reference))
+    sent = StagedRequest(OmniRequest("r", ""), cast("ray.ObjectRef", reference))
     del reference
     with pytest.raises(StoreFull) as kept:
         await sent.bring_media(cast(RemoteStage, FullStage()), Ticket("r", "a replica"))

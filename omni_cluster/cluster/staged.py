@@ -11,7 +11,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import ray
@@ -20,27 +20,20 @@ from PIL import Image
 from omni_cluster.cluster.failures import named_failures, without_frames
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.inputs import OmniRequest
-from omni_cluster.media import Media, Video
+from omni_cluster.media import Media
 
 MAX_CARRIED_BYTES = 2 << 20
 """Of media that travel with their request: half a minute of sound, or a picture of 800 x 600."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """Media as Ray stores them once and maps them: plain arrays, RGB images `[height, width, 3]` among them."""
+def as_arrays(media: Media) -> Media:
+    """The media as Ray stores them once and maps them: plain arrays, RGB images `[height, width, 3]` among them."""
+    return replace(media, images=tuple(map(_as_array, media.images)))
 
-    audios: tuple[np.ndarray, ...]
-    images: tuple[np.ndarray | Image.Image, ...]
-    videos: tuple[Video, ...]
 
-    @classmethod
-    def of(cls, media: Media) -> Parcel:
-        return cls(media.audios, tuple(map(_as_array, media.images)), media.videos)
-
-    def open(self) -> Media:
-        """The media as they were, to the bit."""
-        return Media(self.audios, tuple(map(_as_image, self.images)), self.videos)
+def as_images(media: Media) -> Media:
+    """What `as_arrays` was given, to the bit."""
+    return replace(media, images=tuple(map(_as_image, media.images)))
 
 
 def _as_array(image: Image.Image | np.ndarray) -> np.ndarray | Image.Image:
@@ -51,7 +44,7 @@ def _as_image(image: np.ndarray | Image.Image) -> Image.Image:
     return Image.fromarray(image) if isinstance(image, np.ndarray) else image
 
 
-class Posted:
+class StagedRequest:
     """A request, and its media, which are carried beside it or lie in the object store."""
 
     def __init__(self, request: OmniRequest, media: ray.ObjectRef | None = None, carried: Media | None = None) -> None:
@@ -80,9 +73,9 @@ class Posted:
 
 
 @asynccontextmanager
-async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
+async def staged(request: OmniRequest) -> AsyncIterator[StagedRequest]:
     """The request; its media are there as long as the context is open. Raises StoreFull."""
-    sent = await _posted(request)
+    sent = await _staged(request)
     del request  # its media are not with it any more
     try:
         yield sent
@@ -90,24 +83,24 @@ async def posted(request: OmniRequest) -> AsyncIterator[Posted]:
         sent.drop_media()
 
 
-async def _posted(request: OmniRequest) -> Posted:
+async def _staged(request: OmniRequest) -> StagedRequest:
     if request.media.size_bytes <= MAX_CARRIED_BYTES:
         # A copy: as long as what a decoder made is in use, it counts against what may be decoded for others.
-        return Posted(request.without_media(), carried=copy.deepcopy(request.media))
+        return StagedRequest(request.without_media(), carried=copy.deepcopy(request.media))
     with named_failures():
         media = await asyncio.to_thread(_put, request.media)
-    return Posted(request.without_media(), media)
+    return StagedRequest(request.without_media(), media)
 
 
 def _put(media: Media) -> ray.ObjectRef:
-    return ray.put(Parcel.of(media))
+    return ray.put(as_arrays(media))
 
 
-class Parcels:
+class IncomingMedia:
     """The media of this replica's requests. A request is here before its media are sent."""
 
     def __init__(self) -> None:
-        self._expected: dict[str, asyncio.Future[Parcel]] = {}
+        self._expected: dict[str, asyncio.Future[Media]] = {}
 
     @contextmanager
     def expecting(self, request_id: str) -> Iterator[None]:
@@ -118,14 +111,14 @@ class Parcels:
         finally:
             self._expected.pop(request_id, None)
 
-    async def take(self, request_id: str) -> Parcel:
+    async def take(self, request_id: str) -> Media:
         """Waits for the media of a request that is expected; they lie in the store as long as the caller has them."""
-        parcel = await self._expected[request_id]
+        media = await self._expected[request_id]
         self._expected.pop(request_id, None)
-        return parcel
+        return media
 
-    def bring(self, request_id: str, parcel: Parcel) -> None:
+    def bring(self, request_id: str, media: Media) -> None:
         """Keeps nothing for a request that has ended here."""
         coming = self._expected.get(request_id)
         if coming is not None and not coming.done():
-            coming.set_result(parcel)
+            coming.set_result(media)
