@@ -114,42 +114,36 @@ def engine_stat_logger() -> type:
     return EngineStatLogger
 
 
-class Scrape:
-    """Asks every running replica for its metrics: those of all stages, and the other ingresses.
+async def scraped(
+    own: ReplicaMetrics, stages: Mapping[str, DeploymentHandle], ingresses: int, sleepers: Collection[str]
+) -> bytes:
+    """The metrics of all stages and ingresses in Prometheus' text format; `own`: of the ingress that is asked.
 
     A replica that does not answer within `WAIT_S` is left out, and counted: its samples are in a later scrape again,
     for they are counted where they are made. `sleepers`: stages that may have none.
     """
+    ingress = serve.get_replica_context().deployment
+    others, *answered = await asyncio.gather(
+        _other_ingresses(ingress, own.replica, ingresses),
+        *(_replicas_of(name, handle, may_sleep=name in sleepers) for name, handle in stages.items()),
+    )
+    answers = {ingress: [own, *others], **dict(zip(stages, answered, strict=True))}
+    given = [metric for each in answers.values() for answer in each if answer is not None for metric in answer.metrics]
+    return text_of([*merged(given), missing({name: each.count(None) for name, each in answers.items()})])
 
-    def __init__(self, stages: Mapping[str, DeploymentHandle], ingresses: int, sleepers: Collection[str] = ()) -> None:
-        self._sleepers = sleepers
-        self._stages = stages
-        self._ingresses = ingresses
 
-    async def text(self, own: ReplicaMetrics) -> bytes:
-        """Of all of them in Prometheus' text format; `own`: what the ingress that was asked has counted itself."""
-        ingress = serve.get_replica_context().deployment
-        others, *stages = await asyncio.gather(
-            self._other_ingresses(ingress, own.replica),
-            *(self._replicas_of(name, handle) for name, handle in self._stages.items()),
-        )
-        answers = {ingress: [own, *others], **dict(zip(self._stages, stages, strict=True))}
-        given = [
-            metric for each in answers.values() for answer in each if answer is not None for metric in answer.metrics
-        ]
-        return text_of([*merged(given), missing({name: each.count(None) for name, each in answers.items()})])
+async def _replicas_of(name: str, handle: DeploymentHandle, *, may_sleep: bool) -> list[ReplicaMetrics | None]:
+    answers = await ask_all(handle, "metrics", WAIT_S)
+    return [] if may_sleep and not known_replicas(handle.app_name, name) else answers
 
-    async def _replicas_of(self, name: str, handle: DeploymentHandle) -> list[ReplicaMetrics | None]:
-        answers = await ask_all(handle, "metrics", WAIT_S)
-        return [] if name in self._sleepers and not known_replicas(handle.app_name, name) else answers
 
-    async def _other_ingresses(self, ingress: str, own_replica: str) -> list[ReplicaMetrics | None]:
-        """What each of the others answers, None where it does not in time; a full one would not answer itself."""
-        if self._ingresses == 1:
-            return []
-        answers = await ask_all(await asyncio.to_thread(_handle_of, ingress), "metrics", WAIT_S)
-        others = [answer for answer in answers if answer is not None and answer.replica != own_replica]
-        return [*others, *[None] * (len(answers) - 1 - len(others))]
+async def _other_ingresses(ingress: str, own_replica: str, ingresses: int) -> list[ReplicaMetrics | None]:
+    """What each of the others answers, None where it does not in time; a full one would not answer itself."""
+    if ingresses == 1:
+        return []
+    answers = await ask_all(await asyncio.to_thread(_handle_of, ingress), "metrics", WAIT_S)
+    others = [answer for answer in answers if answer is not None and answer.replica != own_replica]
+    return [*others, *[None] * (len(answers) - 1 - len(others))]
 
 
 def _handle_of(deployment: str) -> DeploymentHandle:

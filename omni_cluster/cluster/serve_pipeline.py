@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.metrics import Scrape
+from omni_cluster.cluster.metrics import scraped
 from omni_cluster.cluster.orchestrator import Orchestrator
 from omni_cluster.cluster.run import stage_access
 from omni_cluster.cluster.staged import staged
@@ -40,7 +40,7 @@ class ServePipeline:
         self._stages = {name: stage_access(handle, of[name], config) for name, handle in handles.items()}
         self.sleepers = frozenset(stage.model_stage for stage in config.stages if stage.may_sleep)
         self._orchestrator = Orchestrator(bound, self._stages)
-        self._scrape = Scrape(handles, config.ingress_replicas, self.sleepers)
+        self._handles = handles
         # A thread of its own: those of the requests may all be busy, and Serve's controller may hang.
         self._controller = ThreadPoolExecutor(1, "controller")
         self._running = SingleFlightCache(
@@ -82,7 +82,8 @@ class ServePipeline:
 
     async def metrics(self, own: Collector) -> bytes:
         """See `Pipeline.metrics`: those of all replicas, other ingresses included."""
-        return await self._scrape.text(ReplicaMetrics.of(own, own_replica_id()))
+        own_metrics, ingresses = ReplicaMetrics.of(own, own_replica_id()), self.bound.config.ingress_replicas
+        return await scraped(own_metrics, self._handles, ingresses, self.sleepers)
 
     def close(self) -> None:
         self._controller.shutdown(wait=False)

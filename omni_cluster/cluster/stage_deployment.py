@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -23,7 +24,7 @@ from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.staged import IncomingMedia, as_images
-from omni_cluster.cluster.starting import Starting, run_until_closed, without_collector
+from omni_cluster.cluster.starting import end_start, run_until_closed, start_step, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
 from omni_cluster.config.schema import PipelineConfig, StageConfig
@@ -80,16 +81,16 @@ class StageReplica:
         use_cache_dir(config.cache_dir)
         if stage.gpus_per_replica or runs_on_vllm(stage, config):  # else the engine has no process of its own
             ENGINE_PROCESSES.import_beside()
-        starting = Starting(stage.model_stage)
-        with starting.step("imports its libraries"), without_collector():
+        step = functools.partial(start_step, stage.model_stage)
+        with step("imports its libraries"), without_collector():
             # The cards are measured in a process of their own: it takes five seconds, this one's imports longer.
             measured, _ = await asyncio.gather(
                 asyncio.to_thread(measure_replica, stage), asyncio.to_thread(_import_engine, stage, config)
             )
-        with starting.step("reads the checkpoint"):
+        with step("reads the checkpoint"):
             self._bound = await asyncio.to_thread(lambda: fit_replica(bind(config), stage, measured))
         self._stage: StageConfig = next(s for s in self._bound.config.stages if s.stage_id == stage.stage_id)
-        with starting.step("imports the model"), without_collector():
+        with step("imports the model"), without_collector():
             self._engine = make_stage(self._stage, self._bound, _stat_loggers(self._stage, config))
         closing.push_async_callback(self._engine.shutdown)
         self._logs = OutputLogs(config.limits.outbox_max_bytes, config.limits.replica_outbox_max_bytes)
@@ -101,12 +102,12 @@ class StageReplica:
         self._source = self._connections_to(source) if source is not None else None
         if self._source is not None:
             closing.push_async_callback(self._source.close)
-        with starting.step("starts the engine"), environment(_where_ray_is(stage)):
+        with step("starts the engine"), environment(_where_ray_is(stage)):
             await self._engine.start()
         run_until_closed(beat_while_healthy(self._watchdog, self._engine.check_health), closing)
         if config.ray_metrics:
             run_until_closed(self._push_metrics(), closing)
-        starting.ended()
+        end_start(stage.model_stage)
 
     async def _push_metrics(self) -> None:
         labels = {"stage": self._stage.model_stage}

@@ -19,26 +19,23 @@ NAMESPACE = b"omni_cluster"
 PREFIX = b"starting/"
 
 
-class Starting:
-    """The steps of one replica's start, each published as it begins. Of a stage's replicas the last one shows."""
+@contextlib.contextmanager
+def start_step(stage: str, what: str) -> Iterator[None]:
+    """One step of a replica's start, published as it begins, with its time in the log when it ends.
 
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-        self._key = PREFIX + stage.encode()
+    Of the replicas of a stage, the last to begin a step shows.
+    """
+    logger.info("%s: %s", stage, what)
+    kv_put(PREFIX + stage.encode(), what.encode(), namespace=NAMESPACE)
+    began_s = time.monotonic()
+    yield
+    logger.info("%s: %s took %.1f s", stage, what, time.monotonic() - began_s)
 
-    @contextlib.contextmanager
-    def step(self, what: str) -> Iterator[None]:
-        """One step; its time is in the log when it ends."""
-        logger.info("%s: %s", self._stage, what)
-        kv_put(self._key, what.encode(), namespace=NAMESPACE)
-        began_s = time.monotonic()
-        yield
-        logger.info("%s: %s took %.1f s", self._stage, what, time.monotonic() - began_s)
 
-    def ended(self) -> None:
-        """The start is over. What was made until now stays, so later garbage collections skip it."""
-        gc.freeze()
-        kv_delete(self._key, namespace=NAMESPACE)
+def end_start(stage: str) -> None:
+    """The start is over. What was made until now stays, so later garbage collections skip it."""
+    gc.freeze()
+    kv_delete(PREFIX + stage.encode(), namespace=NAMESPACE)
 
 
 @contextlib.contextmanager
