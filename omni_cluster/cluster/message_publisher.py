@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -88,17 +89,6 @@ class Cursor:
         self._on_close()
 
 
-@dataclass(slots=True)
-class RowsSent:
-    """Bytes of packed rows that a replica has sent so far.
-
-    `asked`: those of them of earlier prompts, left out at first, for consumers that lacked them.
-    """
-
-    as_objects: int = 0
-    asked: int = 0
-
-
 class MessagePublisher:
     """Publishes to one connection. What a request makes while a message is on its way is one item of the next.
 
@@ -106,7 +96,10 @@ class MessagePublisher:
     by themselves, and the message says where.
     """
 
-    def __init__(self, logs: OutputLogs, rows_publishers: RowsPublishers, max_item_bytes: int, sent: RowsSent) -> None:
+    def __init__(
+        self, logs: OutputLogs, rows_publishers: RowsPublishers, max_item_bytes: int, sent: Counter[str]
+    ) -> None:
+        """`sent`: see `SocketServer.rows_sent_bytes`."""
         self._logs = logs
         self._rows_publishers = rows_publishers
         self._sent = sent
@@ -159,7 +152,7 @@ class MessagePublisher:
             async with contextlib.aclosing(log.earlier_rows(first)) as parts:
                 async for rows in parts:
                     aside.put(StageChunk(rows=rows))
-                    self._sent.asked += rows.rows.nbytes
+                    self._sent["asked"] += rows.rows.nbytes
             aside.close()
         except Exception as error:
             if not isinstance(error, OmniError):
@@ -235,5 +228,5 @@ class MessagePublisher:
         if item.rows is None or self._rows_publisher is None:
             return item.sent
         packed = item.rows.pack().numpy()
-        self._sent.as_objects += packed.nbytes
+        self._sent["as_objects"] += packed.nbytes
         return msgspec.structs.replace(item.sent, rows_at=self._rows_publisher.publish(packed))

@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -27,24 +27,6 @@ from omni_cluster.payloads import RowsChunk
 
 if TYPE_CHECKING:
     import torch
-
-
-class MessageClient(Protocol):
-    """What a connection's messages travel on; see `SocketClient`."""
-
-    def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]: ...
-
-    async def subscribe(self, subscription: Subscription) -> bool: ...
-
-    def confirm(self, rows_end: int) -> None: ...
-
-
-MakeClient = Callable[[RemoteStage, str], MessageClient]
-"""Makes the client of one replica of a stage, by the replica's id."""
-
-
-class ConnectionEnded(StageDied):
-    """A connection ended while it was read; `ReplicaConnections` opens another one for later readers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +85,7 @@ class ReplicaConnection:
     """A stream of messages from one replica, open as long as somebody reads."""
 
     def __init__(
-        self, client: MessageClient, replica_id: str, first: Subscription, rows: RowsReader, room: Room
+        self, client: SocketClient, replica_id: str, first: Subscription, rows: RowsReader, room: Room
     ) -> None:
         self._client = client
         self._room = room
@@ -135,7 +117,7 @@ class ReplicaConnection:
         return await self._client.subscribe(subscription)
 
     async def _receive(self, first: Subscription) -> None:
-        error: Exception = ConnectionEnded(f"the connection to {self._replica_id} ended.")
+        error: Exception = StageDied(f"the connection to {self._replica_id} ended.")
         try:
             async with contextlib.aclosing(self._client.messages(first)) as messages:
                 async for message in messages:
@@ -176,10 +158,10 @@ class ReplicaConnections:
         self,
         source: RemoteStage,
         max_elements: int,
-        make_client: MakeClient = SocketClient,
+        make_client: Callable[[RemoteStage, str], SocketClient] = SocketClient,
         room: Room | None = None,
     ) -> None:
-        """`room`: where the inboxes are counted."""
+        """`make_client`: of a replica, by its id; `room`: where the inboxes are counted."""
         self._source = source
         self._room = room or Room()
         self._make_client = make_client

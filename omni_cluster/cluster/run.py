@@ -201,7 +201,7 @@ def _ticket(request: OmniRequest, replica_id: str | None) -> asyncio.Future[Tick
 
 
 async def _first(call: AsyncGenerator[Ticket, None], replica_id: str) -> Ticket:
-    """The stage's ticket. ReplicaLost when a replica that runs, as far as is known, gives none in time."""
+    """The stage's ticket. ReplicaSilent when a replica that runs, as far as is known, gives none in time."""
     try:
         async with asyncio.timeout(ANSWER_S if replica_id else None):
             return await anext(call)

@@ -14,7 +14,7 @@ import msgspec
 
 from omni_cluster.cluster.loads import BROKEN_COOLDOWN_S
 from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost
+from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.cluster.wire import (
     GREETING_S,
     Heartbeat,
@@ -26,6 +26,7 @@ from omni_cluster.cluster.wire import (
     unpacked,
     write_frame,
 )
+from omni_cluster.errors import StageDied
 
 GREETINGS = 4
 """Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""
@@ -45,7 +46,7 @@ class SocketClient:
     async def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]:
         """Opens the connection with its first reader; the first message is empty.
 
-        Raises ReplicaLost when it breaks, or nothing comes on it any more: whether or not somebody reads, this is the
+        Raises StageDied when it breaks, or nothing comes on it any more: whether or not somebody reads, this is the
         first that is known of a replica that is gone.
         """
         address: Address = await self._source.call("address", replica_id=self._replica_id)
@@ -63,7 +64,7 @@ class SocketClient:
         except (OSError, asyncio.IncompleteReadError) as error:
             self._source.loads.on_loss(self._replica_id, BROKEN_COOLDOWN_S)
             why = "nothing comes from it" if heartbeat is not None and heartbeat.is_lost else error
-            raise ReplicaLost(f"the connection to replica {self._replica_id} broke: {why}") from error
+            raise StageDied(f"the connection to replica {self._replica_id} broke: {why}") from error
         finally:
             self._source.loads.on_disconnect(self._replica_id)
             writer, self._writer = self._writer, None

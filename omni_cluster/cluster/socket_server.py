@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
-from omni_cluster.cluster.message_publisher import MessagePublisher, RowsSent
+from omni_cluster.cluster.message_publisher import MessagePublisher
 from omni_cluster.cluster.rows_publisher import RowsPublishers
 from omni_cluster.cluster.wire import (
     Heartbeat,
@@ -118,7 +119,8 @@ class SocketServer:
 
     def __init__(self, logs: OutputLogs, host: str) -> None:
         self.rows_publishers = RowsPublishers(logs.room)
-        self.rows_sent = RowsSent()
+        self.rows_sent_bytes = Counter(as_objects=0, asked=0)
+        """Packed rows so far; `asked`: those of earlier prompts, left out at first, for consumers that lacked them."""
         self._logs = logs
         self._host = host
         self._secret = secrets.token_bytes(SECRET_BYTES)
@@ -159,7 +161,7 @@ class SocketServer:
             self._strangers.pop(accepted, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        publisher = MessagePublisher(self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent)
+        publisher = MessagePublisher(self._logs, self.rows_publishers, MAX_ITEM_BYTES, self.rows_sent_bytes)
         connection = Connection(reader, writer, publisher, lambda: self._logs.unfinished)
         self._known.add(connection)
         try:

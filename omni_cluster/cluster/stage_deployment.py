@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -246,7 +246,7 @@ class StageReplica:
             "held_bytes": self._logs.room.held_bytes,
             "open_links": len(self._sockets),
             "open_rows_calls": self._sockets.rows_publishers.calls,
-            "rows_sent_bytes": asdict(self._sockets.rows_sent),
+            "rows_sent_bytes": dict(self._sockets.rows_sent_bytes),
             "engine": await self._engine.counts(),
         }
 

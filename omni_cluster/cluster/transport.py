@@ -30,11 +30,7 @@ MAX_VALUE_BYTES = 3 << 20
 """Arguments of a call that travel in Serve's gRPC, whose messages have 4 MiB at most; larger ones are Ray objects."""
 
 
-class ReplicaLost(StageDied):
-    """The connection to a replica broke, or it does not answer: most likely it died."""
-
-
-class ReplicaSilent(ReplicaLost):
+class ReplicaSilent(StageDied):
     """A replica does not answer in time: it hangs, or has too much to do."""
 
 
@@ -188,7 +184,7 @@ class RemoteStage:
     async def call(self, method: str, *args: Any, replica_id: str, wait_s: float | None = ANSWER_S) -> Any:
         """One result, by reference: a large one is read from the object store where it lies.
 
-        Raises ReplicaLost when there is none within `wait_s`.
+        Raises ReplicaSilent when there is none within `wait_s`.
         """
         asked = getattr(self._unary.options(session_id=ADDRESS_PREFIX + replica_id), method).remote(*args)
         try:

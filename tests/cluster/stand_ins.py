@@ -12,7 +12,7 @@ from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.orchestrator import Orchestrator
 from omni_cluster.cluster.run import StageAccess
 from omni_cluster.cluster.staged import StagedRequest
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
+from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.deadline import Deadline
@@ -86,7 +86,7 @@ class Stage:
             await self.woken.wait()
             replica_id = "woken"
         if replica_id in self.gone:
-            raise lost_with(ReplicaLost("gone"), replica_id)
+            raise lost_with(StageDied("gone"), replica_id)
         self.requests.append(request)
         self.ran_on.append(replica_id)
         logs = self._logs.setdefault(replica_id, OutputLogs(1 << 20))
@@ -160,7 +160,7 @@ def recovered_from(events: list[StageEvent]) -> list[tuple[str, ...]]:
     return [event.recovery.stages for event in events if event.recovery is not None]
 
 
-def once(stage: str, replica_ids: set[str] | None = None, kind: type[StageDied] = ReplicaLost) -> Breaks:
+def once(stage: str, replica_ids: set[str] | None = None, kind: type[StageDied] = StageDied) -> Breaks:
     """The stage is lost once with each of its replicas of these ids; None: with the first that it runs on."""
 
     def breaks(name: str, ticket: Ticket) -> Exception | None:

@@ -19,8 +19,7 @@ from ray.serve.exceptions import (
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable
-from omni_cluster.cluster.replica_connection import ConnectionEnded
-from omni_cluster.cluster.transport import ReplicaLost
+from omni_cluster.cluster.transport import ReplicaSilent
 from omni_cluster.cluster.wire import MessageItem, packed, unpacked
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
 from omni_cluster.engine.sound.engine import DiffusionEngineStopped
@@ -64,8 +63,8 @@ GONE: list[Exception] = [
     BrokenPipeError("broken"),
     ConnectionRefusedError("refused"),
     asyncio.IncompleteReadError(b"", 8),
-    ConnectionEnded("the connection ended."),
-    ReplicaLost("the connection broke"),
+    StageDied("the connection ended."),
+    ReplicaSilent("it did not answer"),
     OutputLogUnknown("request r: no output log is open here"),
     DiffusionEngineStopped("stage s does not run any more"),
     StageDied("the engine of stage s died"),
@@ -118,7 +117,7 @@ def test_another_error_is_a_stage_s_failure_over_a_connection() -> None:
         assert type(carried) is StageFailed and error_answer(carried)[0] == 500
 
 
-@pytest.mark.parametrize("error", [StageDied("the engine died"), ReplicaLost("the connection broke")], ids=name_of)
+@pytest.mark.parametrize("error", [StageDied("the engine died"), ReplicaSilent("it did not answer")], ids=name_of)
 def test_which_replica_was_lost_is_said_once_and_travels(error: StageDied) -> None:
     lost_with(lost_with(portable(error), "the source"), "its reader")
     for carried in (over_a_socket(error), pickle.loads(pickle.dumps(error))):

@@ -18,7 +18,7 @@ from omni_cluster.cluster import orchestrator, run
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
 from omni_cluster.cluster.staged import StagedRequest
-from omni_cluster.cluster.transport import ReplicaLost, ReplicaSilent, Ticket
+from omni_cluster.cluster.transport import ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.recovery import MOST_FREE, AnswerDiffers
 from omni_cluster.errors import RequestError, RequestGone, StageDied
@@ -226,7 +226,7 @@ async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path, m
     assert recovered_from(events)[0] == ("unknown",) * MOST_FREE
 
 
-@pytest.mark.parametrize(("kind", "cooldown_s"), [(ReplicaLost, LOST_COOLDOWN_S), (ReplicaSilent, SILENT_COOLDOWN_S)])
+@pytest.mark.parametrize(("kind", "cooldown_s"), [(StageDied, LOST_COOLDOWN_S), (ReplicaSilent, SILENT_COOLDOWN_S)])
 async def test_a_replica_that_only_did_not_answer_soon_gets_requests_again(
     tiny: Path, kind: type[StageDied], cooldown_s: float
 ) -> None:
@@ -267,7 +267,7 @@ async def test_what_a_consumer_says_of_its_source_is_the_source_s_loss(tiny: Pat
         if name != "talker" or lost:
             return None
         lost.append(cluster.stages["thinker"].ran_on[-1])
-        return lost_with(ReplicaLost("the connection broke"), lost[0])
+        return lost_with(StageDied("the connection broke"), lost[0])
 
     cluster = Cluster(breaks)
     events = await cluster.ask()
@@ -304,7 +304,7 @@ async def test_without_a_reason_nobody_is_blamed(tiny: Path, monkeypatch: pytest
 async def test_it_ends_when_it_was_begun_again_so_often(tiny: Path, most: int) -> None:
     replicas = tuple(f"replica-{i}" for i in range(6))
     cluster = Cluster(once("talker", set(replicas)), talkers=replicas, max_restarts=most)
-    with pytest.raises(ReplicaLost):
+    with pytest.raises(StageDied):
         await cluster.ask()
     assert len(set(cluster.stages["talker"].ran_on)) == most + 1
 

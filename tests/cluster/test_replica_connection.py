@@ -15,7 +15,7 @@ import torch
 from omni_cluster.cluster import message_publisher, rows_publisher, rows_reader, socket_server
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.replica_connection import ConnectionEnded, MessageClient, ReplicaConnections
+from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import SocketServer
@@ -79,7 +79,7 @@ class Replica:
 class Watched:
     """A client that remembers its messages, and that breaks when it is told to."""
 
-    def __init__(self, client: MessageClient) -> None:
+    def __init__(self, client: SocketClient) -> None:
         self._client = client
         self.received: list[list[MessageItem]] = []
         self.broken = False
@@ -388,7 +388,7 @@ async def test_rows_that_do_not_come_end_with_their_connection(
     await settled()
     assert not reading.done()
     await connections.close()
-    with pytest.raises(ConnectionEnded):
+    with pytest.raises(StageDied):
         await reading
 
 
@@ -574,7 +574,7 @@ async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
     await until(lambda: replica.logs.room.held_bytes == held_bytes + ROW_BYTES)
     earlier.is_out.set()
     assert [part[:, 0].tolist() async for part in parts] in ([[2.0], [3.0]], [[2.0, 3.0]])
-    assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent.asked == 3 * ROW_BYTES
+    assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent_bytes["asked"] == 3 * ROW_BYTES
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
     assert room.held_bytes == 0
     await chunks.aclose()
@@ -641,7 +641,7 @@ async def test_closing_ends_the_stream_at_both_ends(
     await connections.close()
     while replica.open_links:
         await asyncio.sleep(0)
-    with pytest.raises(ConnectionEnded):
+    with pytest.raises(StageDied):
         await reading
 
 

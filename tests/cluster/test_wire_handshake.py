@@ -14,9 +14,10 @@ from omni_cluster.cluster import socket_server, wire
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost
+from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.cluster.wire import NONCE_BYTES, PROOF_BYTES, Subscription, _proof, prove_secret, write_frame
 from omni_cluster.engine.output_log import OutputLogs
+from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
 READER = Subscription(3, "r", "publisher")
@@ -154,7 +155,7 @@ async def test_who_listens_in_a_replica_s_place_is_found_out(server: SocketServe
 
     listener = await asyncio.start_server(impostor, "127.0.0.1", 0)
     address = Address("127.0.0.1", listener.sockets[0].getsockname()[1], b"word" * 8)
-    with pytest.raises(ReplicaLost, match="does not know the replica's secret"):
+    with pytest.raises(StageDied, match="does not know the replica's secret"):
         await anext(client_to(address).messages(READER))
     listener.close()
 
@@ -168,7 +169,7 @@ async def test_who_listens_and_says_nothing_is_given_up(monkeypatch: pytest.Monk
 
     listener = await asyncio.start_server(silent, "127.0.0.1", 0)
     address = Address("127.0.0.1", listener.sockets[0].getsockname()[1], b"word" * 8)
-    with pytest.raises(ReplicaLost):
+    with pytest.raises(StageDied):
         await anext(client_to(address).messages(READER))
     listener.close()
 

@@ -18,9 +18,10 @@ from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import Address, SocketServer
-from omni_cluster.cluster.transport import RemoteStage, ReplicaLost, Ticket
+from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import BEAT_S, MISSED_BEATS, Subscription, keep_alive, read_frame, write_frame
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
+from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk
 
 READER = Subscription(3, "r", "publisher")
@@ -122,7 +123,7 @@ async def test_a_replica_that_is_frozen_is_noticed_in_time() -> None:
         assert await anext(messages) == []
         child.send_signal(signal.SIGSTOP)
         began_s = time.monotonic()
-        with pytest.raises(ReplicaLost, match="nothing comes from it"):
+        with pytest.raises(StageDied, match="nothing comes from it"):
             await anext(messages)
         assert time.monotonic() - began_s < NOTICED_S + BUSY_S
     finally:
@@ -140,7 +141,7 @@ async def test_both_ends_notice_a_network_that_carries_nothing_any_more(
     assert await anext(messages) == [] and len(server) == 1
     await is_read(log)
     network.carries.clear()
-    with pytest.raises(ReplicaLost, match="nothing comes from it"):
+    with pytest.raises(StageDied, match="nothing comes from it"):
         await anext(messages)
     await asyncio.wait_for(log.until_given_up(PATIENCE_S), PATIENCE_S)  # its producer works for nobody
     while len(server):
@@ -243,7 +244,7 @@ async def test_a_request_whose_replica_falls_silent_fails(
     chunks = connections.read(Ticket("r", "replica"), with_rows=False)
     assert (await anext(chunks)).token_ids == (1,)
     network.carries.clear()
-    with pytest.raises(ReplicaLost):
+    with pytest.raises(StageDied):
         await anext(chunks)
     network.carries.set()
     await connections.close()
