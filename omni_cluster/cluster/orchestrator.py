@@ -1,23 +1,32 @@
-"""One request through the cluster, begun again on living replicas when one that works on it is lost."""
+"""One request through the cluster, begun again on living replicas when one that works on it is lost.
+
+In each run the ingress asks a replica of each stage, and the stages pull from each other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from ray.serve.handle import DeploymentHandle
+
+from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
-from omni_cluster.cluster.run import Run, StageAccess
+from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.staged import StagedRequest
-from omni_cluster.cluster.transport import RemoteStage, ReplicaSilent
-from omni_cluster.config.schema import StageConfig
+from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaSilent, Ticket, no_answer
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import AnswerDiffers, Course, Loss
-from omni_cluster.errors import StageDied
+from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
+from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Course, Loss
+from omni_cluster.errors import RequestGone, StageDied
+from omni_cluster.inputs import OmniRequest
 
 logger = logging.getLogger("ray.serve")
 
@@ -136,3 +145,189 @@ class Orchestrator:
         self._lost_at_s[loss.replica_id] = loss.at_s
         while len(self._lost_at_s) > MOST_LOST:
             del self._lost_at_s[next(iter(self._lost_at_s))]
+
+
+END_S = 10.0
+"""How long a replica may take to end its call of a request that has its whole answer, until the call is cancelled."""
+CAUSE_S = 2.0
+"""How long to wait for the reason why a replica has ended a request: that another one was lost, or the client left."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageAccess:
+    """A stage as the ingress sees it: it starts requests by `calls`, and reads what comes of them by `connections`."""
+
+    calls: RemoteStage
+    connections: ReplicaConnections
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def end(self, call: AsyncGenerator[Ticket, None], ticket: Ticket) -> None:
+        """Ends the call behind the answer. The replica does it, or Serve would count a request that failed."""
+        # In a context of its own: Serve ends the calls that a request made when that request ends.
+        task = asyncio.create_task(self._ended(call, ticket), context=contextvars.Context())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _ended(self, call: AsyncGenerator[Ticket, None], ticket: Ticket) -> None:
+        async with contextlib.aclosing(call):
+            with contextlib.suppress(StageDied, TimeoutError):
+                async with asyncio.timeout(END_S):
+                    if await self.connections.end(ticket):
+                        await anext(call, None)
+
+
+def stage_access(handle: DeploymentHandle, stage: StageConfig, config: PipelineConfig) -> StageAccess:
+    calls = RemoteStage(handle, serving=stage.num_replicas if stage.standby_replicas else None)
+    return StageAccess(calls, ReplicaConnections(calls, config.limits.max_payload_elements))
+
+
+ChooseLate = Callable[[StageConfig], Awaitable[str | None]]
+"""Chooses a replica of a stage whose source has begun; None: Serve chooses one."""
+
+
+class Run:
+    """A request in the replicas that were chosen for it, `chosen` by stage id.
+
+    None for a stage that has none yet, and for those behind it: for them `choose_late` is asked when their source has
+    begun, for what lived when the request came may be gone by then.
+    """
+
+    def __init__(
+        self,
+        bound: BoundPipeline,
+        access: Mapping[str, StageAccess],
+        request: OmniRequest,
+        staged: StagedRequest,
+        chosen: Mapping[int, str | None],
+        choose_late: ChooseLate,
+    ) -> None:
+        self._bound = bound
+        self._access = access
+        self.request = request
+        self._staged = staged
+        self._choose_late = choose_late
+        self._stages = [stage for stage in bound.stages_for(request) if stage.stage_id in chosen]
+        self._tickets = {stage_id: _ticket(request, replica_id) for stage_id, replica_id in chosen.items()}
+        self._taken: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        self._all_read = asyncio.Barrier(len(self._stages))
+        """Stages end together: while one works, the others keep what it may need again."""
+        self._at_work: set[str] = set()
+        """Replicas that have taken the request."""
+
+    async def events(self, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        """Chunks of all stages, as they are made.
+
+        Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
+        Raises StageDied when a replica is gone; see `loss`.
+        """
+        fan_in = FanIn(deadline)
+        for stage in self._stages:
+            fan_in.add(functools.partial(self._follow, stage))
+            if not self.replica_of(stage) and self._access[stage.model_stage].calls.living() is None:
+                fan_in.add(functools.partial(self._wake, stage))
+            if self._brings_media_to(stage):
+                fan_in.add(functools.partial(self._bring_media, stage))
+        async with contextlib.aclosing(fan_in.events()) as events:
+            with named_failures():
+                async for event in events:
+                    yield event
+
+    def loss(self, error: StageDied) -> Loss:
+        """What the error says was lost."""
+        for stage in self._stages:
+            if error.replica_id and self.replica_of(stage) == error.replica_id:
+                return Loss(stage.model_stage, error.replica_id, error.replica_id in self._at_work)
+        was_taken = error.replica_id in self._at_work if error.replica_id else bool(self._at_work)
+        return Loss(UNKNOWN, error.replica_id, was_at_work=was_taken or isinstance(error, RequestGone))
+
+    def replica_of(self, stage: StageConfig) -> str:
+        """The replica that works on the request, "" as long as Serve has not chosen one."""
+        ticket = self._tickets[stage.stage_id]
+        return ticket.result().replica_id if ticket.done() else ""
+
+    def _request_for(self, stage: StageConfig) -> OmniRequest:
+        is_entry = self._bound.source(stage) is None
+        return self._staged.with_carried_media(self.request) if is_entry else self.request
+
+    def _brings_media_to(self, stage: StageConfig) -> bool:
+        return self._staged.has_stored_media and self._bound.source(stage) is None
+
+    async def _follow(self, stage: StageConfig, emit: Emit) -> None:
+        """Starts the stage once its source has given a ticket, and hands on what it says until it has finished."""
+        async with cause_awaited():
+            await self._read(stage, emit)
+
+    async def _read(self, stage: StageConfig, emit: Emit) -> None:
+        remote, upstream = self._access[stage.model_stage], await self._upstream(stage)
+        replica_id, has_media = await self._chosen(stage), self._brings_media_to(stage)
+        started = remote.calls.stream("generate", self._request_for(stage), upstream, has_media, replica_id=replica_id)
+        async with contextlib.AsyncExitStack() as closing:
+            call = await closing.enter_async_context(contextlib.aclosing(started))
+            own = await _first(call, replica_id)
+            self._at_work.add(own.replica_id)
+            if not replica_id:
+                self._tickets[stage.stage_id].set_result(own)
+            if has_media:
+                self._taken.set_result(own)
+            async with contextlib.aclosing(remote.connections.read(own, with_rows=False)) as chunks:
+                async for chunk in chunks:
+                    await emit(StageEvent(stage.model_stage, chunk))
+                    if chunk.finish_reason is not None:
+                        break
+            await self._all_read.wait()
+            closing.pop_all()
+            remote.end(call, own)
+
+    async def _upstream(self, stage: StageConfig) -> Ticket | None:
+        """The ticket of the source, once that has its own too: it begins no sooner, and is not waited for that long.
+
+        None for a stage that needs none; see `Course.stages_left`.
+        """
+        source = self._bound.source(stage)
+        if source is None or source.stage_id not in self._tickets:
+            return None
+        await self._upstream(source)
+        return await asyncio.shield(self._tickets[source.stage_id])
+
+    async def _chosen(self, stage: StageConfig) -> str:
+        """The replica for the request, "" if Serve is to choose one."""
+        ticket = self._tickets[stage.stage_id]
+        if not ticket.done() and (replica_id := await self._choose_late(stage)) is not None:
+            ticket.set_result(Ticket(self.request.request_id, replica_id))
+        return self.replica_of(stage)
+
+    async def _wake(self, stage: StageConfig, emit: Emit) -> None:
+        """At once: the stage is asked to begin only when its source has begun, which may have to wake before."""
+        await self._access[stage.model_stage].calls.wake()
+
+    async def _bring_media(self, stage: StageConfig, emit: Emit) -> None:
+        """Beside the reading of what the stage makes, which notices when the replica is gone."""
+        async with cause_awaited():
+            await self._staged.bring_media(self._access[stage.model_stage].calls, await self._taken)
+
+
+@contextlib.asynccontextmanager
+async def cause_awaited() -> AsyncIterator[None]:
+    """Lets a replica's word that it has ended the request be the last: whoever knows the reason comes first."""
+    try:
+        yield
+    except RequestGone:
+        await asyncio.sleep(CAUSE_S)
+        raise
+
+
+def _ticket(request: OmniRequest, replica_id: str | None) -> asyncio.Future[Ticket]:
+    """Known at once if a replica was chosen, so that all stages start together; else the stage's answer gives it."""
+    ticket: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+    if replica_id is not None:
+        ticket.set_result(Ticket(request.request_id, replica_id))
+    return ticket
+
+
+async def _first(call: AsyncGenerator[Ticket, None], replica_id: str) -> Ticket:
+    """The stage's ticket. ReplicaSilent when a replica that runs, as far as is known, gives none in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S if replica_id else None):
+            return await anext(call)
+    except (TimeoutError, StopAsyncIteration):
+        raise no_answer(replica_id, "did not take the request") from None

@@ -12,8 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.metrics import scraped
-from omni_cluster.cluster.orchestrator import Orchestrator
-from omni_cluster.cluster.run import stage_access
+from omni_cluster.cluster.orchestrator import Orchestrator, stage_access
 from omni_cluster.cluster.staged import staged
 from omni_cluster.cluster.transport import own_replica_id, running_replicas
 from omni_cluster.engine.build import BoundPipeline

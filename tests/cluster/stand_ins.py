@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.orchestrator import Orchestrator
-from omni_cluster.cluster.run import StageAccess
+from omni_cluster.cluster.orchestrator import Orchestrator, StageAccess
 from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.loader import load_config

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_cluster.cluster import orchestrator, run
+from omni_cluster.cluster import orchestrator
 from omni_cluster.cluster.failures import lost_with
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
 from omni_cluster.cluster.staged import StagedRequest
@@ -133,7 +133,7 @@ async def test_a_whole_answer_s_calls_end_by_themselves_and_that_of_a_client_tha
 async def test_a_replica_that_does_not_end_its_call_has_it_cancelled(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "END_S", 0.01)
+    monkeypatch.setattr(orchestrator, "END_S", 0.01)
     cluster = Cluster()
     talker = cluster.stages["talker"]
 
@@ -278,7 +278,7 @@ async def test_what_a_consumer_says_of_its_source_is_the_source_s_loss(tiny: Pat
 async def test_the_reason_why_a_replica_ended_the_request_is_waited_for(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "CAUSE_S", 60.0)
+    monkeypatch.setattr(orchestrator, "CAUSE_S", 60.0)
     seen: set[str] = set()
 
     def breaks(name: str, ticket: Ticket) -> Exception | None:
@@ -293,7 +293,7 @@ async def test_the_reason_why_a_replica_ended_the_request_is_waited_for(
 
 
 async def test_without_a_reason_nobody_is_blamed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "CAUSE_S", 0.0)
+    monkeypatch.setattr(orchestrator, "CAUSE_S", 0.0)
     cluster = Cluster(once("talker", None, RequestGone))
     events = await cluster.ask()
     assert recovered_from(events) == [("unknown",)]
