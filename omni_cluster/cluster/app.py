@@ -47,8 +47,8 @@ MAX_INGRESS_CALLS = 65_536
 SHUTDOWN_MARGIN_S = 30.0
 FRESH = {"metrics_interval_s": 2.0, "look_back_period_s": 5.0}
 """How often replicas report, and over what time their reports are averaged, for a policy that waits by itself. Serve's
-own 10 and 30 s would come on top of its delays; and who has waited for a stage that slept would still be counted when
-it has gone to sleep again.
+own 10 and 30 s would come on top of its delays, and would still count requests that waited for a stage that slept when
+it sleeps again.
 """
 HEALTH_CHECK_PERIOD_S = 2.0
 """A replica that hangs ends itself, or its watchdog does: how soon Serve learns that and starts another."""
@@ -94,7 +94,7 @@ def stage_deployment(stage: StageConfig, config: PipelineConfig) -> Any:
     return serve.deployment(
         StageReplica,
         name=stage.model_stage,
-        # Admission is the ingress's; what it lets in must never wait at a stage.
+        # The ingress admits requests; those that it has admitted must not wait at a stage.
         max_ongoing_requests=CALLS_PER_REQUEST * limits.max_ongoing_requests + CALLS_PER_CONNECTION * MAX_CONNECTIONS,
         ray_actor_options=actor_options(stage),
         **bundles(stage),
@@ -172,7 +172,7 @@ def bundles(stage: StageConfig) -> dict[str, Any]:
 
 
 def node_options(placement: PlacementConfig, where: str) -> dict[str, Any]:
-    """What Ray is told of the nodes. Raises ConfigError, saying `where`."""
+    """Ray's options for the nodes. Raises ConfigError, which names `where`."""
     for name, value in placement.label_selector.items():
         if validate_label_key(name) is not None:
             fix = "a label's name is 63 letters, digits, - _ or . at most"

@@ -23,7 +23,7 @@ STAGE = "stage"
 
 
 def recorded(counts: Mapping[str, float], backlog_tokens: float, open_logs: int) -> dict[str, float]:
-    """What a replica tells Serve: its `Sample`, by the names of the fields.
+    """What a replica reports to Serve: its `Sample`, by the names of the fields.
 
     `counts`: what its engine says; the others are fields of the sample.
     """

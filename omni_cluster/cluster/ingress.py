@@ -67,7 +67,7 @@ class Ingress:
             return await whole_answer(self._pipeline, request, deadline)
 
     async def let_all_end(self) -> None:
-        """See `HttpServer.let_all_end`: it is called before Serve is ended."""
+        """Turns new requests away, and waits for those that run; called before Serve ends."""
         await self._server.let_all_end()
 
     async def __del__(self) -> None:

@@ -99,7 +99,7 @@ class LocalCluster:
         while True:
             application = serve.status().applications.get(APP_NAME)
             status = application.status.value if application is not None else "NOT_STARTED"
-            states = self.stage_states()  # after it: the last look that is told has all of them healthy
+            states = self.stage_states()  # read after the status, so that the last report has all of them healthy
             if on_change is not None:
                 on_change(states)
             if status == "RUNNING":
@@ -133,7 +133,7 @@ LOOK_S = 0.1
 
 
 def served_app(args: Mapping[str, Any]) -> Application:
-    """See `build_app`; for the process of `serve run`."""
+    """The application for the process of `serve run`, which ends it in order on SIGTERM."""
     config = config_of(args)
     end_on_sigterm(config.limits.closing_grace_s)
     return bind_app(config)

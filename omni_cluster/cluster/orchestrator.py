@@ -308,7 +308,7 @@ class Run:
 
 @contextlib.asynccontextmanager
 async def cause_awaited() -> AsyncIterator[None]:
-    """Lets a replica's word that it has ended the request be the last: whoever knows the reason comes first."""
+    """Delays RequestGone by `CAUSE_S`, so that the error that has its cause can surface first."""
     try:
         yield
     except RequestGone:

@@ -21,7 +21,7 @@ from omni_cluster.server import http_protocol
 MOST_GONE = 1000
 """Replicas that are gone whose ids are remembered."""
 LISTING_S = 2.0
-"""A replica that has just come up is told to one process before another: so long a call waits for one that is new."""
+"""How long a call waits for a replica that is not listed yet: processes learn at different times of a new one."""
 
 
 class AddressRouter(LocalityMixin, RequestRouter):

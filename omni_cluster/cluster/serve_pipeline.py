@@ -30,7 +30,7 @@ CONTROLLER_WAIT_S = 1.5
 
 
 class ServePipeline:
-    """See `Pipeline`; lives in an ingress. `handles`: the stages' deployments by name."""
+    """The `Pipeline` of an ingress. `handles`: the stages' deployments by name."""
 
     def __init__(self, bound: BoundPipeline, handles: Mapping[str, DeploymentHandle]) -> None:
         self.bound = bound
@@ -47,11 +47,9 @@ class ServePipeline:
         )
 
     def check(self, request: OmniRequest) -> None:
-        """See `Pipeline.check`."""
         self.bound.check(request)
 
     async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
-        """See `Pipeline.stream`."""
         sending = staged(request)
         del request  # it has no media once it is staged
         async with sending as sent, contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
@@ -59,10 +57,10 @@ class ServePipeline:
                 yield event
 
     async def replicas(self) -> dict[str, int]:
-        """See `Pipeline.replicas`: those that Serve holds to be healthy, and this ingress does not know to be gone.
+        """Those that Serve holds to be healthy, and that are not known here to be gone.
 
-        Serve tells the routers of this process; its controller is asked while it has told them nothing yet. So neither
-        the controller's end nor a deployment that is built anew, of which it knows no replicas, makes a host unready.
+        The routers of this process know them. The controller is asked only for stages of which they know nothing yet,
+        so neither its end nor a deployment that is built anew makes a host unready.
         """
         names = [stage.model_stage for stage in self.bound.config.stages]
         living = {name: count for name in names if (count := self._stages[name].calls.count_living()) is not None}
@@ -80,7 +78,7 @@ class ServePipeline:
         return await asyncio.get_running_loop().run_in_executor(self._controller, running_replicas)
 
     async def metrics(self, own: Collector) -> bytes:
-        """See `Pipeline.metrics`: those of all replicas, other ingresses included."""
+        """Of all replicas, other ingresses included."""
         own_metrics, ingresses = ReplicaMetrics.of(own, own_replica_id()), self.bound.config.ingress_replicas
         return await scraped(own_metrics, self._handles, ingresses, self.sleepers)
 

@@ -1,7 +1,7 @@
 """A connection from replica to replica, over TCP: the consuming end.
 
 A call of Serve's takes milliseconds, whatever is in it, and each step makes tokens. A call gives the replica's address
-and the secret that both ends prove to know: only who can call replicas can read from them.
+and the secret that both ends prove to know: so only processes that can call replicas can read from them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SocketClient:
     async def messages(self, first: Subscription) -> AsyncGenerator[list[MessageItem], None]:
         """Opens the connection with its first reader; the first message is empty.
 
-        Raises StageDied when it breaks, or nothing comes on it any more: whether or not somebody reads, this is the
+        Raises StageDied when it breaks, or nothing comes on it any more: whether or not it is read, this is the
         first that is known of a replica that is gone.
         """
         address: Address = await self._source.call("address", replica_id=self._replica_id)

@@ -29,7 +29,7 @@ from omni_cluster.engine.output_log import OutputLogs
 logger = logging.getLogger("ray.serve")
 
 MAX_ITEM_BYTES = 16 << 20
-"""Rows and sound of one item, and of one message: nobody waits long behind another one's."""
+"""Rows and sound of one item, and of one message: bounds how long a reader waits for another's."""
 MAX_REQUEST_BYTES = 4096
 """The most that a reader may send in one frame."""
 MAX_STRANGERS = 16

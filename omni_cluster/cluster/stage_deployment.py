@@ -47,7 +47,7 @@ logger = logging.getLogger("ray.serve")
 
 FIRST_READER_S = 30.0
 """An ingress reads a request's log as soon as it has the ticket. The end of a call that is cancelled while it begins
-may get lost in Serve: nobody reads what such a call makes."""
+may get lost in Serve: then no reader comes."""
 MAX_SAMPLES = MAX_ITEM_BYTES // 4
 """Sound of a chunk, float32: a long answer's travels in several messages."""
 
@@ -149,7 +149,7 @@ class StageReplica:
             async with asyncio.timeout(self._bound.config.limits.request_timeout_s):
                 await log.until_given_up(FIRST_READER_S)
         except TimeoutError:
-            pass  # whoever asked has given up by now
+            pass  # the ingress has given up by now
         finally:
             filler.cancel()
             await asyncio.gather(filler, return_exceptions=True)
@@ -207,7 +207,6 @@ class StageReplica:
         return self._source.read(ticket, with_rows=True)
 
     async def address(self) -> Address:
-        """See `SocketServer.address`."""
         return await self._sockets.address()
 
     async def rows(self, name: str, first: int = 0) -> AsyncGenerator[RowsItem, None]:

@@ -90,7 +90,7 @@ async def ask_all(handle: DeploymentHandle, method: str, wait_s: float) -> list[
 
 
 def _cancel(asked: Any) -> None:
-    """Ends a call. Of one that no replica was given, Serve raises once more why: whoever waited has been told."""
+    """Ends a call. Of one that no replica was given, Serve raises once more why; the caller has that error already."""
     try:
         asked.cancel()
     except Exception as error:

@@ -116,7 +116,7 @@ class Answer(ReplicaResult):
                 self._pieces.extend(made)
                 self._news.set()
                 self._unread.grow(self, sum(map(len, made)))
-        except (Exception, asyncio.CancelledError) as error:  # the end too: who asks for the next piece gets it
+        except (Exception, asyncio.CancelledError) as error:  # the end too: the call for the next piece raises it
             self._end = self._end or error.with_traceback(None)  # whose frames would hold this answer
             self._news.set()
 

@@ -58,8 +58,8 @@ class Watchdog:
 async def beat_while_healthy(watchdog: Watchdog, check_health: Callable[[], Awaitable[None]]) -> None:
     """Beats until it is cancelled. Ends this process when the engine can no longer serve.
 
-    Serve would let an unhealthy replica finish its requests, which this one never could. The
-    end of the process is learnt at once by all who wait for it, and by Serve, which starts another one.
+    Serve would let an unhealthy replica finish its requests, which this one never could. The end of the process is
+    known at once to all callers, and to Serve, which starts another one.
     """
     while True:
         try:

@@ -187,7 +187,7 @@ async def prove_secret(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         writer.write(own + _proof(secret, _READER, asked, own))
         proof = await reader.readexactly(PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, _REPLICA, asked, own)):
-        raise ConnectionError("who listens there does not know the replica's secret")
+        raise ConnectionError("the peer does not know the replica's secret")
 
 
 def _proof(secret: bytes, side: bytes, asked: bytes, own: bytes) -> bytes:

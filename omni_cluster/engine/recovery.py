@@ -122,7 +122,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What ended a run: a replica of a stage; `UNKNOWN` and "" where nobody knows which.
+    """What ended a run: a replica of a stage; `UNKNOWN` and "" where that is not known.
 
     `was_at_work`: False for a replica that was gone, or silent, before it took the request. `at_s`: when that was
     noticed, on the monotonic clock.

@@ -103,7 +103,7 @@ Changes = tuple[tuple[float, int], ...]
 class Decision:
     """Replicas of each stage, and what the next decision must know of this and earlier ones.
 
-    Of a stage that sleeps that is nothing: who wakes it does so without a decision, and what was wanted before would
+    Of a stage that sleeps that is nothing: Serve wakes it without a decision, and what was wanted before would
     put it to sleep again at once.
     """
 
@@ -131,7 +131,7 @@ def decide(
 
 
 def _wish(rule: StageRule, load: StageLoad, current: int) -> int:
-    """What the load alone wants. It stays as it is while nobody reports, as when all replicas start."""
+    """What the load alone wants. It stays as it is without reports, as when all replicas start."""
     if current and not load.replicas:
         return current
     need = rule.need(load)
