@@ -55,15 +55,19 @@ class Endpoint(Protocol):
 
 
 MakeEndpoint = Callable[[Services], Endpoint]
-ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (
-    lambda its: OperationsEndpoint(its.pipeline, its.counted, its.admission.closing),
-    lambda its: ModelsEndpoint(its.pipeline.bound),
+OF_TEXT: Final[tuple[MakeEndpoint, ...]] = (
     lambda its: ChatEndpoint(its.pipeline, its.reader, its.builder, its.coding),
     lambda its: ResponsesEndpoint(its.pipeline, its.reader, its.builder),
-    lambda its: SpeechEndpoint(its.pipeline, its.reader, its.builder, its.coding),
     lambda its: TranscriptionsEndpoint(its.pipeline, its.reader, its.builder),
     lambda its: CompletionsEndpoint(its.pipeline, its.reader, its.builder),
     lambda its: TokensEndpoint(its.pipeline.bound, its.reader),
+)
+"""Those of a family that answers in text."""
+ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (
+    lambda its: OperationsEndpoint(its.pipeline, its.counted, its.admission.closing),
+    lambda its: ModelsEndpoint(its.pipeline.bound),
+    lambda its: SpeechEndpoint(its.pipeline, its.reader, its.builder, its.coding),
+    *OF_TEXT,
 )
 
 
@@ -94,8 +98,10 @@ class HttpServer:
         self._coding = ThreadPoolExecutor(CODING_THREADS, thread_name_prefix="coding")
         builder = RequestBuilder(pipeline)
         services = Services(pipeline, self._reader, builder, self.admission, self.metrics.registry, self._coding)
-        self._endpoints = [make(services) for make in endpoints]
-        bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
+        chats = bound.family.chats()
+        self._endpoints = [make(services) for make in endpoints if chats or make not in OF_TEXT]
+        if chats:
+            bound.family.render(GREETING)  # loads what it needs, or the first request would wait for that
 
     def app(self) -> ASGIApp:
         api = FastAPI(title="omni_cluster", docs_url=None, redoc_url=None)

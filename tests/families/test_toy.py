@@ -45,7 +45,7 @@ def toy_app(toy: OmniLLM) -> Iterator[LocalApp]:
 
 
 def test_a_package_registers_its_family_by_an_entry_point() -> None:
-    assert "toy" in known_families() and family_class("toy") is Toy
+    assert {"toy", "toy_reader"} < set(known_families()) and family_class("toy") is Toy
 
 
 def test_it_says_what_it_was_told_in_text_and_sound(toy: OmniLLM) -> None:
@@ -149,3 +149,16 @@ def test_it_is_up_without_the_engines_libraries() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": path}
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_family_without_text_reads_aloud_and_has_no_chat() -> None:
+    with OmniLLM(FAMILIES / "toy" / "reader.yaml") as omni, local_app(omni) as app:
+        paths = set(app.client.get("/openapi.json").json()["paths"])
+        assert "/v1/audio/speech" in paths and not any("chat" in path or "token" in path for path in paths)
+        body = {"model": "preset:tiny", "input": SAID, "response_format": "pcm", "seed": 3}
+        whole, streamed = (app.client.post("/v1/audio/speech", json=body | more) for more in ({}, {"stream": True}))
+        assert whole.content == streamed.content and len(whole.content) == 2 * len(SAID) * stages.SAMPLES_PER_CODE
+        refused = app.client.post("/v1/audio/speech", json=body | {"voice": "low"})
+        assert refused.status_code == 400
+        with pytest.raises(RequestError, match="toy_reader answers in no text; use /v1/audio/speech"):
+            omni.render([{"role": "user", "content": SAID}])

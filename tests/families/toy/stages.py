@@ -22,7 +22,7 @@ from omni_cluster.outputs import AudioChunk, StageChunk
 from toy.tokenizer import END
 
 if TYPE_CHECKING:
-    from toy.family import Toy
+    from omni_cluster.models.family import Family
 
 CODEBOOKS = 2
 CODES = 64
@@ -45,7 +45,7 @@ class ToySpec(PlainSpec):
 
     Options = Options
 
-    def __init__(self, family: Toy) -> None:
+    def __init__(self, family: Family) -> None:
         self.family = family
 
 
@@ -162,7 +162,7 @@ class CodesStage(TokenStage):
 class SoundStage(PlainStage):
     """A tone of 20 ms for each frame, in the pitch of its voice."""
 
-    def __init__(self, family: Toy, config: StageConfig) -> None:
+    def __init__(self, family: Family, config: StageConfig) -> None:
         super().__init__(Sound.name)
         self._family = family
         self._pause_s = Options(**config.options).token_s
@@ -170,7 +170,8 @@ class SoundStage(PlainStage):
     async def make(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        pitch = 1 + self._family.voices.index(self._family.check_voice(request.voice))
+        voice = self._family.check_voice(request.voice)
+        pitch = 1 + self._family.voices.index(voice) if voice else 1
         known, start, waiting = request.known_of(self.name).num_samples, 0, list[np.ndarray]()
         async for first, second in _frames(_tokens(upstream)):
             await asyncio.sleep(self._pause_s)

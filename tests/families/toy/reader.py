@@ -1,0 +1,59 @@
+"""A family of another shape: it reads text aloud and answers in none, and it has one voice without a name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.inputs import OmniRequest, Prompt
+from omni_cluster.models.family import Family
+from omni_cluster.models.stage import Stage
+from omni_cluster.models.stage_spec import StageSpec, by_name
+from omni_cluster.outputs import StageChunk
+from toy.stages import Codes, CodesStage, Sound
+
+
+class Read(Codes):
+    """Frames of the text that is to be read, which the request brings."""
+
+    source = None
+    reads = frozenset()
+
+    def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
+        return ReadStage(self, config, pipeline)
+
+
+class ReadStage(CodesStage):
+    """The codes of the toy, of the request's own text."""
+
+    async def make(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> AsyncGenerator[StageChunk, None]:
+        said = StageChunk(token_ids=tuple((request.reply or "").encode()), finish_reason="stop")
+        async for chunk in super().make(request, _one(said)):
+            yield chunk
+
+
+class Reader(Family):
+    """Reads what it is given."""
+
+    name = "toy_reader"
+    stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Read, Sound)
+    presets = ("tiny",)
+    voices = ()
+
+    def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
+        """There is no voice to choose."""
+
+    @classmethod
+    def embedded_checkpoint(cls, preset: str) -> Path:
+        return Path(__file__).parent / "checkpoint"
+
+    def reading(self, text: str) -> Prompt:
+        return Prompt("")
+
+
+async def _one(chunk: StageChunk) -> AsyncIterator[StageChunk]:
+    yield chunk
