@@ -415,10 +415,11 @@ class OmniSchedulerMixin(_Scheduler):
         `held` counts `blocked` ones too, which have not been admitted. `compiling`: those without their grammar.
         """
         pool = self.kv_cache_manager.block_pool
+        running, waiting = self.get_request_counts()
         return {
-            "running": len(self.running),
-            "waiting": len(self.waiting) + len(self.skipped_waiting),
-            "compiling": sum(r.status == WAITS_FOR_GRAMMAR for r in (*self.waiting, *self.skipped_waiting)),
+            "running": running,
+            "waiting": waiting,
+            "compiling": sum(r.status == WAITS_FOR_GRAMMAR for r in self.requests.values()),
             "held": self.num_held(),
             "blocked": self.num_blocked(),
             "preemptions": self._num_preemptions,
