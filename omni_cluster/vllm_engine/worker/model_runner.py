@@ -136,12 +136,12 @@ class OmniGPUModelRunner(_Runner):
             self._prefill_graphs.plan(self.cudagraph_dispatcher, sizes)
 
     def _determine_batch_execution_and_padding(
-        self, *, max_num_scheduled_tokens: int, use_cascade_attn: bool, **kwargs: Any
+        self, *, max_num_scheduled_tokens: int, force_eager: bool = False, **kwargs: Any
     ) -> Any:
-        # vLLM runs a step of cascade attention as no whole graph, and asks for nothing else by this argument.
-        no_whole_graph = use_cascade_attn or self._prefill_graphs.leave_out(max_num_scheduled_tokens)
+        # A step with prompts has a whole graph or none: no parts of it are captured.
+        without_graph = force_eager or self._prefill_graphs.leave_out(max_num_scheduled_tokens)
         return super()._determine_batch_execution_and_padding(
-            max_num_scheduled_tokens=max_num_scheduled_tokens, use_cascade_attn=no_whole_graph, **kwargs
+            max_num_scheduled_tokens=max_num_scheduled_tokens, force_eager=without_graph, **kwargs
         )
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
