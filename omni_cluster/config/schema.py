@@ -138,7 +138,7 @@ LayerPrecision = Literal[Precision, "float8"]
 
 
 class DiffusionConfig(Strict):
-    """How a diffusion stage forms its steps."""
+    """How a sound stage forms its steps."""
 
     max_batch_size: int = Field(default=16, ge=1, description="Jobs of one step.", examples=[16])
     max_wait_ms: float = Field(
@@ -165,10 +165,6 @@ class DiffusionConfig(Strict):
     )
     vocoder_dtype: Precision = Field(
         default="float32", description="What the vocoder after it computes in.", examples=["tfloat32"]
-    )
-    # Alone on a card a step takes longer so; beside other stages, whose kernels its own would wait for, less.
-    resident_blocks: int = Field(
-        default=0, ge=0, description="On CUDA: the layers of so many blocks at most are one kernel.", examples=[8]
     )
     cuda_graphs: bool = Field(
         default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]

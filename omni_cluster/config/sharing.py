@@ -42,6 +42,14 @@ def fit_one_card(sharing: Sequence[StageConfig]) -> bool:
     return math.fsum(stage.scheduled_gpus * stage.max_replicas for stage in sharing) <= 1
 
 
+def all_share_a_card(stages: Sequence[StageConfig]) -> bool:
+    """Whether one card has an engine of every stage that has cards, and of two stages at least."""
+    on_cards = [stage for stage in stages if stage.gpus_per_replica > 0]
+    by_parts = by_fractions(on_cards) == on_cards and fit_one_card(on_cards)
+    pinned = any(len(engines) == len(on_cards) for engines in on_pinned_cards(on_cards).values())
+    return len(on_cards) > 1 and (by_parts or pinned)
+
+
 def _by_card(placed: Iterable[tuple[int, int, int]]) -> dict[int, Engines]:
     """From card, stage and count."""
     cards: dict[int, Engines] = {}

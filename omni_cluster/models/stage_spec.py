@@ -135,8 +135,11 @@ class SoundSpec(SoundFacts, StageSpec):
     ) -> SoundSession: ...
 
     @abstractmethod
-    def model(self, device: torch.device, config: DiffusionConfig) -> SoundModel:
-        """Loads the weights, in the dtypes and for the streams that `config` says."""
+    def model(self, device: torch.device, config: DiffusionConfig, shares_card: bool) -> SoundModel:
+        """Loads the weights, in the dtypes and for the streams that `config` says.
+
+        `shares_card`: the card is that of all other stages too, whose kernels the model's own wait for.
+        """
 
 
 def by_name(*specs: type[StageSpec]) -> Mapping[str, type[StageSpec]]:

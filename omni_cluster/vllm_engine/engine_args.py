@@ -12,6 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.sharing import all_share_a_card
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB
@@ -47,6 +48,7 @@ class OmniModelConfig:
     `max_payload_elements`: no embedding payload may have more elements. `max_decode_steps`: tokens that a request may
     get in one step of the engine. `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
     `leaves_rows_out`: those of earlier prompts are not sent again, for who reads them keeps what it made of them.
+    `shares_card`: the stage's card has the engines of all others too.
     """
 
     stage_id: int
@@ -58,6 +60,7 @@ class OmniModelConfig:
     max_decode_steps: int = 1
     kept_rows_bytes: int = 0
     leaves_rows_out: bool = False
+    shares_card: bool = False
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
 
     @classmethod
@@ -126,6 +129,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.stage_id,
             stage.model_stage,
             pipeline.family,
+            shares_card=all_share_a_card(pipeline.stages),
             diffusion=stage.diffusion_settings,
         )
         return cls(

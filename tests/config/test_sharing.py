@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.config.plan import resolve_plan
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import (
+    all_share_a_card,
     by_fractions,
     fit_one_card,
     on_cards_of_one_process,
@@ -52,6 +57,23 @@ def test_a_process_has_one_engine_of_each_stage_from_its_first_card_on() -> None
         2: {2: 1, 3: 1, 4: 1},
         3: {2: 1},
     }
+
+
+def test_all_share_a_card_that_has_an_engine_of_each() -> None:
+    parts = [{"num_gpus": 0.5}, {"num_gpus": 0.25}, {"num_gpus": 0.25}]
+    assert all_share_a_card(stages(*parts)) and all_share_a_card(stages(*parts, {"num_gpus": 0}))
+    assert not all_share_a_card(stages(*parts, {"num_gpus": 0.25}))  # Ray decides who meets whom
+    assert not all_share_a_card(stages(*parts, {"num_gpus": 1}))
+    assert all_share_a_card(stages({"gpus": [0, 1], "tensor_parallel_size": 2}, {"gpus": [1]}))
+    assert not all_share_a_card(stages({"gpus": [0, 1], "tensor_parallel_size": 2}, {"gpus": [1]}, {"gpus": [0]}))
+    assert not all_share_a_card(stages({"num_gpus": 0.5}, {"num_gpus": 0}))
+    assert not all_share_a_card(stages({"num_gpus": 0}, {"num_gpus": 0}))
+
+
+@pytest.mark.parametrize("path", sorted(STAGE_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_stages_of_the_configurations_for_one_card_share_it_and_no_others_do(path: Path) -> None:
+    shipped = load_config(path, known_families=["qwen2_5_omni"])
+    assert all_share_a_card(shipped.stages) == ("one_gpu" in path.stem)
 
 
 def test_the_plan_and_the_memory_have_the_same_engines_on_a_card() -> None:

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 VOCODER_OVERLAP_FRAMES = 24
 """Mel frames before a piece that the vocoder sees again; what follows is the look-ahead's."""
+RESIDENT_BLOCKS = 8
+"""Beside all other stages on a card the layers of so many blocks at most are one kernel. Alone on a card a step takes
+longer so; beside kernels of other stages, which each of its own would wait for, less."""
 WIDE_DTYPE: Precision = "tfloat32"
 """What a second vocoder beside one in float16 computes in: as precise, without its bound."""
 WIDE_FRAMES = (24, 400, 800, 1_500)
@@ -87,8 +90,10 @@ class Code2WavModel:
         voices: dict[str, Voice],
         device: torch.device,
         config: DiffusionConfig | None = None,
+        shares_card: bool = False,
     ) -> None:
         self._config = config or DiffusionConfig()
+        self._shares_card = shares_card
         self._device = device
         self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
@@ -108,7 +113,7 @@ class Code2WavModel:
         in_float8 = config.dtype == "float8"
         if in_float8:
             float8.check_device(device)
-        resident = config.resident_blocks if dtype.itemsize == 2 else 0  # the kernel knows no TF32
+        resident = RESIDENT_BLOCKS if self._shares_card and dtype.itemsize == 2 else 0  # the kernel knows no TF32
         with products_in("float32"):
             slots = config.stream_slots
             dit = BlockDiT(model.code2wav_dit_model, voices, times, dtype, slots, resident, in_float8)

@@ -122,7 +122,7 @@ class Code2Wav(SoundSpec):
         family, voice = self._family, self._family.check_voice(request.voice)
         return Code2WavSession(request, upstream, family.ids, family.blocks, voice, config.max_piece_blocks)
 
-    def model(self, device: torch.device, config: DiffusionConfig) -> SoundModel:
+    def model(self, device: torch.device, config: DiffusionConfig, shares_card: bool) -> SoundModel:
         from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 
-        return Code2WavModel(self._family.folder, self._family.loaded_voices, device, config)
+        return Code2WavModel(self._family.folder, self._family.loaded_voices, device, config, shares_card)
