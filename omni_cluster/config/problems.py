@@ -14,8 +14,10 @@ PROBLEM_TYPE = "stage_config"
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
         "handover.rows": "leave it out, rows always travel as Ray objects now",
+        "limits.max_stall_s": "leave it out, max_ongoing_requests bounds what runs",
         "stages.autoscaling.target": "set signals instead, for example signals: {max_requests: 24}",
         "stages.card_percent": "leave it out, a stage may use its whole card",
+        "stages.diffusion.resident_blocks": "leave it out, a stage that shares its card with all others knows it now",
     }
 )
 """What to do with keys that once were, by their path without numbers."""

@@ -115,6 +115,18 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "inf",
         "a finite number, for example 600.0",
     ),
+    "a key of a stage that is gone": (
+        of_stage(2, diffusion={"resident_blocks": 8}),
+        "stages[2].diffusion.resident_blocks",
+        "8",
+        "leave it out, a stage that shares its card with all others knows it now",
+    ),
+    "a limit that is gone": (
+        {("limits",): {"max_stall_s": 0.25}},
+        "limits.max_stall_s",
+        "0.25",
+        "leave it out, max_ongoing_requests bounds what runs",
+    ),
     "a key that is gone": (
         {("handover",): {"rows": "inline"}},
         "handover.rows",
