@@ -70,7 +70,7 @@ def copies_ms(count: int, at_once: int) -> dict[str, float]:
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from omni_cluster.inputs import StageExtra
-    from omni_cluster.payloads import PromptEmbedsPayload, RowsChunk
+    from omni_cluster.rows import PromptEmbedsPayload, RowsChunk
 
     def request(payload: PromptEmbedsPayload) -> EngineCoreRequest:
         params = SamplingParams(extra_args=StageExtra("a", prompt_embeds=payload).to_extra_args())

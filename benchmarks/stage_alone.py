@@ -31,7 +31,7 @@ from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 PROMPT_ROWS, TEXT_ROWS = 100, 64
 

@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from omni_cluster.media import Media as Media
 from omni_cluster.media import Video as Video
-from omni_cluster.payloads import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload
+from omni_cluster.rows import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload
 from omni_cluster.tool_use import ToolUse as ToolUse
 
 EXTRA_KEY = "omni"

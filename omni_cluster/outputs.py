@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from omni_cluster.payloads import Earlier, RowsChunk
+from omni_cluster.rows import Earlier, RowsChunk
 
 if TYPE_CHECKING:
     Rows = RowsChunk | None

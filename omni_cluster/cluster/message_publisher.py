@@ -20,7 +20,7 @@ from omni_cluster.cluster.wire import MessageItem, RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 logger = logging.getLogger("ray.serve")
 

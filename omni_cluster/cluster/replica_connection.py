@@ -23,7 +23,7 @@ from omni_cluster.engine.output_log import chunk_bytes
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk, answering
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from omni_cluster.cluster.failures import named
 from omni_cluster.cluster.rows_publisher import RowsItem
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import NO_ROOM, StoreFull
-from omni_cluster.payloads import LARGE_BYTES
+from omni_cluster.rows import LARGE_BYTES
 
 Rows = asyncio.Future[np.ndarray]
 """The packed rows of one chunk."""

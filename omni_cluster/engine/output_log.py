@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import OmniError, RequestGone
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import LARGE_BYTES, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, RowsChunk
 
 
 class OutputLogFull(OmniError):

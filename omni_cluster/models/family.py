@@ -18,7 +18,7 @@ from omni_cluster.inputs import KnownOutput, Prompt
 from omni_cluster.media import ALL_FRAMES, FramePolicy
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import Part, StageSpec
-from omni_cluster.payloads import PrefixHashes
+from omni_cluster.rows import PrefixHashes
 
 if TYPE_CHECKING:
     import torch

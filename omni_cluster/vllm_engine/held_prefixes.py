@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from omni_cluster.payloads import HASH_BYTES, PrefixHashes
+from omni_cluster.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.holders import Holders
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from omni_cluster.payloads import PackedRows
+from omni_cluster.rows import PackedRows
 from omni_cluster.vllm_engine.holders import Holders
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from vllm.v1.engine.output_processor import RequestState as StockRequestState
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.payloads import LARGE_BYTES, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, RowsChunk
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from omni_cluster.payloads import PrefixHashes
+from omni_cluster.rows import PrefixHashes
 
 _NUMBERS = itertools.count()
 

@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
-from omni_cluster.payloads import HASH_BYTES, PrefixHashes
+from omni_cluster.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks

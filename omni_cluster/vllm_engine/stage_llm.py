@@ -37,8 +37,8 @@ from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.models.family import ARSession, EngineInput
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.outputs import StageChunk, answering
-from omni_cluster.payloads import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.progress import Probe, Progress, StallWatch
+from omni_cluster.rows import PrefixHashes, PromptEmbedsPayload
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES

@@ -25,7 +25,7 @@ from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnkno
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import PayloadError, RequestError, RequestGone, StageDied
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import HASH_BYTES, PrefixHashes, RowsChunk
+from omni_cluster.rows import HASH_BYTES, PrefixHashes, RowsChunk
 
 MAX_ITEM_BYTES = 256
 ROW_BYTES = 16

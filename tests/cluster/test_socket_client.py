@@ -34,7 +34,7 @@ from omni_cluster.cluster.wire import (
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 SOUND = StageChunk(audio=AudioChunk(0, np.arange(4, dtype=np.float32), 24_000), finish_reason="stop")
 READER = Subscription(3, "r", "publisher")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni_cluster.cluster.rows_publisher import RowsItem
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 
 def travelled(item: RowsItem) -> RowsItem:

@@ -16,7 +16,7 @@ from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
 
 Speak = Callable[..., SpeechReference]

@@ -11,7 +11,7 @@ import torch
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 LONG_S = 60.0
 

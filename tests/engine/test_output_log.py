@@ -15,7 +15,7 @@ from omni_cluster.engine.output_log import (
     chunk_bytes,
 )
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.payloads import LARGE_BYTES, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, RowsChunk
 
 
 def tokens(start: int, *ids: int) -> StageChunk:

@@ -12,7 +12,7 @@ from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
-from omni_cluster.payloads import PrefixHashes
+from omni_cluster.rows import PrefixHashes
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT
 from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.stage_llm import StageLLM

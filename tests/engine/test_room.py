@@ -10,7 +10,7 @@ import torch
 
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 
 ROW_BYTES = 16
 

@@ -15,8 +15,8 @@ from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import RowsChunk
 from omni_cluster.progress import StallWatch
+from omni_cluster.rows import RowsChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     MAX_CODES,

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from omni_cluster.inputs import EXTRA_KEY, StageExtra
-from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload, RowsChunk
+from omni_cluster.rows import AdditionalInformationPayload, PromptEmbedsPayload, RowsChunk
 from tests.fuzz.mutate import changed_bytes, changed_values
 
 MAX_ELEMENTS = 10_000

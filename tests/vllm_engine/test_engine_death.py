@@ -19,7 +19,7 @@ from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.errors import RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine import stage_llm
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.stage_llm import MOST_SENDINGS, StageLLM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
 
 SIZE, WIDTH = 4, 6

@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.payloads import LARGE_BYTES, PrefixHashes, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 
 

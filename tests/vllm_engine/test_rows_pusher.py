@@ -7,7 +7,7 @@ import torch
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush
-from omni_cluster.payloads import PromptEmbedsPayload
+from omni_cluster.rows import PromptEmbedsPayload
 from omni_cluster.vllm_engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, Refusals, RowsPusher, Sent
 
 

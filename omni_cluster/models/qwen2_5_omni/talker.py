@@ -24,7 +24,7 @@ from omni_cluster.models.family import EngineInput, Hold, LaterRows, StreamInter
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload, RowsChunk
+from omni_cluster.rows import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload, RowsChunk
 
 TOKEN_TABLE = "thinker.model.embed_tokens.weight"
 PART_ROWS = 2048

@@ -17,7 +17,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
 from omni_cluster.inputs import StageExtra
-from omni_cluster.payloads import PrefixHashes
+from omni_cluster.rows import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.worker.finite import finite_logits
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan

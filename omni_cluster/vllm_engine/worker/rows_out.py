@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.payloads import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine.worker.finite import finite_rows
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
 

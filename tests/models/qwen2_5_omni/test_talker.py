@@ -17,7 +17,7 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.outputs import StageChunk
-from omni_cluster.payloads import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, RowsChunk
 from tests.engine.stages import Speak, at_once
 from tests.reference import Reference, media, prompt_text
 

@@ -23,7 +23,7 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.engine.caches import PARTS
 from omni_cluster.errors import RequestError
-from omni_cluster.payloads import RowsChunk
+from omni_cluster.rows import RowsChunk
 from tests.engine.stages import whole_rows
 from tests.http_app import (
     MODEL,

@@ -5,7 +5,7 @@ import torch
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import StageExtra
-from omni_cluster.payloads import AdditionalInformationPayload, PromptEmbedsPayload
+from omni_cluster.rows import AdditionalInformationPayload, PromptEmbedsPayload
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, TokenSpan
 
 WIDTH = 4

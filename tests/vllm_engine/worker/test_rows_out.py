@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.payloads import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, RowsChunk
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
 from omni_cluster.vllm_engine.worker.rows_out import (
     NO_FACTS,

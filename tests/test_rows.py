@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import EXTRA_KEY, StageExtra
-from omni_cluster.payloads import (
+from omni_cluster.rows import (
     HASH_BYTES,
     ITEM_BYTES,
     AdditionalInformationPayload,
