@@ -70,32 +70,35 @@ def copies_ms(count: int, at_once: int) -> dict[str, float]:
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from omni_cluster.inputs import StageExtra
-    from omni_cluster.rows import PromptEmbedsPayload, RowsChunk
+    from omni_cluster.rows import Rows
 
-    def request(payload: PromptEmbedsPayload) -> EngineCoreRequest:
-        params = SamplingParams(extra_args=StageExtra("a", prompt_embeds=payload).to_extra_args())
+    def request(packed: bytes) -> EngineCoreRequest:
+        params = SamplingParams(extra_args=StageExtra("a", rows=(packed,)).to_extra_args())
         return EngineCoreRequest("a", [1] * count, None, params, None, 0.0, None, None, None)
 
-    def of(came: EngineCoreRequest) -> PromptEmbedsPayload:
-        return StageExtra.of(came.sampling_params.extra_args).prompt_embeds
+    def of(came: EngineCoreRequest) -> bytes:
+        return StageExtra.of(came.sampling_params.extra_args).rows[0]
+
+    def in_own_memory(packed: bytes) -> torch.Tensor:
+        return Rows.unpack(packed, max_elements=1 << 40).tensor().clone()
 
     times: dict[str, float] = {}
     computed = torch.randn(count, WIDTH).to(torch.bfloat16)
-    chunk = RowsChunk(0, computed, torch.arange(3 * count).view(3, count))
-    packed = timed(times, "the worker packs the rows", lambda _: chunk.pack(), range(at_once))
-    step = EngineCoreOutputs(outputs=[EngineCoreOutput("a", [1], pooling_output=each) for each in packed])
+    made = Rows.of("rows", 0, computed, np.arange(3 * count).reshape(3, count))
+    packed = timed(times, "the worker packs the rows", lambda _: made.pack(), range(at_once))
+    outputs = [EngineCoreOutput("a", [1], pooling_output=torch.from_numpy(each)) for each in packed]
     with sockets() as through:
-        timed(times, "engine to replica", lambda made: through(MsgpackEncoder().encode(made)), [step])
-    timed(times, "the reader copies them out of the store", lambda each: np.array(each.numpy()), packed)
-    rows = [RowsChunk.unpack(each, max_elements=1 << 40).rows for each in packed]
-    whole = timed(times, "prompt's and reply's rows are joined", lambda each: torch.cat([each, computed[:1]]), rows)
-    requests = [request(each) for each in timed(times, "as bytes", PromptEmbedsPayload.from_tensor, whole)]
+        step = EngineCoreOutputs(outputs=outputs)
+        timed(times, "engine to replica", lambda each: through(MsgpackEncoder().encode(each)), [step])
+    copied = timed(times, "the reader copies them out of the store", np.array, packed)
+    rows = [Rows.unpack(each, max_elements=1 << 40) for each in copied]
+    requests = [request(each) for each in timed(times, "as bytes", Rows.to_bytes, rows)]
     wires = timed(times, "the requests are encoded", lambda each: MsgpackEncoder().encode(each), requests)
     decoder = MsgpackDecoder(EngineCoreRequest)
     with sockets() as through:
         frames = timed(times, "replica to engine", through, wires)
         came = timed(times, "the requests are decoded", decoder.decode, frames)
-    timed(times, "as tensors again", lambda each: each.to_tensor(max_elements=1 << 40), [of(each) for each in came])
+    timed(times, "as tensors again", in_own_memory, [of(each) for each in came])
     return times
 
 

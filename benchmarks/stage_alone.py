@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from omni_cluster.bench.machine import this_machine
@@ -28,10 +29,11 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.fitting import fit_process
 from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.qwen2_5_omni.thinker import ROWS
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 
 PROMPT_ROWS, TEXT_ROWS = 100, 64
 
@@ -43,9 +45,9 @@ async def rows_of(request: int, width: int) -> AsyncIterator[StageChunk]:
     """What a thinker would say of a prompt and an answer, all at once; another sound for each request."""
     generator = torch.Generator().manual_seed(request)
     rows = 0.02 * torch.randn(PROMPT_ROWS + TEXT_ROWS, width, generator=generator)
-    positions = torch.arange(PROMPT_ROWS).expand(3, -1).contiguous()
+    positions = np.tile(np.arange(PROMPT_ROWS), (3, 1))
     yield StageChunk(
-        token_ids=tuple(range(TEXT_ROWS)), rows=RowsChunk(0, rows.bfloat16(), positions), finish_reason="length"
+        token_ids=tuple(range(TEXT_ROWS)), rows=Rows.of(ROWS, 0, rows.bfloat16(), positions), finish_reason="length"
     )
 
 

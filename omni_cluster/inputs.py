@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-from typing_extensions import NotRequired, TypedDict
 
 from omni_cluster.media import Media as Media
 from omni_cluster.media import Video as Video
-from omni_cluster.rows import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload
 from omni_cluster.tool_use import ToolUse as ToolUse
 
 EXTRA_KEY = "omni"
@@ -94,26 +92,14 @@ class OmniRequest:
         return replace(self, media=Media())
 
 
-class OmniTokensPrompt(TypedDict):
-    """An AR stage's prompt by token ids, with rows that are added to their embeddings.
-
-    `prompt_embeds`: rows `[n, H]` for the prompt's positions and, as far as they are known, for decode positions.
-    `additional_information`: `positions` int64 `[3, P]` (M-RoPE) and `pad_row` `[H]` (the row of every position
-    after the last one given).
-    """
-
-    prompt_token_ids: list[int]
-    prompt_embeds: NotRequired[PromptEmbedsPayload]
-    additional_information: NotRequired[AdditionalInformationPayload]
-
-
 class StageExtra(msgspec.Struct, frozen=True):
     """What travels with a request to scheduler and runner, beside vLLM's own fields.
 
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
     `first_tokens`: so many are waited for by whoever hears the answer. `known`: output tokens that another engine made.
-    `rows_start`: the position of the first of `prompt_embeds`; what comes before it is in blocks of `prefix`, the
-    prompt's, that the engine holds under the name `hold`. `given_tokens`: the prompt's last ones are a reply that the
+    `rows`: packed, of the prompt's positions and, as far as they are known, of those behind it. What comes before the
+    first of them is in blocks of its prefix, that the engine holds under the name `hold`. `pad_row`: packed, the row of
+    every position after the last one given; empty: zeros. `given_tokens`: the prompt's last ones are a reply that the
     request gives, which is no part of the prompt of whoever reads its rows.
     """
 
@@ -123,11 +109,9 @@ class StageExtra(msgspec.Struct, frozen=True):
     rows_complete: bool = False
     first_tokens: int = 0
     known: tuple[int, ...] = ()
-    rows_start: int = 0
-    prefix: PrefixHashes | None = None
     hold: str = ""
-    prompt_embeds: PromptEmbedsPayload | None = None
-    additional_information: AdditionalInformationPayload | None = None
+    rows: tuple[bytes, ...] = ()
+    pad_row: bytes = b""
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None) -> StageExtra | None:
@@ -141,8 +125,8 @@ class StageExtra(msgspec.Struct, frozen=True):
 
 
 class RowsPush(msgspec.Struct, frozen=True):
-    """Rows that come after a request was admitted: appended to the rows of request `key`."""
+    """Packed rows that come after a request was admitted: they follow those that request `key` has."""
 
     key: str
-    rows: PromptEmbedsPayload
+    rows: bytes
     complete: bool

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from omni_cluster.rows import Earlier, RowsChunk
+from omni_cluster.rows import Earlier, Rows
 
 if TYPE_CHECKING:
-    Rows = RowsChunk | None
+    MaybeRows = Rows | None
 else:
-    Rows = None  # on the wire: there rows are beside the chunk
+    MaybeRows = None  # on the wire: there rows are beside the chunk
 
 
 class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +100,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     token_start: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    rows: Rows = None
+    rows: MaybeRows = None
     audio: AudioChunk | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
@@ -153,7 +153,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
             token_start=chunks[0].token_start,
             token_ids=tuple(t for c in chunks for t in c.token_ids),
             text="".join(c.text for c in chunks),
-            rows=RowsChunk.joined(rows) if rows else None,
+            rows=Rows.joined(rows) if rows else None,
             audio=join_audio(audio) if audio else None,
             prompt_token_ids=next((c.prompt_token_ids for c in chunks if c.prompt_token_ids is not None), None),
             made_at_s=chunks[0].made_at_s,

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import msgpack
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -13,21 +15,14 @@ from hypothesis import strategies as st
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import EXTRA_KEY, StageExtra
-from omni_cluster.rows import (
-    HASH_BYTES,
-    ITEM_BYTES,
-    AdditionalInformationPayload,
-    PackedRows,
-    PrefixHashes,
-    PromptEmbedsPayload,
-    RowsChunk,
-)
+from omni_cluster.rows import HASH_BYTES, HEADER, ITEM_BYTES, MAGIC, PrefixHashes, Rows, check_together
+from tests.rows import KIND, rows_of
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-TRAILER_BYTES = 64
+KIND_FIELD = 1
+"""Of the header; the others but the mark are numbers."""
 
 dtypes = st.sampled_from([getattr(torch, name) for name in ITEM_BYTES])
-shapes = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
 odd_numbers = st.one_of(
     st.integers(-3, 9),
     st.sampled_from([2**31, 2**40, 2**62, 2**63 - 1, -(2**63), 2**64, 10**4000, -(10**4000)]),
@@ -45,192 +40,23 @@ def tensor_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torc
     return values.to(dtype)
 
 
+def hashes(count: int) -> tuple[bytes, ...]:
+    return tuple(bytes([i + 1]) * HASH_BYTES for i in range(count))
+
+
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
 
 
-def hop(wire: Any) -> Any:
-    """As vLLM carries it to an engine: MessagePack that knows no types of ours."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(wire))
+def assert_same(left: Rows, right: Rows) -> None:
+    assert (left.kind, left.dtype, left.start, left.prefix) == (right.kind, right.dtype, right.start, right.prefix)
+    assert np.array_equal(left.raw, right.raw) and left.raw.shape == right.raw.shape
+    assert (left.positions is None) == (right.positions is None)
+    assert left.positions is None or np.array_equal(left.positions, right.positions)
 
 
-def test_another_reader_of_messagepack_reads_what_goes_to_an_engine() -> None:
-    extra = StageExtra("a", emit_rows=True, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(1, 2)))
-    read = msgpack.unpackb(msgspec.msgpack.encode(extra.to_extra_args()))[EXTRA_KEY]
-    assert (read["key"], read["emit_rows"], read["rows_complete"]) == ("a", True, False)
-    assert read["prompt_embeds"] == {"data": b"\0\0\x80?" * 2, "shape": [1, 2], "dtype": "float32"}
-
-
-def extra_of(wire: Any) -> StageExtra:
-    extra = StageExtra.of({EXTRA_KEY: wire})
-    assert extra is not None
-    return extra
-
-
-def wire_of(payload: PromptEmbedsPayload) -> dict[str, Any]:
-    wire: dict[str, Any] = StageExtra("a", prompt_embeds=payload).to_extra_args()[EXTRA_KEY]["prompt_embeds"]
-    return wire
-
-
-def arrived(wire: Any) -> PromptEmbedsPayload:
-    payload = extra_of({"key": "a", "prompt_embeds": wire}).prompt_embeds
-    assert payload is not None
-    return payload
-
-
-class TestPromptEmbedsPayload:
-    @SETTINGS
-    @given(shapes, dtypes, st.integers(0, 99))
-    def test_a_tensor_comes_back_equal(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
-        tensor = tensor_of(shape, dtype, seed)
-        payload = PromptEmbedsPayload.from_tensor(tensor)
-        assert same(payload.to_tensor(max_elements=tensor.numel()), tensor)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    def test_every_bit_survives_including_nan_and_infinity(self, dtype: torch.dtype) -> None:
-        tensor = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-7, 3.14159], dtype=dtype)
-        back = PromptEmbedsPayload.from_tensor(tensor).to_tensor(max_elements=6)
-        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
-
-    def test_a_transposed_tensor_that_wants_gradients_is_copied_in_order(self) -> None:
-        tensor = torch.arange(6.0).view(2, 3).requires_grad_().t()
-        assert same(PromptEmbedsPayload.from_tensor(tensor).to_tensor(max_elements=6), tensor.detach())
-
-    def test_the_result_owns_writable_memory(self) -> None:
-        payload = PromptEmbedsPayload.from_tensor(torch.ones(4))
-        payload.to_tensor(max_elements=4).zero_()
-        assert payload.to_tensor(max_elements=4).tolist() == [1.0] * 4
-
-    @SETTINGS
-    @given(shapes, dtypes)
-    def test_it_passes_through_an_untyped_msgpack_hop(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        payload = PromptEmbedsPayload.from_tensor(tensor_of(shape, dtype))
-        assert arrived(hop(wire_of(payload))) == payload
-
-    @pytest.mark.parametrize(
-        ("tensor", "words"),
-        [
-            (torch.zeros(2, dtype=torch.bool), "torch.bool"),
-            (torch.zeros(2, dtype=torch.float64), "torch.float64"),
-            (torch.zeros(2, dtype=torch.complex64), "torch.complex64"),
-            (torch.tensor(1.0), "0 dimensions"),
-            (torch.zeros(1, 1, 1, 1, 1), "5 dimensions"),
-            (torch.zeros(2, 2).to_sparse(), "dense"),
-            (torch.zeros(2, device="meta"), "dense"),
-        ],
-    )
-    def test_what_is_not_carried_is_refused(self, tensor: torch.Tensor, words: str) -> None:
-        with pytest.raises(PayloadError, match=words):
-            PromptEmbedsPayload.from_tensor(tensor)
-
-    @pytest.mark.parametrize(
-        ("data", "shape", "dtype", "words"),
-        [
-            (b"", (), "float32", "0 dimensions"),
-            (b"", (1, 1, 1, 1, 1), "float32", "5 dimensions"),
-            (b"", (-1,), "float32", "negative"),
-            (b"", (-2, -2), "float32", "negative"),
-            (b"", (2**62,), "float32", "above"),
-            (b"", (2**32, 2**32), "uint8", "places"),
-            (b"", (0, 2**62, 2**62), "float32", "above"),
-            (b"", (0, 2**30, 2**30, 2**30), "float32", "places"),
-            (b"", (2**30,), "float32", "at most 1000"),
-            (b"", (10**5000,), "float32", "above"),
-            (b"1234", (2,), "float32", "has 4 bytes"),
-            (b"123456789", (2,), "float32", "has 9 bytes"),
-            (b"1", (0,), "float32", "has 1 bytes"),
-            (b"1", (1,), "bool", "'bool' is not carried"),
-            (b"1", (1,), "object", "'object' is not carried"),
-            (b"12345678", (1,), "__class__", "is not carried"),
-        ],
-    )
-    def test_a_header_that_lies_is_refused(self, data: bytes, shape: tuple[int, ...], dtype: str, words: str) -> None:
-        with pytest.raises(PayloadError, match=words) as caught:
-            PromptEmbedsPayload(data=data, shape=shape, dtype=dtype).to_tensor(max_elements=1000)
-        assert str(caught.value).endswith(".")
-
-    @SETTINGS
-    @given(st.binary(max_size=24), st.lists(odd_numbers, max_size=6).map(tuple), st.text(max_size=9), st.booleans())
-    def test_no_header_brings_anything_but_a_payload_error(
-        self, data: bytes, shape: tuple[int, ...], dtype: str, known: bool
-    ) -> None:
-        payload = PromptEmbedsPayload(data=data, shape=shape, dtype="uint8" if known else dtype)
-        try:
-            tensor = payload.to_tensor(max_elements=24)
-        except PayloadError:
-            return
-        assert tensor.numel() * tensor.element_size() == len(data)
-
-    @SETTINGS
-    @given(garbage)
-    def test_garbage_from_the_wire_is_refused(self, obj: Any) -> None:
-        assume(obj is not None)  # no payload
-        with pytest.raises(msgspec.ValidationError):
-            arrived(obj)
-
-    @SETTINGS
-    @given(st.sampled_from(["data", "shape", "dtype"]), garbage)
-    def test_one_field_replaced_by_garbage(self, field: str, value: Any) -> None:
-        wire = wire_of(PromptEmbedsPayload.from_tensor(torch.ones(2, 2))) | {field: value}
-        try:
-            payload = arrived(wire)
-            tensor = payload.to_tensor(max_elements=4)
-        except (PayloadError, msgspec.ValidationError):
-            return
-        assert tensor.numel() * tensor.element_size() == len(payload.data)
-
-    @pytest.mark.parametrize("field", ["data", "shape", "dtype"])
-    def test_a_missing_field_is_named(self, field: str) -> None:
-        wire = wire_of(PromptEmbedsPayload.from_tensor(torch.ones(2)))
-        del wire[field]
-        with pytest.raises(msgspec.ValidationError, match=field):
-            arrived(wire)
-
-    def test_types_are_not_coerced(self) -> None:
-        wire = wire_of(PromptEmbedsPayload.from_tensor(torch.ones(1)))
-        for change in ({"data": "AACAPw=="}, {"shape": [True]}, {"shape": [1.0]}, {"shape": ["1"]}, {"more": 1}):
-            with pytest.raises(msgspec.ValidationError):
-                arrived(wire | change)
-
-
-named = st.dictionaries(st.text(max_size=6), st.tuples(shapes, dtypes).map(lambda made: tensor_of(*made)), max_size=4)
-
-
-class TestAdditionalInformationPayload:
-    @SETTINGS
-    @given(named)
-    def test_tensors_come_back_by_name(self, given_tensors: dict[str, torch.Tensor]) -> None:
-        payload = AdditionalInformationPayload.from_mapping(given_tensors)
-        taken = extra_of(
-            hop({"key": "a", "additional_information": msgspec.to_builtins(payload, builtin_types=(bytes,))})
-        )
-        assert taken.additional_information == payload
-        back = payload.to_mapping(max_elements=10**5)
-        assert back.keys() == given_tensors.keys()
-        assert all(same(back[name], tensor) for name, tensor in given_tensors.items())
-
-    def test_the_limit_holds_for_the_sum(self) -> None:
-        payload = AdditionalInformationPayload.from_mapping({"a": torch.ones(2, 3), "b": torch.ones(4)})
-        assert len(payload.to_mapping(max_elements=10)) == 2
-        with pytest.raises(PayloadError, match="10 elements together"):
-            payload.to_mapping(max_elements=9)
-
-    def test_a_wrong_tensor_is_found_before_any_is_made(self) -> None:
-        bad = PromptEmbedsPayload(data=b"", shape=(2**62,), dtype="float32")
-        with pytest.raises(PayloadError, match="above"):
-            AdditionalInformationPayload(entries={"a": bad}).to_mapping(max_elements=10)
-
-    @SETTINGS
-    @given(garbage)
-    def test_garbage_from_the_wire_is_refused(self, obj: Any) -> None:
-        assume(obj is not None)  # no information
-        for wire in (obj, {"entries": {"a": obj}}):
-            with pytest.raises(msgspec.ValidationError):
-                extra_of({"key": "a", "additional_information": wire})
-
-
-chunks = st.builds(
-    lambda start, n, width, dtype, positions, prefix: RowsChunk(
+some_rows = st.builds(
+    lambda start, n, width, dtype, positions, prefix: rows_of(
         start,
         tensor_of((n, width), dtype),
         None if positions is None else tensor_of((3, positions), torch.int64),
@@ -245,123 +71,139 @@ chunks = st.builds(
 )
 
 
-def hashes(count: int) -> tuple[bytes, ...]:
-    return tuple(bytes([i + 1]) * HASH_BYTES for i in range(count))
+def with_field(packed: np.ndarray, place: int, value: int | bytes) -> np.ndarray:
+    fields = list(HEADER.unpack_from(packed))
+    fields[place] = value
+    return np.concatenate([np.frombuffer(HEADER.pack(*fields), np.uint8), packed[HEADER.size :]])
 
 
-def with_field(packed: torch.Tensor, place: int, value: int) -> torch.Tensor:
-    changed = packed.clone()
-    changed[-TRAILER_BYTES:].view(torch.int64)[place] = value
-    return changed
+def first_rows() -> Rows:
+    return rows_of(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64), prefix=PrefixHashes(16, hashes(1)))
 
 
-class TestRowsChunk:
+class TestPacked:
     @SETTINGS
-    @given(chunks)
-    def test_a_packed_chunk_comes_back_equal(self, chunk: RowsChunk) -> None:
-        back = RowsChunk.unpack(chunk.pack(), max_elements=1000)
-        assert back.start == chunk.start
-        assert same(back.rows, chunk.rows)
-        assert back.prefix == chunk.prefix
-        assert (back.positions is None) == (chunk.positions is None)
-        if back.positions is not None and chunk.positions is not None:
-            assert same(back.positions, chunk.positions)
+    @given(some_rows, dtypes)
+    def test_rows_come_back_as_they_were(self, rows: Rows, dtype: torch.dtype) -> None:
+        for packed in (rows.pack(), rows.to_bytes()):
+            back = Rows.unpack(packed, max_elements=1000)
+            assert_same(back, rows)
+            assert same(back.tensor(), rows.tensor()) and back.num_elements == rows.num_elements
 
-    def test_unpacked_parts_are_views(self) -> None:
-        packed = RowsChunk(0, torch.ones(3, 5, dtype=torch.bfloat16), torch.ones(3, 2, dtype=torch.int64)).pack()
-        chunk = RowsChunk.unpack(packed, max_elements=100)
-        packed[:-TRAILER_BYTES] = 0
-        assert chunk.rows.eq(0).all()
-        assert chunk.positions is not None and chunk.positions.eq(0).all()
+    def test_another_reader_finds_a_header_and_the_bytes_behind_it(self) -> None:
+        made = rows_of(7, torch.tensor([[1.0, 2.0, 3.0]]), torch.arange(6).view(3, 2)).to_bytes()
+        magic, kind, code, *numbers = HEADER.unpack_from(made)
+        assert (magic, kind.rstrip(b"\0"), code) == (MAGIC, KIND.encode(), list(ITEM_BYTES).index("float32"))
+        assert numbers == [7, 1, 3, 2, -1, 0]
+        assert np.frombuffer(made, np.float32, 3, HEADER.size).tolist() == [1, 2, 3]
+        assert np.frombuffer(made, np.int64, 6, HEADER.size + 16).tolist() == [0, 1, 2, 3, 4, 5]
 
-    def test_rows_that_are_a_transposed_view_are_packed_in_order(self) -> None:
-        rows = torch.arange(6.0).view(2, 3).t()
-        assert same(RowsChunk.unpack(RowsChunk(0, rows).pack(), max_elements=6).rows, rows)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    def test_every_bit_survives_including_nan_and_infinity(self, dtype: torch.dtype) -> None:
+        tensor = torch.tensor([[math.nan, math.inf, -math.inf, -0.0, 1e-7, 3.14159]], dtype=dtype)
+        back = Rows.unpack(rows_of(0, tensor).to_bytes(), max_elements=6).tensor()
+        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+    def test_a_transposed_tensor_that_wants_gradients_is_packed_in_order(self) -> None:
+        tensor = torch.arange(6.0).view(2, 3).requires_grad_().t()
+        assert same(Rows.unpack(rows_of(0, tensor).pack(), max_elements=6).tensor(), tensor.detach())
+
+    def test_unpacked_parts_are_views_and_packed_again_they_are_what_they_came_as(self) -> None:
+        packed = rows_of(0, torch.ones(3, 5, dtype=torch.bfloat16), torch.ones(3, 2, dtype=torch.int64)).pack()
+        rows = Rows.unpack(packed, max_elements=100)
+        assert rows.pack() is packed
+        packed[HEADER.size :] = 0
+        assert not rows.raw.any() and rows.positions is not None and not rows.positions.any()
 
     @pytest.mark.parametrize("offset", range(1, 8))
-    def test_a_packed_tensor_at_an_odd_address_is_read_too(self, offset: int) -> None:
-        chunk = RowsChunk(3, torch.arange(10.0).view(2, 5))
-        packed = chunk.pack()
-        moved = torch.zeros(packed.numel() + offset, dtype=torch.uint8)[offset:]
-        moved.copy_(packed)
-        assert same(RowsChunk.unpack(moved, max_elements=10).rows, chunk.rows)
+    def test_packed_rows_at_an_odd_address_are_read_too(self, offset: int) -> None:
+        rows = rows_of(3, torch.arange(10.0).view(2, 5))
+        moved = np.concatenate([np.zeros(offset, np.uint8), rows.pack()])[offset:]
+        assert same(Rows.unpack(moved, max_elements=10).tensor(), rows.tensor())
 
     @SETTINGS
-    @given(chunks, st.integers(0, 7), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9) | st.just(2**62))
-    def test_a_field_of_the_trailer_that_lies(self, chunk: RowsChunk, place: int, value: int) -> None:
-        packed = with_field(chunk.pack(), place, value)
+    @given(some_rows, st.integers(2, 8), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9) | st.just(2**62))
+    def test_a_field_of_the_header_that_lies(self, rows: Rows, place: int, value: int) -> None:
+        packed = with_field(rows.pack(), place, value)
         try:
-            back = RowsChunk.unpack(packed, max_elements=1000)
+            back = Rows.unpack(packed, max_elements=1000)
         except PayloadError as error:
             assert str(error).endswith(".")
             return
-        assert back.rows.numel() * back.rows.element_size() <= packed.numel() - TRAILER_BYTES
+        assert back.raw.nbytes <= len(packed) - HEADER.size
 
     @pytest.mark.parametrize(
         ("place", "value", "words"),
         [
-            (0, 0, "mark"),
-            (1, 6, "dtype code 6"),
-            (1, -1, "dtype code -1"),
-            (2, -1, "start at -1"),
-            (2, 2**62, "start at"),
-            (3, -1, "negative"),
-            (3, 2**62, "above"),
-            (3, 3, "has 12 bytes|trailer says"),
-            (4, 2**39, "elements"),
-            (4, 5, "trailer says"),
-            (5, -2, "-2 positions"),
-            (5, 2**62, "above"),
-            (5, 1, "trailer says"),
-            (6, -2, "-2 hashes"),
+            (0, b"OmniRow\x02", "mark"),
+            (1, b"", "kind of rows is ''"),
+            (1, b"\xff", "kind of rows is"),
+            (1, b"a\nb", "kind of rows is"),
+            (2, 6, "dtype code 6"),
+            (2, -1, "dtype code -1"),
+            (3, -1, "start at -1"),
+            (3, 2**62, "start at"),
+            (4, -1, "negative"),
+            (4, 2**62, "above"),
+            (4, 3, "header says"),
+            (5, 2**39, "elements"),
+            (5, 5, "header says"),
+            (6, -2, "-2 positions"),
             (6, 2**62, "above"),
-            (6, 2, "trailer says"),
-            (7, 0, "have 0 positions"),
-            (7, 2**62, "positions, but"),
+            (6, 1, "header says"),
+            (7, -2, "-2 hashes"),
+            (7, 2**62, "above"),
+            (7, 2, "header says"),
+            (8, 0, "have 0 positions"),
+            (8, 2**62, "positions, but"),
         ],
     )
-    def test_each_field_is_checked_by_name(self, place: int, value: int, words: str) -> None:
-        prefix = PrefixHashes(16, hashes(1))
-        packed = RowsChunk(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64), prefix=prefix).pack()
-        with pytest.raises(PayloadError, match=words):
-            RowsChunk.unpack(with_field(packed, place, value), max_elements=100)
+    def test_each_field_is_checked_by_name(self, place: int, value: int | bytes, words: str) -> None:
+        with pytest.raises(PayloadError, match=words) as refused:
+            Rows.unpack(with_field(first_rows().pack(), place, value), max_elements=100)
+        assert str(refused.value).endswith(".")
 
     def test_the_limit_holds_for_rows_positions_and_hashes_together(self) -> None:
-        prefix = PrefixHashes(16, hashes(1))
-        packed = RowsChunk(0, torch.ones(2, 4), torch.ones(3, 2, dtype=torch.int64), prefix=prefix).pack()
-        assert RowsChunk.unpack(packed, max_elements=14 + HASH_BYTES).end == 2
+        packed = first_rows().pack()
+        assert Rows.unpack(packed, max_elements=14 + HASH_BYTES).end == 2
         with pytest.raises(PayloadError, match="46 elements"):
-            RowsChunk.unpack(packed, max_elements=13 + HASH_BYTES)
+            Rows.unpack(packed, max_elements=13 + HASH_BYTES)
 
     @SETTINGS
-    @given(chunks, st.data())
-    def test_a_truncated_chunk_is_refused(self, chunk: RowsChunk, data: st.DataObject) -> None:
-        packed = chunk.pack()
-        kept = data.draw(st.integers(0, packed.numel() - 1))
+    @given(some_rows, st.data())
+    def test_truncated_rows_are_refused(self, rows: Rows, data: st.DataObject) -> None:
+        packed = rows.pack()
+        kept = data.draw(st.integers(0, len(packed) - 1))
         from_start = data.draw(st.booleans())
         with pytest.raises(PayloadError):
-            RowsChunk.unpack(packed[:kept] if from_start else packed[packed.numel() - kept :], max_elements=1000)
+            Rows.unpack(packed[:kept] if from_start else packed[len(packed) - kept :], max_elements=1000)
 
     @SETTINGS
-    @given(chunks, st.data())
-    def test_a_flipped_bit_of_the_trailer_brings_no_other_error(self, chunk: RowsChunk, data: st.DataObject) -> None:
-        packed = chunk.pack()
-        bit = data.draw(st.integers(0, TRAILER_BYTES * 8 - 1))
-        packed[packed.numel() - TRAILER_BYTES + bit // 8] ^= 1 << (bit % 8)
+    @given(some_rows, st.data())
+    def test_a_flipped_bit_of_the_header_brings_no_other_error(self, rows: Rows, data: st.DataObject) -> None:
+        packed = rows.pack().copy()
+        bit = data.draw(st.integers(0, HEADER.size * 8 - 1))
+        packed[bit // 8] ^= 1 << (bit % 8)
         try:
-            RowsChunk.unpack(packed, max_elements=1000)
+            Rows.unpack(packed, max_elements=1000)
         except PayloadError:
             return
         assert bit // 64 != 0, "a mark with a flipped bit was accepted"
 
-    @pytest.mark.parametrize(
-        "packed",
-        [torch.zeros(64), torch.zeros(8, 8, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8, device="meta")],
-    )
-    def test_only_flat_bytes_on_the_cpu_are_unpacked(self, packed: torch.Tensor) -> None:
-        with pytest.raises(PayloadError, match="uint8 on the CPU"):
-            RowsChunk.unpack(packed, max_elements=1000)
+    @SETTINGS
+    @given(st.binary(max_size=200))
+    def test_no_bytes_bring_anything_but_a_payload_error(self, data: bytes) -> None:
+        for packed in (data, MAGIC + data):
+            with pytest.raises(PayloadError):
+                Rows.unpack(packed, max_elements=24)
 
+    @pytest.mark.parametrize("packed", [np.zeros(64), np.zeros((8, 80), np.uint8), np.array(["a"])])
+    def test_only_flat_bytes_are_unpacked(self, packed: np.ndarray) -> None:
+        with pytest.raises(PayloadError, match="one dimension of uint8"):
+            Rows.unpack(packed, max_elements=1000)
+
+
+class TestRows:
     @pytest.mark.parametrize(
         ("start", "rows", "positions", "words"),
         [
@@ -372,11 +214,16 @@ class TestRowsChunk:
             (0, torch.ones(1, 1), torch.ones(2, 1, dtype=torch.int64), r"\[3, P\]"),
         ],
     )
-    def test_a_chunk_of_another_form_cannot_be_made(
+    def test_rows_of_another_form_cannot_be_made(
         self, start: int, rows: torch.Tensor, positions: torch.Tensor | None, words: str
     ) -> None:
         with pytest.raises(PayloadError, match=words):
-            RowsChunk(start, rows, positions)
+            rows_of(start, rows, positions)
+
+    @pytest.mark.parametrize("kind", ["", "a" * 17, "\u00e9"])
+    def test_a_kind_has_a_short_name_in_ascii(self, kind: str) -> None:
+        with pytest.raises(PayloadError, match="1 to 16 letters of ASCII"):
+            Rows.of(kind, 0, torch.ones(1, 1))
 
     @pytest.mark.parametrize(
         ("block_size", "hashes", "words"),
@@ -384,88 +231,120 @@ class TestRowsChunk:
     )
     def test_hashes_of_another_form_do_not_travel(self, block_size: int, hashes: tuple[bytes, ...], words: str) -> None:
         with pytest.raises(PayloadError, match=words):
-            RowsChunk(0, torch.ones(1, 1), prefix=PrefixHashes(block_size, hashes))
+            rows_of(0, torch.ones(1, 1), prefix=PrefixHashes(block_size, hashes))
 
     @SETTINGS
-    @given(chunks, st.integers(0, 1010))
-    def test_after_keeps_exactly_the_rows_from_the_position_on(self, chunk: RowsChunk, position: int) -> None:
-        rest = chunk.after(position)
-        kept = [row for row in range(chunk.start, chunk.end) if row >= position]
-        if rest is None:
-            assert kept == []
-            return
-        assert list(range(rest.start, rest.end)) == kept
-        assert same(rest.rows, chunk.rows[max(position - chunk.start, 0) :])
+    @given(some_rows, st.integers(0, 1010))
+    def test_a_position_cuts_rows_in_two(self, rows: Rows, position: int) -> None:
+        before, after = rows.before(position), rows.after(position)
+        assert (before is None or before.end <= position) and (after is None or after.start >= position)
+        parts = [part for part in (before, after) if part is not None]
+        if len(rows.raw):
+            assert_same(Rows.joined(parts), rows)
 
-    def test_a_chunk_that_comes_twice_is_dropped(self) -> None:
-        chunk = RowsChunk(4, torch.ones(3, 2))
-        assert chunk.after(chunk.end) is None
-        assert chunk.after(chunk.start) is chunk
+    def test_rows_that_come_twice_are_dropped(self) -> None:
+        rows = rows_of(4, torch.ones(3, 2))
+        assert rows.after(rows.end) is None and rows.before(rows.start) is None
+        assert rows.after(rows.start) is rows and rows.before(rows.end) is rows
 
-    def test_positions_stay_only_with_the_first_rows(self) -> None:
-        chunk = RowsChunk(0, torch.ones(3, 2), torch.ones(3, 3, dtype=torch.int64))
-        untouched, rest = chunk.after(0), chunk.after(1)
-        assert untouched is not None and untouched.positions is not None
-        assert rest is not None and rest.positions is None
+    def test_what_came_with_the_first_rows_stays_with_them(self) -> None:
+        rows = first_rows()
+        before, rest = rows.before(1), rows.after(1)
+        assert before is not None and before.positions is not None and before.prefix == rows.prefix
+        assert rest is not None and rest.positions is None and rest.prefix is None
+        bare = rows.without_facts()
+        assert bare.positions is None and bare.prefix is None and bare.without_facts() is bare
 
     @SETTINGS
-    @given(chunks, st.lists(st.integers(0, 7), max_size=3))
-    def test_a_chunk_cut_anywhere_joins_to_itself(self, chunk: RowsChunk, cuts: list[int]) -> None:
-        count = chunk.rows.shape[0]
+    @given(some_rows, st.integers(0, 9))
+    def test_moved_rows_are_packed_with_their_new_place(self, rows: Rows, by: int) -> None:
+        moved = Rows.unpack(Rows.unpack(rows.pack(), max_elements=1000).moved(by).pack(), max_elements=1000)
+        assert_same(moved, replace(rows, start=rows.start + by))
+
+    @SETTINGS
+    @given(some_rows, st.lists(st.integers(0, 7), max_size=3))
+    def test_rows_cut_anywhere_join_to_themselves(self, rows: Rows, cuts: list[int]) -> None:
+        count = len(rows.raw)
         edges = [0, *sorted(min(cut, count) for cut in cuts), count]
         parts = [
-            RowsChunk(
-                chunk.start + low,
-                chunk.rows[low:high],
-                chunk.positions if index == 0 else None,
-                prefix=chunk.prefix if index == 0 else None,
-            )
+            replace(rows if index == 0 else rows.without_facts(), start=rows.start + low, raw=rows.raw[low:high])
             for index, (low, high) in enumerate(pairwise(edges))
         ]
-        joined = RowsChunk.joined(parts)
-        assert joined.start == chunk.start
-        assert same(joined.rows, chunk.rows)
-        assert joined.positions is chunk.positions and joined.prefix == chunk.prefix
+        joined = Rows.joined(parts)
+        assert_same(joined, rows)
+        assert_same(Rows.unpack(joined.pack(), max_elements=1000), rows)
 
     @pytest.mark.parametrize(
-        ("chunks", "words"),
+        ("parts", "words"),
         [
-            ([], "no chunks"),
-            ([RowsChunk(0, torch.ones(2, 1)), RowsChunk(3, torch.ones(1, 1))], "a gap .* end at 2 .* start at 3"),
-            ([RowsChunk(0, torch.ones(2, 1)), RowsChunk(1, torch.ones(1, 1))], "an overlap .* end at 2 .* start at 1"),
-            ([RowsChunk(0, torch.ones(2, 1)), RowsChunk(2, torch.ones(1, 2))], "cannot follow"),
-            ([RowsChunk(0, torch.ones(2, 1)), RowsChunk(2, torch.ones(1, 1).half())], "cannot follow"),
+            ([], "no rows"),
+            ([rows_of(0, torch.ones(2, 1)), rows_of(3, torch.ones(1, 1))], "a gap .* end at 2 .* start at 3"),
+            ([rows_of(0, torch.ones(2, 1)), rows_of(1, torch.ones(1, 1))], "an overlap .* end at 2 .* start at 1"),
+            ([rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 2))], r"shape \[1, 2\], but .* \[n, 1\]"),
+            ([rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1).half())], "float16 cannot follow"),
+            ([rows_of(0, torch.ones(2, 1)), Rows.of("other", 2, torch.ones(1, 1))], "'other'.* cannot follow"),
             (
-                [RowsChunk(0, torch.ones(2, 1)), RowsChunk(2, torch.ones(1, 1), torch.ones(3, 1, dtype=torch.int64))],
-                "chunk at 2 brings positions",
+                [rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1), torch.ones(3, 1, dtype=torch.int64))],
+                "rows at 2 bring positions",
             ),
             (
-                [RowsChunk(0, torch.ones(2, 1)), RowsChunk(2, torch.ones(1, 1), prefix=PrefixHashes(16, ()))],
-                "chunk at 2 brings a prompt's hashes",
+                [rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1), prefix=PrefixHashes(16, ()))],
+                "rows at 2 bring a prompt's hashes",
             ),
         ],
     )
-    def test_chunks_that_do_not_follow_are_refused(self, chunks: list[RowsChunk], words: str) -> None:
+    def test_rows_that_do_not_follow_are_refused(self, parts: list[Rows], words: str) -> None:
         with pytest.raises(PayloadError, match=words):
-            RowsChunk.joined(chunks)
+            Rows.joined(parts)
 
+    @SETTINGS
+    @given(st.integers(0, 6), st.integers(0, 6), st.integers(1, 5), dtypes, st.booleans())
+    def test_rows_go_out_behind_those_before_them(
+        self, before: int, length: int, width: int, dtype: torch.dtype, is_first: bool
+    ) -> None:
+        tensor = tensor_of((before + length, width), dtype)
+        positions = tensor_of((3, before + length), torch.int64, 1) if is_first else None
+        prefix = PrefixHashes(2, hashes(2)) if is_first else None
+        whole = rows_of(4, tensor, positions, prefix=prefix)
+        rest = rows_of(4 + before, tensor[before:], positions, prefix=prefix)
+        assert np.array_equal(rest.preceded_by([whole.raw[:1][:before], whole.raw[1:before]]).pack(), whole.pack())
 
-@SETTINGS
-@given(st.integers(0, 6), st.integers(0, 6), st.integers(1, 5), dtypes, st.booleans())
-def test_packed_rows_go_out_behind_those_before_them(
-    before: int, length: int, width: int, dtype: torch.dtype, is_first: bool
-) -> None:
-    rows = tensor_of((before + length, width), dtype)
-    positions = tensor_of((3, before + length), torch.int64, 1) if is_first else None
-    prefix = PrefixHashes(2, hashes(2)) if is_first else None
-    whole = PackedRows.of(RowsChunk(4, rows).pack())
-    rest = PackedRows.of(RowsChunk(4 + before, rows[before:], positions, prefix=prefix).pack())
-    assert (rest.start, rest.end) == (4 + before, whole.end)
-    joined = rest.after([whole.raw[:1] if before else whole.raw[:0], whole.raw[1:before]])
-    assert same(joined, RowsChunk(4, rows, positions, prefix=prefix).pack())
+    def test_parts_of_several_dtypes_go_together_up_to_the_limit(self) -> None:
+        parts = [first_rows(), rows_of(2, torch.ones(1, 4).half()), rows_of(3, torch.ones(2, 4))]
+        check_together(parts, 14 + HASH_BYTES + 12)
+        check_together([], 0)
+        with pytest.raises(PayloadError, match="58 elements together, but at most 57"):
+            check_together(parts, 57)
+        with pytest.raises(PayloadError, match="a gap"):
+            check_together(parts[::2], 1000)
 
 
 def test_of_a_prompt_s_blocks_those_before_a_position_are_named() -> None:
     prefix = PrefixHashes(4, hashes(3))
     assert [prefix.blocks_in(position) for position in (0, 3, 4, 11, 12, 100)] == [0, 0, 1, 2, 3, 3]
     assert prefix.up_to(9) == PrefixHashes(4, hashes(2))
+
+
+def hop(wire: Any) -> Any:
+    """As vLLM carries it to an engine: MessagePack that knows no types of ours."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(wire))
+
+
+class TestStageExtra:
+    def test_it_passes_through_an_untyped_msgpack_hop(self) -> None:
+        parts = (first_rows().to_bytes(), rows_of(2, torch.ones(1, 4).half()).to_bytes())
+        extra = StageExtra("a", emit_rows=True, rows=parts, pad_row=rows_of(0, torch.ones(1, 4)).to_bytes())
+        assert StageExtra.of(hop(extra.to_extra_args())) == extra
+
+    def test_another_reader_of_messagepack_reads_what_goes_to_an_engine(self) -> None:
+        extra = StageExtra("a", emit_rows=True, rows=(first_rows().to_bytes(),))
+        read = msgpack.unpackb(msgspec.msgpack.encode(extra.to_extra_args()))[EXTRA_KEY]
+        assert (read["key"], read["emit_rows"], read["rows_complete"], read["pad_row"]) == ("a", True, False, b"")
+        assert_same(Rows.unpack(read["rows"][0], max_elements=100), first_rows())
+
+    @SETTINGS
+    @given(st.sampled_from(["rows", "pad_row"]), garbage)
+    def test_garbage_from_the_wire_is_refused(self, field: str, value: Any) -> None:
+        assume(not isinstance(value, (bytes, list)))
+        with pytest.raises(msgspec.ValidationError):
+            StageExtra.of({EXTRA_KEY: {"key": "a", field: value}})

@@ -20,7 +20,7 @@ from omni_cluster.cluster.wire import MessageItem, RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 
 logger = logging.getLogger("ray.serve")
 
@@ -35,7 +35,7 @@ class Item:
     sent: MessageItem
     num_bytes: int
     following: int
-    rows: RowsChunk | None = None
+    rows: Rows | None = None
 
 
 class Cursor:
@@ -152,7 +152,7 @@ class MessagePublisher:
             async with contextlib.aclosing(log.earlier_rows(first)) as parts:
                 async for rows in parts:
                     aside.put(StageChunk(rows=rows))
-                    self._sent["asked"] += rows.rows.nbytes
+                    self._sent["asked"] += rows.raw.nbytes
             aside.close()
         except Exception as error:
             if not isinstance(error, OmniError):
@@ -227,6 +227,6 @@ class MessagePublisher:
     def _with_rows_published(self, item: Item) -> MessageItem:
         if item.rows is None or self._rows_publisher is None:
             return item.sent
-        packed = item.rows.pack().numpy()
+        packed = item.rows.pack()
         self._sent["as_objects"] += packed.nbytes
         return msgspec.structs.replace(item.sent, rows_at=self._rows_publisher.publish(packed))

@@ -10,12 +10,11 @@ import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from omni_cluster.cluster.failures import lost_with, named
-from omni_cluster.cluster.rows_reader import Rows, RowsReader
+from omni_cluster.cluster.rows_reader import RowsFuture, RowsReader
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import MessageItem, Subscription
@@ -23,10 +22,7 @@ from omni_cluster.engine.output_log import chunk_bytes
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk, answering
-from omni_cluster.rows import RowsChunk
-
-if TYPE_CHECKING:
-    import torch
+from omni_cluster.rows import Rows
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +30,7 @@ class Arrival:
     """What came for one reader. `rows`: the future of its rows, if it has some."""
 
     item: MessageItem
-    rows: Rows | None = None
+    rows: RowsFuture | None = None
     num_bytes: int = 0
     is_unread: bool = True
 
@@ -55,7 +51,7 @@ class Inbox:
                 arrival.rows.add_done_callback(functools.partial(self._hold_rows, arrival))
         self._came.set()
 
-    def _hold_rows(self, arrival: Arrival, rows: Rows) -> None:
+    def _hold_rows(self, arrival: Arrival, rows: RowsFuture) -> None:
         if not rows.cancelled() and rows.exception() is None:
             self._hold(arrival, rows.result().nbytes)
 
@@ -187,13 +183,13 @@ class ReplicaConnections:
 
     async def _earlier_rows(
         self, inboxes: contextlib.ExitStack, ticket: Ticket, first: int
-    ) -> AsyncGenerator[torch.Tensor, None]:
+    ) -> AsyncGenerator[Rows, None]:
         """On the connection that is there: a replica that is to end takes no new calls, and finishes its requests."""
         try:
             async with contextlib.aclosing(self._chunks(inboxes, ticket, with_rows=True, earlier_from=first)) as chunks:
                 async for chunk in chunks:
                     if chunk.rows is not None:
-                        yield chunk.rows.rows
+                        yield chunk.rows
         except StageDied as error:
             lost_with(error, ticket.replica_id)
             raise
@@ -212,12 +208,12 @@ class ReplicaConnections:
         finally:
             connection.close_inbox(reader)
 
-    async def _whole(self, chunk: StageChunk, rows: Rows | None) -> StageChunk:
+    async def _whole(self, chunk: StageChunk, rows: RowsFuture | None) -> StageChunk:
         """The chunk with its rows. Raises PayloadError for rows that are not whole, or too many."""
         if rows is None:
             return chunk
         packed = await asyncio.shield(rows)
-        return replace(chunk, rows=RowsChunk.in_array(packed, max_elements=self._max_elements))
+        return replace(chunk, rows=Rows.unpack(packed, max_elements=self._max_elements))
 
     async def _subscribed(
         self, ticket: Ticket, *, with_rows: bool, earlier_from: int | None

@@ -16,7 +16,7 @@ from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.errors import NO_ROOM, StoreFull
 from omni_cluster.rows import LARGE_BYTES
 
-Rows = asyncio.Future[np.ndarray]
+RowsFuture = asyncio.Future[np.ndarray]
 """The packed rows of one chunk."""
 
 
@@ -31,7 +31,7 @@ class RowsReader:
         self._source = source
         self._replica_id = replica_id
         self._confirm = confirm
-        self._half_met: dict[int, Rows] = {}  # those of which either the message or the rows came
+        self._half_met: dict[int, RowsFuture] = {}  # those of which either the message or the rows came
         self._next = 0
         """All rows with lower numbers have come, or are lost."""
         self._call: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class RowsReader:
             # In a context of its own: Serve ends the calls that a request made when that request ends.
             self._call = asyncio.create_task(self._read(), context=contextvars.Context())
 
-    def expect(self, number: int) -> Rows:
+    def expect(self, number: int) -> RowsFuture:
         """A message said that a chunk's rows have that number; called once for each."""
         is_lost = number < self._next and number not in self._half_met
         rows = self._meet(number)
@@ -90,7 +90,7 @@ class RowsReader:
     def _lose(self, number: int) -> None:
         self._break(self._half_met.pop(number), StoreFull(NO_ROOM))
 
-    def _meet(self, number: int) -> Rows:
+    def _meet(self, number: int) -> RowsFuture:
         """Called once for the message and once for the rows: the second call finds the first one's future."""
         rows = self._half_met.pop(number, None)
         if rows is None:
@@ -105,7 +105,7 @@ class RowsReader:
         for rows in half_met.values():
             self._break(rows, error)
 
-    def _break(self, rows: Rows, error: Exception) -> None:
+    def _break(self, rows: RowsFuture, error: Exception) -> None:
         if not rows.done():
             rows.set_exception(error)
             rows.exception()  # marks it as seen: its reader may have left

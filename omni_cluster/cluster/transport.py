@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import warnings
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,10 +16,6 @@ from ray.serve.handle import DeploymentHandle
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.errors import StageDied
-
-# Objects in the store are read where they lie, and must not be written to; nothing here writes to rows.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-
 
 ADDRESS_PREFIX = "@"
 """Of a session id that names one exact replica."""

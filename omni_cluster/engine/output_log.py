@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import OmniError, RequestGone
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import LARGE_BYTES, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, Rows
 
 
 class OutputLogFull(OmniError):
@@ -104,8 +104,8 @@ class OutputLog:
         if self._has_reader.is_set():
             await self._is_abandoned.wait()
 
-    async def earlier_rows(self, first: int) -> AsyncGenerator[RowsChunk, None]:
-        """Rows from position `first` on that the first chunk with rows left out, which has come. See `RowsChunk`.
+    async def earlier_rows(self, first: int) -> AsyncGenerator[Rows, None]:
+        """Rows from position `first` on that the first chunk with rows left out, which has come. See `Rows`.
 
         Raises OutputLogUnknown, also between two parts, once the request has ended: nobody reads them any more.
         """
@@ -114,8 +114,7 @@ class OutputLog:
             raise OutputLogUnknown(f"request {self._request_id}: it left no rows out here.")
         async with contextlib.aclosing(rows.earlier(first)) as parts:
             async for part in parts:
-                yield RowsChunk(first, part)
-                first += len(part)
+                yield part
                 if self._is_let_go:
                     raise OutputLogUnknown(f"request {self._request_id} ended before its earlier rows were sent.")
 
@@ -187,7 +186,7 @@ def chunk_bytes(chunk: StageChunk, *, with_rows: bool = True) -> int:
     num_bytes = 0 if chunk.audio is None else chunk.audio.samples.nbytes
     if chunk.rows is not None and with_rows:
         positions = chunk.rows.positions
-        num_bytes += chunk.rows.rows.nbytes + (0 if positions is None else positions.nbytes)
+        num_bytes += chunk.rows.raw.nbytes + (0 if positions is None else positions.nbytes)
     return num_bytes
 
 

@@ -11,17 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from omni_cluster.errors import ConfigError, RequestError
 from omni_cluster.inputs import KnownOutput, Prompt
 from omni_cluster.media import ALL_FRAMES, FramePolicy
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import Part, StageSpec
-from omni_cluster.rows import PrefixHashes
-
-if TYPE_CHECKING:
-    import torch
+from omni_cluster.rows import PrefixHashes, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +48,11 @@ class GivenReply:
 class EngineInput:
     """What an AR engine is given for a request.
 
-    `prompt`: a vLLM prompt (text with media, or an `OmniTokensPrompt`). `sampling`: parameters that the family
-    insists on, whatever configuration and client say. `emit_rows`: the next stage needs a row per position.
-    `rows_start`: the position of the prompt's first row; the engine holds what is before it, in blocks of `prefix`,
-    the prompt's. `rows_complete`: no later rows will come; `is_part`: later ones are needed before the first new token,
-    too. `stream_interval`: None for a chunk for each token.
+    `prompt`: a vLLM prompt, text with media or token ids. `sampling`: parameters that the family insists on, whatever
+    configuration and client say. `emit_rows`: the next stage needs a row per position. `rows`: what is added to the
+    embeddings, part after part; the engine holds what is before the first, in blocks of its prefix. `pad_row`: of every
+    position after the last one given; None: zeros. `rows_complete`: no later rows will come; `is_part`: later ones are
+    needed before the first new token, too. `stream_interval`: None for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
@@ -65,8 +62,8 @@ class EngineInput:
     is_part: bool = False
     stream_interval: StreamInterval | None = None
     given_reply: GivenReply | None = None
-    rows_start: int = 0
-    prefix: PrefixHashes | None = None
+    rows: Sequence[Rows] = ()
+    pad_row: Rows | None = None
 
 
 Hold = Callable[[PrefixHashes], Awaitable[int]]
@@ -75,9 +72,9 @@ Hold = Callable[[PrefixHashes], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class LaterRows:
-    """Rows `[n, H]` for positions that follow those given so far. `complete`: no more will come."""
+    """Rows that follow those given so far. `complete`: no more will come."""
 
-    rows: torch.Tensor
+    rows: Rows
     complete: bool
 
 

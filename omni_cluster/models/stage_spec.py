@@ -76,6 +76,8 @@ class ARSpec(StageSpec):
     """A stage that samples tokens, on vLLM's engine."""
 
     samples_tokens = True
+    rows_kind: ClassVar[str] = ""
+    """The family's name of the rows that it emits; they travel by it."""
 
     @property
     @abstractmethod

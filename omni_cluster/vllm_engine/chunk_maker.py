@@ -10,7 +10,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from omni_cluster.inputs import KnownOutput
 from omni_cluster.models.family import GivenReply
 from omni_cluster.outputs import CallDelta, StageChunk, TokenChoice, TokenLogprob
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.tool_calls import CallReader
 
@@ -120,7 +120,7 @@ class ChunkMaker:
         if self._first_call is None and mark is not None and mark in token_ids:
             self._first_call = position + list(token_ids).index(mark)
 
-    def _of_text(self, rows: RowsChunk | None) -> RowsChunk | None:
+    def _of_text(self, rows: Rows | None) -> Rows | None:
         """The rows without those of calls."""
         if rows is not None and rows.positions is not None:
             self._prompt_length = rows.positions.shape[1]

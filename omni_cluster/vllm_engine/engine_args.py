@@ -44,9 +44,10 @@ _DIFFUSION_DEFAULTS: dict[str, Any] = {
 class OmniModelConfig:
     """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
 
-    `emits_rows`: requests may ask for a row per position. `takes_rows`: the model has a static `extra_rows` buffer.
-    `max_payload_elements`: no embedding payload may have more elements. `max_decode_steps`: tokens that a request may
-    get in one step of the engine. `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
+    `rows_kind`: of the rows, one a position, that requests may ask for; "": none. `takes_rows`: the model has a
+    static `extra_rows` buffer. `max_payload_elements`: no rows that come at once may have more elements.
+    `max_decode_steps`: tokens that a request may get in one step of the engine. `kept_rows_bytes`: of rows that are
+    emitted, as many are kept for cached prompts.
     `leaves_rows_out`: those of earlier prompts are not sent again, for who reads them keeps what it made of them.
     `shares_card`: the stage's card has the engines of all others too.
     """
@@ -54,7 +55,7 @@ class OmniModelConfig:
     stage_id: int
     model_stage: str
     family: str
-    emits_rows: bool = False
+    rows_kind: str = ""
     takes_rows: bool = False
     max_payload_elements: int = 1 << 28
     max_decode_steps: int = 1
@@ -96,7 +97,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.stage_id,
             stage.model_stage,
             pipeline.family,
-            spec.emits_rows,
+            spec.rows_kind,
             spec.takes_rows,
             pipeline.limits.max_payload_elements,
             stage.max_decode_steps if spec.takes_rows else 1,

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from omni_cluster.rows import PackedRows
+from omni_cluster.rows import Rows
 from omni_cluster.vllm_engine.holders import Holders
-
-if TYPE_CHECKING:
-    import torch
 
 Hashes = Sequence[bytes]
 """vLLM's hashes of a request's full blocks, the first one first: each covers all tokens and media up to its end."""
@@ -148,23 +145,23 @@ class EmittedRows:
         self._left_out = ()
 
     def pass_on(self, hashes: Hashes, packed: torch.Tensor) -> torch.Tensor:
-        """A packed chunk of computed rows as it goes on, the first one with those of the cached blocks ahead of it.
+        """Packed rows that were computed as they go on, the first ones with those of the cached blocks ahead of them.
 
         `hashes`: of all blocks whose tokens are known.
         """
-        chunk = PackedRows.of(packed)
-        self._keep(hashes, chunk)
-        if not self._cached or chunk.start != self._behind:
+        computed = Rows.unpack(packed.numpy(), max_elements=None)
+        self._keep(hashes, computed)
+        if not self._cached or computed.start != self._behind:
             return packed
         cached, self._cached = self._cached, []
-        return chunk.after(cached)
+        return torch.from_numpy(computed.preceded_by(cached).pack())
 
-    def _keep(self, hashes: Hashes, chunk: PackedRows) -> None:
-        if chunk.start != self._end:  # behind cached blocks, or computed again
-            self._waiting, self._start, self._end = [], chunk.start, chunk.start
-        fills_block = chunk.end // self._kept.block_size > self._end // self._kept.block_size
-        self._waiting.append(chunk.raw)
-        self._end = chunk.end
+    def _keep(self, hashes: Hashes, computed: Rows) -> None:
+        if computed.start != self._end:  # behind cached blocks, or computed again
+            self._waiting, self._start, self._end = [], computed.start, computed.start
+        fills_block = computed.end // self._kept.block_size > self._end // self._kept.block_size
+        self._waiting.append(computed.raw)
+        self._end = computed.end
         if fills_block:
             self._keep_full(hashes)
 

@@ -14,7 +14,7 @@ from vllm.v1.engine.output_processor import RequestState as StockRequestState
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.rows import LARGE_BYTES, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, Rows
 
 T = TypeVar("T")
 
@@ -36,11 +36,11 @@ class RowsSink:
         self.admitted = asyncio.Event()
         self._filled = asyncio.Event()
         self._error: PayloadError | None = None
-        self._chunks: list[RowsChunk] = []
+        self._chunks: list[Rows] = []
         self._taken = 0
         self._end = 0
 
-    def put(self, chunk: RowsChunk) -> None:
+    def put(self, chunk: Rows) -> None:
         """Never raises: it runs in the loop that serves all requests of the engine, as `fail` does."""
         new = chunk.after(self._end)
         if new is not None:
@@ -79,29 +79,29 @@ class RowsSink:
             filled.cancel()
         return first.done()
 
-    def take_large(self) -> RowsChunk | None:
+    def take_large(self) -> Rows | None:
         """The first chunk, if it is a large one and others wait behind it; else None. PayloadError as `take`."""
-        if self._error is not None or len(self._chunks) < 2 or self._chunks[0].rows.nbytes < LARGE_BYTES:
+        if self._error is not None or len(self._chunks) < 2 or self._chunks[0].raw.nbytes < LARGE_BYTES:
             return None
         return self._joined(1)
 
-    def take(self) -> RowsChunk | None:
+    def take(self) -> Rows | None:
         """All rows since the last call; PayloadError when the engine left rows out, or sent some that are none."""
         self._filled.clear()
         if self._error is not None:
             raise self._error
         return self._joined(len(self._chunks)) if self._chunks else None
 
-    def _joined(self, count: int) -> RowsChunk:
+    def _joined(self, count: int) -> Rows:
         chunks, self._chunks = self._chunks[:count], self._chunks[count:]
         if chunks[0].start != self._taken and not (self._taken == 0 and _leaves_blocks_out(chunks[0])):
             raise PayloadError(f"gap between rows that end at {self._taken} and rows that start at {chunks[0].start}.")
-        joined = RowsChunk.joined(chunks)
+        joined = Rows.joined(chunks)
         self._taken = joined.end
         return joined
 
 
-def _leaves_blocks_out(first: RowsChunk) -> bool:
+def _leaves_blocks_out(first: Rows) -> bool:
     """Whether what is missing before a request's first rows are whole blocks of its prompt."""
     prefix = first.prefix
     return prefix is not None and prefix.blocks_in(first.start) * prefix.block_size == first.start
@@ -169,7 +169,7 @@ class OmniOutputProcessor(OutputProcessor):
     def _put(self, packed: Any, sink: RowsSink) -> None:
         """Rows that cannot be read end their own request, and not the loop that serves all."""
         try:
-            sink.put(RowsChunk.unpack(packed, max_elements=self.max_row_elements))
+            sink.put(Rows.unpack(packed.numpy(), max_elements=self.max_row_elements))
         except PayloadError as error:
             sink.fail(error)
 

@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush, StageExtra
-from omni_cluster.rows import HASH_BYTES, PrefixHashes
+from omni_cluster.rows import HASH_BYTES, PrefixHashes, Rows, check_next
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
@@ -159,25 +159,22 @@ class OmniSchedulerMixin(_Scheduler):
 
     def _state_of(self, request: Request, extra: StageExtra) -> RequestState:
         state = RequestState()
-        if extra.prompt_embeds is not None:
-            rows, width = extra.prompt_embeds.shape
+        if extra.rows:
+            first, last = (Rows.unpack(extra.rows[i], max_elements=self._max_elements) for i in (0, -1))
             state.key = extra.key
-            state.count = RowCount(
-                extra.rows_start + rows, width, extra.rows_complete, extra.first_tokens, extra.rows_start
-            )
+            state.count = RowCount(last.end, first.width, extra.rows_complete, extra.first_tokens, first.start)
             state.hold = extra.hold
-            state.named = self._name_blocks(request, extra)
+            state.named = self._name_blocks(request, extra.hold, first.prefix)
             self._states_by_key[extra.key] = state
         if extra.emit_rows:
             state.emitted = self._emitted(request, extra.given_tokens)
         return state
 
-    def _name_blocks(self, request: Request, extra: StageExtra) -> int | None:
-        if extra.hold:
+    def _name_blocks(self, request: Request, hold: str, prefix: PrefixHashes | None) -> int | None:
+        if hold:
             request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
         if not self.kv_cache_manager.enable_caching:
             return None
-        prefix = extra.prefix
         is_named = prefix is not None and prefix.block_size == self.hash_block_size
         return name_blocks(request, prefix.hashes if prefix is not None and is_named else (), self.hash_block_size)
 
@@ -236,12 +233,11 @@ class OmniSchedulerMixin(_Scheduler):
         return None
 
     def _append(self, state: RequestState, count: RowCount, push: RowsPush) -> None:
-        rows = push.rows.to_tensor(max_elements=self._max_elements)
-        if rows.dim() != 2 or rows.shape[1] != count.width:
-            raise PayloadError(f"Rows have shape {list(rows.shape)}, but those before them are [n, {count.width}].")
-        if rows.shape[0]:
-            state.unsent.append(rows)
-            count.rows += rows.shape[0]
+        rows = Rows.unpack(push.rows, max_elements=self._max_elements)
+        check_next(rows, count.rows, count.width)
+        if len(rows.raw):
+            state.unsent.append(rows.tensor())
+            count.rows = rows.end
         count.complete = count.complete or push.complete
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:

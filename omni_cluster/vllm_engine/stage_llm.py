@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import torch
+import numpy as np
 from opentelemetry import propagate
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
@@ -27,7 +27,6 @@ from omni_cluster.errors import (
     GrammarRefused,
     NotFinite,
     OmniError,
-    PayloadError,
     PromptTooLong,
     RequestError,
     RequestGone,
@@ -38,7 +37,7 @@ from omni_cluster.models.family import ARSession, EngineInput
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.outputs import StageChunk, answering
 from omni_cluster.progress import Probe, Progress, StallWatch
-from omni_cluster.rows import PrefixHashes, PromptEmbedsPayload
+from omni_cluster.rows import PrefixHashes, Rows, check_together
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
@@ -181,26 +180,26 @@ class StageLLM:
         rows = chunk.rows
         if rows is None or rows.prefix is None:
             return chunk
-        return answering(chunk, functools.partial(self._earlier_rows, rows.rows, rows.prefix, rows.start))
+        return answering(chunk, functools.partial(self._earlier_rows, rows, rows.prefix))
 
-    async def _earlier_rows(
-        self, like: torch.Tensor, prefix: PrefixHashes, end: int, first: int
-    ) -> AsyncGenerator[torch.Tensor, None]:
-        """Rows from `first` to `end`, where blocks begin, in parts. RequestGone if they are kept no more."""
-        size = prefix.block_size
-        names = prefix.hashes[first // size : end // size]
-        at_once = max(1, EARLIER_PART_BYTES // (size * like.shape[1] * like.element_size()))
+    async def _earlier_rows(self, rows: Rows, prefix: PrefixHashes, first: int) -> AsyncGenerator[Rows, None]:
+        """What goes before `rows` from `first` on, where blocks begin, in parts. RequestGone if it is kept no more."""
+        size, row_bytes = prefix.block_size, rows.raw.shape[1]
+        names = prefix.hashes[first // size : rows.start // size]
+        at_once = max(1, EARLIER_PART_BYTES // (size * row_bytes))
         for i in range(0, len(names), at_once):
             part = await self._found_rows(names[i : i + at_once])
             if part is None:
-                raise RequestGone(f"rows {first} to {end} of a cached prompt are kept no more; send the request again.")
-            yield part.view(like.dtype).view(-1, like.shape[1])
+                raise RequestGone(
+                    f"rows {first} to {rows.start} of a cached prompt are kept no more; send the request again."
+                )
+            yield Rows(rows.kind, rows.dtype, first + i * size, part.reshape(-1, row_bytes))
 
-    async def _found_rows(self, hashes: Sequence[bytes]) -> torch.Tensor | None:
+    async def _found_rows(self, hashes: Sequence[bytes]) -> np.ndarray | None:
         """Of these blocks, uint8 `[bytes]`."""
         async with self._death_named():  # of this engine: whoever asks has another
             raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
-        return None if raw is None else torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        return None if raw is None else np.frombuffer(raw, np.uint8)
 
     @contextlib.asynccontextmanager
     async def _death_named(self) -> AsyncIterator[None]:
@@ -247,7 +246,9 @@ class StageLLM:
         self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...], hold: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
         """The engine's outputs. Of a prompt of several steps whose rows are read: None for rows before the first."""
-        prompt, interval = dict(engine_input.prompt), engine_input.stream_interval
+        prompt, interval, rows = engine_input.prompt, engine_input.stream_interval, engine_input.rows
+        # What the engine's step could not read would end all requests there.
+        check_together(rows, self._pipeline.limits.max_payload_elements)
         extra = StageExtra(
             key=request.request_id,
             emit_rows=engine_input.emit_rows,
@@ -255,13 +256,10 @@ class StageLLM:
             rows_complete=engine_input.rows_complete,
             first_tokens=interval.first if interval is not None and request.streams_audio else 0,
             known=known,
-            rows_start=engine_input.rows_start,
-            prefix=engine_input.prefix,
-            hold=hold if engine_input.rows_start else "",
-            prompt_embeds=prompt.pop("prompt_embeds", None),
-            additional_information=prompt.pop("additional_information", None),
+            hold=hold if rows and rows[0].start else "",
+            rows=tuple(part.to_bytes() for part in rows),
+            pad_row=engine_input.pad_row.to_bytes() if engine_input.pad_row is not None else b"",
         )
-        _check_rows(extra, self._pipeline.limits.max_payload_elements)
         params = self._sampling.params(request, engine_input.sampling)
         if params.structured_outputs is not None and self._grammars is not None:
             await asyncio.to_thread(self._grammars.check, params)
@@ -362,8 +360,7 @@ class StageLLM:
         try:
             async for later in session.later_rows():
                 complete = later.complete
-                payload = PromptEmbedsPayload.from_tensor(later.rows)
-                await window.push(RowsPush(request_id, payload, later.complete))
+                await window.push(RowsPush(request_id, later.rows.to_bytes(), later.complete))
             await window.all_arrived()
         except Exception:
             await self.llm.abort(request_id)
@@ -421,14 +418,6 @@ def _trace_headers() -> dict[str, str] | None:
     headers: dict[str, str] = {}
     propagate.inject(headers)
     return headers or None
-
-
-def _check_rows(extra: StageExtra, max_elements: int) -> None:
-    """Raises PayloadError for what the engine's step could not read: there it would end all requests."""
-    if extra.prompt_embeds is not None:
-        extra.prompt_embeds.count(max_elements=max_elements)
-        if len(extra.prompt_embeds.shape) != 2:
-            raise PayloadError(f"A prompt's rows have shape {list(extra.prompt_embeds.shape)}, but must be [n, H].")
 
 
 def _unfit(prompt: Mapping[str, Any]) -> str:

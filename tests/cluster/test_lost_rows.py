@@ -13,7 +13,7 @@ import pytest
 
 from omni_cluster.cluster import rows_publisher
 from omni_cluster.cluster.rows_publisher import RowsItem, RowsPublisher, RowsPublishers
-from omni_cluster.cluster.rows_reader import Rows, RowsReader
+from omni_cluster.cluster.rows_reader import RowsFuture, RowsReader
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import NO_ROOM, StoreFull
@@ -84,11 +84,11 @@ def packed(num_bytes: int, value: int = 0) -> np.ndarray:
     return np.full(num_bytes, value, np.uint8)
 
 
-async def came(rows: Rows) -> np.ndarray:
+async def came(rows: RowsFuture) -> np.ndarray:
     return await asyncio.wait_for(asyncio.shield(rows), PATIENCE_S)
 
 
-async def is_lost(rows: Rows) -> bool:
+async def is_lost(rows: RowsFuture) -> bool:
     with contextlib.suppress(StoreFull):
         await came(rows)
         return False

@@ -25,7 +25,8 @@ from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnkno
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import PayloadError, RequestError, RequestGone, StageDied
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import HASH_BYTES, PrefixHashes, RowsChunk
+from omni_cluster.rows import HASH_BYTES, PrefixHashes, Rows
+from tests.rows import rows_of
 
 MAX_ITEM_BYTES = 256
 ROW_BYTES = 16
@@ -135,7 +136,7 @@ async def connections(replica: Replica, clients: list[Watched], room: Room) -> A
 
 def rows(start: int, count: int = 1) -> StageChunk:
     values = torch.arange(start, start + count, dtype=torch.float32)[:, None].repeat(1, ROW_BYTES // 4)
-    return StageChunk(start, tuple(range(start, start + count)), rows=RowsChunk(start, values))
+    return StageChunk(start, tuple(range(start, start + count)), rows=rows_of(start, values))
 
 
 def ticket(request_id: str) -> Ticket:
@@ -183,7 +184,7 @@ async def test_readers_of_many_requests_share_a_link_and_each_gets_its_own(
     made = await asyncio.gather(*(read(connections, name) for name in names))
     for number, chunk in enumerate(made):
         assert list(chunk.token_ids) == list(range(5 + number % 2))
-        assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(chunk.token_ids)
+        assert chunk.rows is not None and chunk.rows.tensor()[:, 0].tolist() == list(chunk.token_ids)
     assert len(clients) == 1
 
 
@@ -231,7 +232,7 @@ async def test_rows_are_objects_and_no_message_has_them(
     log.put(rows(100))
     log.close()
     chunk = await read(connections, "long")
-    assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(101))
+    assert chunk.rows is not None and chunk.rows.tensor()[:, 0].tolist() == list(range(101))
     made = [item for message in clients[0].received for item in message if item.chunk is not None]
     assert [item.rows_at for item in made] == [0, 1] and all(item.chunk.rows is None for item in made if item.chunk)
     assert replica.bytes_as_objects > 100 * ROW_BYTES and len(replica.sent) == 2 and replica.calls_for_rows == 1
@@ -248,7 +249,7 @@ async def test_rows_of_one_step_are_one_item(
         log.put(rows(0))
         log.close()
     made = await asyncio.gather(*tasks)
-    assert [chunk.rows is not None and chunk.rows.rows.shape[0] for chunk in made] == [1] * 4
+    assert [chunk.rows is not None and len(chunk.rows.raw) for chunk in made] == [1] * 4
     assert replica.chunks_of_items == [4]
 
 
@@ -438,9 +439,9 @@ async def test_rows_are_copied_out_of_their_item_which_is_let_go_at_once(
     for start, count in ((0, 1), (1, 100)):
         log.put(rows(start, count))
         chunk = await anext(chunks)
-        assert chunk.rows is not None and chunk.rows.rows[:, 0].tolist() == list(range(start, start + count))
+        assert chunk.rows is not None and chunk.rows.tensor()[:, 0].tolist() == list(range(start, start + count))
         replica.sent[-1][:] = 0
-        assert chunk.rows.rows[:, 0].tolist() == list(range(start, start + count))
+        assert chunk.rows.tensor()[:, 0].tolist() == list(range(start, start + count))
     assert [item.rows for item in replica.items] == [[], []]
     await chunks.aclose()
 
@@ -530,11 +531,11 @@ class Earlier:
     def __init__(self, error: Exception | None = None) -> None:
         self.is_out, self._error = asyncio.Event(), error
 
-    async def __call__(self, first: int) -> AsyncGenerator[torch.Tensor, None]:
+    async def __call__(self, first: int) -> AsyncGenerator[Rows, None]:
         for position in range(first, 4):
             if position == 2:
                 await self.is_out.wait()
-            yield rows(position).rows.rows  # type: ignore[union-attr]
+            yield cast(Rows, rows(position).rows)
         if self._error is not None:
             raise self._error
 
@@ -547,7 +548,7 @@ async def confirmed_bytes(replica: Replica) -> int:
 
 
 Chunks = AsyncGenerator[StageChunk, None]
-Parts = AsyncGenerator[torch.Tensor, None]
+Parts = AsyncGenerator[Rows, None]
 
 
 async def asking(replica: Replica, connections: ReplicaConnections, earlier: Earlier) -> tuple[Chunks, Parts]:
@@ -555,7 +556,7 @@ async def asking(replica: Replica, connections: ReplicaConnections, earlier: Ear
     first = rows(4).rows
     assert first is not None
     names = PrefixHashes(1, tuple(bytes([i]) * HASH_BYTES for i in range(4)))
-    left_out = RowsChunk(4, first.rows, torch.zeros(3, 5, dtype=torch.int64), prefix=names, earlier=earlier)
+    left_out = rows_of(4, first.tensor(), torch.zeros(3, 5, dtype=torch.int64), prefix=names, earlier=earlier)
     replica.logs.open("r").put(StageChunk(rows=left_out))
     chunks = connections.read(ticket("r"), with_rows=True)
     got = (await anext(chunks)).rows
@@ -570,10 +571,10 @@ async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
     earlier = Earlier()
     chunks, parts = await asking(replica, connections, earlier)
     calls, held_bytes = replica.calls, await confirmed_bytes(replica)
-    assert (await anext(parts))[:, 0].tolist() == [1.0]
+    assert (await anext(parts)).tensor()[:, 0].tolist() == [1.0]
     await until(lambda: replica.logs.room.held_bytes == held_bytes + ROW_BYTES)
     earlier.is_out.set()
-    assert [part[:, 0].tolist() async for part in parts] in ([[2.0], [3.0]], [[2.0, 3.0]])
+    assert [part.tensor()[:, 0].tolist() async for part in parts] in ([[2.0], [3.0]], [[2.0, 3.0]])
     assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent_bytes["asked"] == 3 * ROW_BYTES
     await until(lambda: replica.logs.room.held_bytes == held_bytes)
     assert room.held_bytes == 0

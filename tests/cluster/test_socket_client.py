@@ -34,7 +34,7 @@ from omni_cluster.cluster.wire import (
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.errors import PayloadError, RequestError, StageDied
 from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
-from omni_cluster.rows import RowsChunk
+from tests.rows import rows_of
 
 SOUND = StageChunk(audio=AudioChunk(0, np.arange(4, dtype=np.float32), 24_000), finish_reason="stop")
 READER = Subscription(3, "r", "publisher")
@@ -71,7 +71,7 @@ async def client_to(server: SocketServer) -> SocketClient:
 
 def with_rows(count: int) -> StageChunk:
     rows = torch.arange(count * 8, dtype=torch.float32).reshape(count, 8).bfloat16()
-    return StageChunk(0, (1,), rows=RowsChunk(0, rows, torch.arange(3 * count).reshape(3, count)))
+    return StageChunk(0, (1,), rows=rows_of(0, rows, torch.arange(3 * count).reshape(3, count)))
 
 
 async def test_the_address_stays_and_does_not_show_its_word(server: SocketServer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
 from omni_cluster.cluster.rows_publisher import RowsItem
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
+from tests.rows import rows_of
 
 
 def travelled(item: RowsItem) -> RowsItem:
@@ -20,8 +22,8 @@ def travelled(item: RowsItem) -> RowsItem:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_and_positions_arrive_as_they_were(dtype: torch.dtype) -> None:
-    sent = RowsChunk(0, torch.randn(5, 8).to(dtype), torch.arange(12).reshape(3, 4))
-    (packed,) = travelled(RowsItem(0, [sent.pack().numpy()])).rows
-    got = RowsChunk.in_array(packed, max_elements=1 << 20)
-    assert got.start == 0 and torch.equal(got.rows, sent.rows)
-    assert got.positions is not None and sent.positions is not None and torch.equal(got.positions, sent.positions)
+    sent = rows_of(0, torch.randn(5, 8).to(dtype), torch.arange(12).reshape(3, 4))
+    (packed,) = travelled(RowsItem(0, [sent.pack()])).rows
+    got = Rows.unpack(packed, max_elements=1 << 20)
+    assert got.start == 0 and torch.equal(got.tensor(), sent.tensor())
+    assert got.positions is not None and np.array_equal(got.positions, sent.positions)

@@ -16,8 +16,9 @@ from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
+from tests.rows import rows_of
 
 Speak = Callable[..., SpeechReference]
 """The fixture `speak`: (kind, voice, seed) -> the reference's spoken reply."""
@@ -128,19 +129,19 @@ async def collect(chunks: AsyncIterator[StageChunk]) -> StageChunk:
 def thinker_chunks(made: ThinkerReference) -> list[StageChunk]:
     """The reference's thinker in the thinker stage's words: with each token the rows that were computed for it."""
     prompt, rows = len(made.prompt_ids), made.rows
-    first = StageChunk(0, (made.token_ids[0],), rows=RowsChunk(0, rows[:prompt], made.positions))
+    first = StageChunk(0, (made.token_ids[0],), rows=rows_of(0, rows[:prompt], made.positions))
     later = [
-        StageChunk(j, (token,), rows=RowsChunk(prompt + j - 1, rows[prompt + j - 1 : prompt + j]))
+        StageChunk(j, (token,), rows=rows_of(prompt + j - 1, rows[prompt + j - 1 : prompt + j]))
         for j, token in enumerate(made.token_ids[1:], start=1)
     ]
     last = StageChunk(len(made.token_ids), finish_reason="length")
     return [first, *later, last]
 
 
-async def whole_rows(joined: RowsChunk) -> torch.Tensor:
+async def whole_rows(joined: Rows) -> torch.Tensor:
     """All rows of a request, with those that an earlier prompt had and that were left out."""
     earlier = [] if joined.earlier is None else [part async for part in joined.earlier(0)]
-    return torch.cat([*earlier, joined.rows])
+    return torch.cat([part.tensor() for part in (*earlier, joined)])
 
 
 async def at_once(chunks: list[StageChunk]) -> AsyncIterator[StageChunk]:

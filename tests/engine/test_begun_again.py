@@ -18,7 +18,7 @@ from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from tests.engine.stages import MAX_CODES, MAX_TOKENS, Feed, Speak, at_once, request, thinker_chunks, until_free
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference, media, prompt_text
@@ -85,11 +85,10 @@ def assert_goes_on(again: Chunks, chunks: Chunks, cut: int) -> None:
     assert_rows(made.rows, whole.rows)
 
 
-def assert_rows(made: RowsChunk | None, wanted: RowsChunk) -> None:
-    assert made is not None and (made.start, made.rows.shape) == (0, wanted.rows.shape)
-    assert made.positions is not None and wanted.positions is not None
-    assert torch.equal(made.positions, wanted.positions)
-    torch.testing.assert_close(made.rows, wanted.rows, atol=1e-4, rtol=0)
+def assert_rows(made: Rows | None, wanted: Rows) -> None:
+    assert made is not None and (made.start, made.raw.shape) == (0, wanted.raw.shape)
+    assert made.positions is not None and np.array_equal(made.positions, wanted.positions)
+    torch.testing.assert_close(made.tensor(), wanted.tensor(), atol=1e-4, rtol=0)
 
 
 def assert_choices(made: StageChunk, wanted: Sequence[Any]) -> None:

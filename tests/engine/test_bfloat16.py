@@ -40,5 +40,5 @@ async def test_rows_are_those_of_float32_up_to_rounding(thinker: Stage, referenc
         decoded += count - len(of_reference.prompt_ids)
         rows = of_reference.rows[:count]
         assert chunk.rows is not None
-        assert (chunk.rows.rows[:count].float() - rows).norm() / rows.norm() < MAX_RELATIVE_ERROR
+        assert (chunk.rows.tensor()[:count].float() - rows).norm() / rows.norm() < MAX_RELATIVE_ERROR
     assert decoded >= 2 * len(KINDS)

@@ -11,7 +11,7 @@ import torch
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import RowsChunk
+from tests.rows import rows_of
 
 LONG_S = 60.0
 
@@ -55,7 +55,7 @@ async def test_all_events_come_each_producers_in_its_order() -> None:
 
 async def test_chunks_that_only_hand_rows_on_are_no_events() -> None:
     async def computing(emit: Emit) -> None:
-        rows = RowsChunk(0, torch.zeros(2, 3))
+        rows = rows_of(0, torch.zeros(2, 3))
         for chunk in (StageChunk(rows=rows), StageChunk(0, (7,), rows=rows), StageChunk(), StageChunk(1, text="b")):
             await emit(StageEvent("thinker", chunk))
         await emit(StageEvent("thinker", StageChunk(1, finish_reason="stop")))

@@ -22,6 +22,7 @@ from omni_cluster.inputs import Media
 from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
+from omni_cluster.rows import Rows
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     THINKER_STEP_TOKENS,
@@ -144,9 +145,10 @@ async def test_a_talkers_request_ends_by_itself_and_its_neighbours_go_on(
 def broken_at(chunks: list[StageChunk], place: int, value: float) -> list[StageChunk]:
     rows = chunks[place].rows
     assert rows is not None
-    values = rows.rows.clone()
+    values = rows.tensor().clone()
     values[-1, 3] = value
-    return [*chunks[:place], replaced(chunks[place], rows=replace(rows, rows=values)), *chunks[place + 1 :]]
+    broken = replaced(chunks[place], rows=Rows.of(rows.kind, rows.start, values, rows.positions))
+    return [*chunks[:place], broken, *chunks[place + 1 :]]
 
 
 async def test_sound_too_loud_to_be_computed_with_is_refused(tight_thinker: Stage) -> None:

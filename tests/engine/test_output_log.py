@@ -15,7 +15,8 @@ from omni_cluster.engine.output_log import (
     chunk_bytes,
 )
 from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.rows import LARGE_BYTES, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, Rows
+from tests.rows import rows_of
 
 
 def tokens(start: int, *ids: int) -> StageChunk:
@@ -24,7 +25,7 @@ def tokens(start: int, *ids: int) -> StageChunk:
 
 def with_rows(start: int, count: int = 1) -> StageChunk:
     """A chunk of 16 bytes a row."""
-    return StageChunk(rows=RowsChunk(start, torch.full((count, 4), float(start))))
+    return StageChunk(rows=rows_of(start, torch.full((count, 4), float(start))))
 
 
 def token_ids(chunks: list[StageChunk]) -> list[int]:
@@ -72,7 +73,7 @@ async def test_one_item_says_all_that_was_put_since_the_last(log: OutputLog) -> 
     assert (await anext(reader)).token_ids == (1,)
     log.put(tokens(1, 2))
     log.put(with_rows(0))
-    log.put(StageChunk(3, (5, 6), rows=RowsChunk(1, torch.ones(2, 4)), finish_reason="stop"))
+    log.put(StageChunk(3, (5, 6), rows=rows_of(1, torch.ones(2, 4)), finish_reason="stop"))
     joined = await anext(reader)
     assert (joined.token_start, joined.token_ids, joined.finish_reason) == (1, (2, 5, 6), "stop")
     assert joined.rows is not None and (joined.rows.start, joined.rows.end) == (0, 3)
@@ -97,14 +98,14 @@ async def test_reader_starts_at_the_chunk_it_asks_for(log: OutputLog, first: int
 
 
 async def test_rows_that_were_left_out_are_asked_of_the_log(log: OutputLog) -> None:
-    async def earlier(first: int) -> AsyncGenerator[torch.Tensor, None]:
+    async def earlier(first: int) -> AsyncGenerator[Rows, None]:
         for position in range(first, 3):
-            yield torch.full((1, 1), float(position))
+            yield rows_of(position, torch.full((1, 1), float(position)))
 
-    rows = RowsChunk(3, torch.zeros(1, 1), earlier=earlier)
+    rows = rows_of(3, torch.zeros(1, 1), earlier=earlier)
     log.put(StageChunk(rows=rows))
-    log.put(StageChunk(rows=RowsChunk(4, torch.zeros(1, 1))))
-    missing = [(part.start, part.rows.tolist()) async for part in log.earlier_rows(1)]
+    log.put(StageChunk(rows=rows_of(4, torch.zeros(1, 1))))
+    missing = [(part.start, part.tensor().tolist()) async for part in log.earlier_rows(1)]
     assert missing == [(1, [[1.0]]), (2, [[2.0]])]
 
 
@@ -113,12 +114,12 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_no_more_once_thei
 ) -> None:
     asked = []
 
-    async def earlier(first: int) -> AsyncGenerator[torch.Tensor, None]:
+    async def earlier(first: int) -> AsyncGenerator[Rows, None]:
         for position in range(first, 3):
             asked.append(position)
-            yield torch.full((1, 1), float(position))
+            yield rows_of(position, torch.full((1, 1), float(position)))
 
-    log.put(StageChunk(rows=RowsChunk(3, torch.zeros(1, 1), earlier=earlier)))
+    log.put(StageChunk(rows=rows_of(3, torch.zeros(1, 1), earlier=earlier)))
     parts = log.earlier_rows(0)
     assert (await anext(parts)).start == 0
     log.let_go()
@@ -127,8 +128,8 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_no_more_once_thei
     assert asked == [0]
 
 
-@pytest.mark.parametrize("rows", [None, RowsChunk(0, torch.zeros(1, 1))])
-async def test_a_log_that_left_nothing_out_says_so(log: OutputLog, rows: RowsChunk | None) -> None:
+@pytest.mark.parametrize("rows", [None, rows_of(0, torch.zeros(1, 1))])
+async def test_a_log_that_left_nothing_out_says_so(log: OutputLog, rows: Rows | None) -> None:
     log.put(StageChunk(rows=rows))
     with pytest.raises(OutputLogUnknown, match="left no rows out"):
         await anext(log.earlier_rows(0))
@@ -197,7 +198,7 @@ async def test_what_waits_is_cut_between_chunks_and_says_what_follows_it(log: Ou
 
 async def test_a_large_chunk_is_an_item_of_its_own() -> None:
     log = OutputLog("r", 4 * LARGE_BYTES)
-    rows = RowsChunk(0, torch.zeros(LARGE_BYTES // 8, 2))
+    rows = rows_of(0, torch.zeros(LARGE_BYTES // 8, 2))
     for chunk in (tokens(0, 1), tokens(1, 2), StageChunk(rows=rows), tokens(2, 3), tokens(3, 4)):
         log.put(chunk)
     ends, following = [], 0
@@ -231,7 +232,7 @@ async def test_bound_can_be_reached_exactly(log: OutputLog) -> None:
     log.put(with_rows(3, count=1))
     log.close()
     (chunk,) = await all_of(log.read())
-    assert chunk.rows is not None and chunk.rows.rows.nbytes == 64
+    assert chunk.rows is not None and chunk.rows.tensor().nbytes == 64
 
 
 async def test_chunk_above_the_bound_is_refused_and_the_rest_kept(log: OutputLog) -> None:
@@ -247,12 +248,12 @@ async def test_chunk_above_the_bound_is_refused_and_the_rest_kept(log: OutputLog
 def test_bytes_are_those_of_rows_and_sound() -> None:
     sound = AudioChunk(0, np.zeros(10, np.float32), 24_000)
     assert chunk_bytes(tokens(0, 1, 2)) == 0
-    both = StageChunk(rows=RowsChunk(0, torch.zeros(2, 4, dtype=torch.bfloat16)), audio=sound)
+    both = StageChunk(rows=rows_of(0, torch.zeros(2, 4, dtype=torch.bfloat16)), audio=sound)
     assert chunk_bytes(both) == 16 + 40 and chunk_bytes(both, with_rows=False) == 40
 
 
 def test_positions_count_toward_the_bound() -> None:
-    rows = RowsChunk(0, torch.zeros(2, 4), torch.zeros(3, 2, dtype=torch.int64))
+    rows = rows_of(0, torch.zeros(2, 4), torch.zeros(3, 2, dtype=torch.int64))
     assert chunk_bytes(StageChunk(rows=rows)) == 32 + 48
 
 

@@ -10,13 +10,13 @@ import torch
 
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import RowsChunk
+from tests.rows import rows_of
 
 ROW_BYTES = 16
 
 
 def rows(start: int, count: int) -> StageChunk:
-    return StageChunk(rows=RowsChunk(start, torch.zeros(count, ROW_BYTES // 4)))
+    return StageChunk(rows=rows_of(start, torch.zeros(count, ROW_BYTES // 4)))
 
 
 async def settled() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 from omni_cluster.progress import StallWatch
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     MAX_CODES,
@@ -189,7 +190,7 @@ async def test_rows_that_do_not_fit_end_their_own_request_and_no_other(talker: S
     await until_counts(talker, held=2)
     rows = fed["text"][3].rows
     assert rows is not None
-    bad.give(StageChunk(4, (7,), rows=RowsChunk(rows.end, torch.zeros(1, 3))), *fed["text"][5:])
+    bad.give(StageChunk(4, (7,), rows=Rows.of(rows.kind, rows.end, torch.zeros(1, 3))), *fed["text"][5:])
     sound.give(*fed["audio"][4:])
     for feed in (bad, sound):
         feed.end()
@@ -258,10 +259,8 @@ def in_parts(chunk: StageChunk, size: int) -> list[StageChunk]:
     """A prompt's rows as a thinker hands them on that computes `size` positions a step; the last part says the rest."""
     whole = chunk.rows
     assert whole is not None
-    parts = [
-        RowsChunk(at, whole.rows[at : at + size], whole.positions if at == 0 else None)
-        for at in range(0, whole.end, size)
-    ]
+    rests = [whole.after(at) for at in range(0, whole.end, size)]
+    parts = [rest.before(rest.start + size) for rest in rests if rest is not None]
     return [*(StageChunk(rows=part) for part in parts[:-1]), replace(chunk, rows=parts[-1])]
 
 
@@ -511,13 +510,13 @@ async def test_least_codes_that_end_within_a_step_let_the_end_in_at_once(
 
 async def test_a_reply_that_was_given_sounds_as_one_that_was_made(talker: Stage, fed: Fed) -> None:
     chunks = fed["text"]
-    rows = RowsChunk.joined([chunk.rows for chunk in chunks if chunk.rows is not None])
+    rows = Rows.joined([chunk.rows for chunk in chunks if chunk.rows is not None])
     prompt = chunks[0].rows
     assert prompt is not None and prompt.positions is not None
     said = tuple(token for chunk in chunks for token in chunk.token_ids)[:-1]
-    following = int(prompt.positions.max()) + 1 + torch.arange(len(said))
-    positions = torch.cat([prompt.positions, following.expand(3, -1)], dim=1)
-    given = StageChunk(0, said, rows=RowsChunk(0, rows.rows, positions), finish_reason="stop")
+    following = int(prompt.positions.max()) + 1 + np.arange(len(said))
+    positions = np.concatenate([prompt.positions, np.tile(following, (3, 1))], axis=1)
+    given = StageChunk(0, said, rows=Rows.of(rows.kind, 0, rows.tensor(), positions), finish_reason="stop")
     wanted = await collect(talker.generate(request("made"), at_once(chunks)))
     made = await collect(talker.generate(request("given", reply="not read here"), at_once([given])))
     assert made.token_ids == wanted.token_ids and len(made.token_ids) > 1

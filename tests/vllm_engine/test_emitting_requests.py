@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
@@ -25,12 +26,13 @@ from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import bind
 from omni_cluster.inputs import StageExtra
 from omni_cluster.models.stage_spec import ARSpec
-from omni_cluster.rows import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine import scheduler as scheduler_module
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.scheduler import OmniAsyncScheduler, OmniScheduler, OmniSchedulerMixin
 from tests.engine.stages import pipeline_config, talker_stage, thinker_stage, tight
+from tests.rows import rows_of as packed_of
 
 BLOCK, STEP_TOKENS, NUM_BLOCKS = 16, 48, 20
 ROW_BYTES = 2 * 4
@@ -54,14 +56,14 @@ class Asked:
     emits: bool
     tokens: list[int]
     sink: RowsSink = field(default_factory=RowsSink)
-    rows: list[RowsChunk] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
 
     def assert_whole(self) -> None:
         """All rows came, in order and once, the prompt's positions with the first of them."""
         assert list(self.request.all_token_ids) == self.tokens
-        got = RowsChunk.joined(self.rows)
+        got = Rows.joined(self.rows)
         assert (got.start, got.end) == (0, len(self.tokens) - 1)
-        assert torch.equal(got.rows, rows_of(self.tokens, 0, got.end))
+        assert torch.equal(got.tensor(), rows_of(self.tokens, 0, got.end))
         assert got.positions is not None and got.positions.shape[1] == self.request.num_prompt_tokens
         assert all(chunk.positions is None for chunk in self.rows[1:])
 
@@ -131,16 +133,18 @@ class Engine:
         positions = torch.zeros(3, asked.request.num_prompt_tokens, dtype=torch.int64) if name in self._begun else None
         prefix = self._prefixes.pop(name, None)
         self._begun.discard(name)
-        return sampled, RowsChunk(start, rows, positions, prefix=prefix).pack() if asked.emits else None
+        if not asked.emits:
+            return sampled, None
+        return sampled, torch.from_numpy(packed_of(start, rows, positions, prefix=prefix).pack())
 
     def _take(self, name: str, packed: torch.Tensor | None) -> None:
         asked = self.open[name]
         if packed is not None:
-            asked.sink.put(RowsChunk.unpack(packed, max_elements=1 << 20))
+            asked.sink.put(Rows.unpack(packed.numpy(), max_elements=1 << 20))
             taken = asked.sink.take()
             asked.rows += [] if taken is None else [self._whole(taken)] if not asked.rows else [taken]
 
-    def _whole(self, first: RowsChunk) -> RowsChunk:
+    def _whole(self, first: Rows) -> Rows:
         """With the rows that were left out, as who lacks them asks for them."""
         if first.start == 0:
             return first
@@ -148,8 +152,7 @@ class Engine:
         assert first.prefix is not None
         raw = self.scheduler.find_rows(first.prefix.hashes[: first.start // BLOCK])
         assert raw is not None
-        earlier = torch.frombuffer(bytearray(raw), dtype=first.rows.dtype).view(-1, first.rows.shape[1])
-        return RowsChunk(0, torch.cat([earlier, first.rows]), first.positions, prefix=first.prefix)
+        return first.preceded_by([np.frombuffer(raw, np.uint8).reshape(first.start, -1)])
 
     def run(self) -> int:
         """Until all that was asked is answered; how many positions were computed for it."""

@@ -19,11 +19,12 @@ from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.errors import RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes
 from omni_cluster.vllm_engine import stage_llm
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.stage_llm import MOST_SENDINGS, StageLLM
 from tests.engine.stages import pipeline_config
+from tests.rows import rows_of
 
 CALL_FAILED = "Call to get_supported_tasks method failed: cancelled"
 
@@ -95,10 +96,10 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_in_parts(
     stage = stage_on(Engine(dies=False), monkeypatch)
     monkeypatch.setattr(stage_llm, "EARLIER_PART_BYTES", part_bytes)
     monkeypatch.setattr(stage.llm.engine_core, "call_utility_async", call)
-    last = RowsChunk(4, torch.zeros(1, 3, dtype=torch.bfloat16), prefix=PrefixHashes(2, tuple(names)))
+    last = rows_of(4, torch.zeros(1, 3, dtype=torch.bfloat16), prefix=PrefixHashes(2, tuple(names)))
     chunk = stage._answering(StageChunk(rows=last))
     assert chunk.rows is not None and chunk.rows.earlier is not None
-    parts = [part[:, 0].tolist() async for part in chunk.rows.earlier(first)]
+    parts = [part.tensor()[:, 0].tolist() async for part in chunk.rows.earlier(first)]
     assert parts == ([[0.0, 0.0], [1.0, 1.0]][first // 2 :] if part_bytes == 1 else [[0.0, 0.0, 1.0, 1.0][first:]])
     assert asked == [len(part) // 2 for part in parts]
     del known[names[1]]

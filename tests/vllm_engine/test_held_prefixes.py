@@ -19,10 +19,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 from omni_cluster.engine.build import bind
 from omni_cluster.inputs import RowsPush, StageExtra
 from omni_cluster.models.stage_spec import ARSpec
-from omni_cluster.rows import HASH_BYTES, PrefixHashes, PromptEmbedsPayload
+from omni_cluster.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.scheduler import OmniScheduler
 from tests.engine.stages import pipeline_config, talker_stage, thinker_stage, tight
+from tests.rows import rows_of
 
 BLOCK, STEP_TOKENS, LONGEST = 16, 48, 128
 PROMPT_BLOCKS = 4
@@ -53,10 +54,8 @@ class Engine:
         **sampling: Any,
     ) -> Request:
         """Rows of positions `start` to `rows` are there."""
-        payload = PromptEmbedsPayload.from_tensor(torch.zeros(rows - start, 2))
-        extra = StageExtra(
-            name, rows_complete=rows > PROMPT, rows_start=start, prefix=prefix, hold=hold, prompt_embeds=payload
-        )
+        given = rows_of(start, torch.zeros(rows - start, 2), prefix=prefix)
+        extra = StageExtra(name, rows_complete=rows > PROMPT, hold=hold, rows=(given.to_bytes(),))
         params = SamplingParams(max_tokens=20, ignore_eos=True, **sampling, extra_args=extra.to_extra_args())
         request = Request(name, [3] * PROMPT, params, None, block_hasher=self._hasher)
         self.scheduler.add_request(request)
@@ -242,7 +241,7 @@ def test_a_request_whose_later_rows_are_missing_is_held_behind_what_it_needs_no_
     engine.ask("late", named("a"), "hold", start=start, rows=start + 2)
     engine.step()
     assert "late" not in engine.computed and engine.counts["blocked"] == 1
-    rows = PromptEmbedsPayload.from_tensor(torch.zeros(30, 2))
+    rows = rows_of(start + 2, torch.zeros(30, 2)).to_bytes()
     assert engine.scheduler.push_rows([RowsPush("late", rows, complete=True)]) == [None]
     engine.run()
     assert engine.computed["late"] == [start]
@@ -257,7 +256,7 @@ def test_of_a_hit_no_more_is_read_than_leaves_a_step_whose_rows_have_come(make: 
     engine.step()
     (hit,) = engine.computed["parts"]
     assert hit == (come - STEP_TOKENS) // BLOCK * BLOCK
-    rows = PromptEmbedsPayload.from_tensor(torch.zeros(PROMPT + 40 - come, 2))
+    rows = rows_of(come, torch.zeros(PROMPT + 40 - come, 2)).to_bytes()
     engine.scheduler.push_rows([RowsPush("parts", rows, complete=True)])
     engine.run()
 

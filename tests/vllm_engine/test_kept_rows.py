@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
+from tests.rows import rows_of
 
 SIZE, WIDTH = 4, 6
 BLOCK_BYTES = SIZE * WIDTH * 2
@@ -16,15 +18,15 @@ def rows(first: int, end: int) -> torch.Tensor:
 
 
 def chunk(first: int, end: int, positions: torch.Tensor | None = None) -> torch.Tensor:
-    return RowsChunk(first, rows(first, end), positions).pack()
+    return torch.from_numpy(rows_of(first, rows(first, end), positions).pack())
 
 
 def hashes(name: str, blocks: int) -> list[bytes]:
     return [f"{name}{i}".encode() for i in range(blocks)]
 
 
-def unpacked(packed: torch.Tensor) -> RowsChunk:
-    return RowsChunk.unpack(packed, max_elements=10_000)
+def unpacked(packed: torch.Tensor) -> Rows:
+    return Rows.unpack(packed.numpy(), max_elements=10_000)
 
 
 def passed(kept: KeptRows, name: str, *spans: tuple[int, int]) -> None:
@@ -57,8 +59,8 @@ def test_cached_rows_go_out_first_in_one_chunk_with_the_positions() -> None:
     emitted.begin(hashes("a", 2))
     first = unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 10, positions)))
     assert (first.start, first.end) == (0, 10)
-    assert torch.equal(first.rows, rows(0, 10))
-    assert first.positions is not None and torch.equal(first.positions, positions)
+    assert torch.equal(first.tensor(), rows(0, 10))
+    assert np.array_equal(first.positions, positions.numpy())
     later = chunk(10, 11)
     assert emitted.pass_on(hashes("a", 2), later) is later
 
@@ -70,7 +72,7 @@ def test_what_was_taken_goes_out_though_it_is_dropped_meanwhile() -> None:
     emitted.begin(hashes("a", 2))
     passed(kept, "b", (0, 8))
     assert kept.covered(hashes("a", 2)) == 0
-    assert torch.equal(unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).rows, rows(0, 9))
+    assert torch.equal(unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).tensor(), rows(0, 9))
 
 
 def told(kept: KeptRows, name: str, first: int, end: int, prompt_blocks: int, least: int = 2) -> EmittedRows:
@@ -98,7 +100,7 @@ def test_rows_of_a_reply_go_out_once_when_they_are_part_of_a_prompt() -> None:
     emitted = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
     emitted.begin(hashes("a", 4))
     first = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 18)))
-    assert (first.start, first.end) == (8, 18) and torch.equal(first.rows, rows(8, 18))
+    assert (first.start, first.end) == (8, 18) and torch.equal(first.tensor(), rows(8, 18))
     again = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
     again.begin(hashes("a", 4))
     assert unpacked(again.pass_on(hashes("a", 4), chunk(16, 18))).start == 16
@@ -148,7 +150,7 @@ def test_what_is_left_out_is_decided_as_a_request_begins_for_the_first_time() ->
     told(kept, "a", 8, 17, prompt_blocks=4)
     emitted.begin(hashes("a", 4))
     again = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 17)))
-    assert (again.start, again.end) == (0, 17) and torch.equal(again.rows, rows(0, 17))
+    assert (again.start, again.end) == (0, 17) and torch.equal(again.tensor(), rows(0, 17))
 
 
 def test_what_was_dropped_is_told_again() -> None:

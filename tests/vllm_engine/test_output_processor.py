@@ -21,20 +21,25 @@ from vllm.v1.outputs import LogprobsLists
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.rows import LARGE_BYTES, PrefixHashes, RowsChunk
+from omni_cluster.rows import LARGE_BYTES, PrefixHashes, Rows
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
+from tests.rows import rows_of
 
 
-def chunk(start: int, end: int, positions: torch.Tensor | None = None) -> RowsChunk:
+def chunk(start: int, end: int, positions: torch.Tensor | None = None) -> Rows:
     """Rows whose every element is their position."""
-    return RowsChunk(start, torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, 2), positions)
+    return rows_of(start, torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, 2), positions)
+
+
+def packed(start: int, end: int) -> torch.Tensor:
+    return torch.from_numpy(chunk(start, end).pack())
 
 
 def taken(sink: RowsSink) -> list[float]:
     rows = sink.take()
     assert rows is not None
-    assert rows.start == rows.rows[0, 0]
-    return rows.rows[:, 0].tolist()
+    assert rows.start == rows.tensor()[0, 0]
+    return rows.tensor()[:, 0].tolist()
 
 
 def test_take_gives_all_rows_since_the_last_time_as_one() -> None:
@@ -48,9 +53,9 @@ def test_take_gives_all_rows_since_the_last_time_as_one() -> None:
     assert taken(sink) == [3, 4]
 
 
-def large(start: int) -> RowsChunk:
+def large(start: int) -> Rows:
     """One row of `LARGE_BYTES`."""
-    return RowsChunk(start, torch.full((1, LARGE_BYTES // 4), float(start)))
+    return rows_of(start, torch.full((1, LARGE_BYTES // 4), float(start)))
 
 
 def test_a_large_chunk_with_others_behind_it_is_taken_alone() -> None:
@@ -112,7 +117,7 @@ def test_positions_come_once_though_the_first_chunk_comes_twice() -> None:
     first = sink.take()
     sink.put(chunk(0, 3, positions))
     second = sink.take()
-    assert first is not None and first.positions is positions
+    assert first is not None and np.array_equal(first.positions, positions.numpy())
     assert second is not None and second.positions is None and second.start == 2
 
 
@@ -133,10 +138,10 @@ def test_a_gap_after_rows_that_were_taken_is_refused() -> None:
         sink.take()
 
 
-def left_out(start: int, end: int) -> RowsChunk:
+def left_out(start: int, end: int) -> Rows:
     """The first rows of a prompt of blocks of two positions each."""
     prefix = PrefixHashes(2, tuple(bytes([i]) * 32 for i in range(3)))
-    return RowsChunk(start, torch.zeros(end - start, 1), torch.zeros(3, 7, dtype=torch.int64), prefix=prefix)
+    return rows_of(start, torch.zeros(end - start, 1), torch.zeros(3, 7, dtype=torch.int64), prefix=prefix)
 
 
 def test_first_rows_may_leave_out_whole_blocks_of_the_prompt() -> None:
@@ -144,7 +149,7 @@ def test_first_rows_may_leave_out_whole_blocks_of_the_prompt() -> None:
     sink.put(left_out(4, 7))
     rows = sink.take()
     assert rows is not None and (rows.start, rows.end) == (4, 7) and rows.prefix is not None
-    sink.put(RowsChunk(8, torch.zeros(1, 1)))
+    sink.put(rows_of(8, torch.zeros(1, 1)))
     with pytest.raises(PayloadError, match="end at 7 and rows that start at 8"):
         sink.take()
 
@@ -205,11 +210,11 @@ def test_rows_that_cannot_be_read_end_their_own_request_and_no_other(processor: 
     sinks = {name: begun(processor, name) for name in ("broken", "sound")}
     outputs = [
         EngineCoreOutput("broken-1", [7], pooling_output=BROKEN.clone()),
-        EngineCoreOutput("sound-1", [8], pooling_output=chunk(0, 3).pack()),
+        EngineCoreOutput("sound-1", [8], pooling_output=packed(0, 3)),
     ]
     processor.process_outputs(outputs)  # in vLLM's loop for all requests: it must not raise
     assert taken(sinks["sound"][0]) == [0, 1, 2]
-    with pytest.raises(PayloadError, match="do not end in the mark"):
+    with pytest.raises(PayloadError, match="do not begin with the mark"):
         sinks["broken"][0].take()
     for name, token in (("broken", 7), ("sound", 8)):
         made = sinks[name][1].output
@@ -223,10 +228,10 @@ def test_a_partial_prefills_statistics_are_not_kept_longer_than_their_request(
     begun(processor, "long")
     stats = PrefillStats()
     kept = weakref.ref(stats)
-    processor.process_outputs([EngineCoreOutput("long-1", [], pooling_output=chunk(0, 2).pack(), prefill_stats=stats)])
+    processor.process_outputs([EngineCoreOutput("long-1", [], pooling_output=packed(0, 2), prefill_stats=stats)])
     del stats
     if ends == "finished":
-        last = EngineCoreOutput("long-1", [7], pooling_output=chunk(2, 3).pack())
+        last = EngineCoreOutput("long-1", [7], pooling_output=packed(2, 3))
         processor.process_outputs([last])
         assert last.prefill_stats is kept() is not None
         del last

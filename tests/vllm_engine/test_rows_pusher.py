@@ -7,12 +7,12 @@ import torch
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import RowsPush
-from omni_cluster.rows import PromptEmbedsPayload
 from omni_cluster.vllm_engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, Refusals, RowsPusher, Sent
+from tests.rows import rows_of
 
 
 def push(key: str) -> RowsPush:
-    return RowsPush(key, PromptEmbedsPayload.from_tensor(torch.zeros(1, 2)), complete=False)
+    return RowsPush(key, rows_of(0, torch.zeros(1, 2)).to_bytes(), complete=False)
 
 
 class Engine:

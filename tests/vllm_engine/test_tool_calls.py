@@ -13,10 +13,11 @@ from vllm.outputs import CompletionOutput, RequestOutput
 
 from omni_cluster.inputs import KnownOutput, ToolUse
 from omni_cluster.outputs import Call, CallDelta, StageChunk, join_calls
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.tool_calls import CallReader, structure_with_calls
+from tests.rows import rows_of
 
 
 def tool(name: str, **fields: Any) -> dict[str, Any]:
@@ -153,9 +154,9 @@ PROMPT = 3
 WIDTH = 2
 
 
-def rows(start: int, end: int) -> RowsChunk:
+def rows(start: int, end: int) -> Rows:
     positions = torch.zeros(3, PROMPT, dtype=torch.int64) if start == 0 else None
-    return RowsChunk(start, torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, WIDTH), positions)
+    return rows_of(start, torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, WIDTH), positions)
 
 
 def output(token_ids: list[int], text: str, end: str | None = None) -> RequestOutput:

@@ -13,7 +13,7 @@ from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THINKER
-from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession
+from omni_cluster.models.qwen2_5_omni.thinker import ROWS, ThinkerSession
 from omni_cluster.models.sound import LinearCost, SoundModel, SoundPriors, SoundSession
 from omni_cluster.models.stage_spec import ARSpec, SoundSpec
 from omni_cluster.outputs import StageChunk
@@ -29,6 +29,7 @@ class Thinker(ARSpec):
 
     name = "thinker"
     emits = frozenset({"text", "rows"})
+    rows_kind = ROWS
 
     def __init__(self, family: Qwen2_5Omni) -> None:
         self._family = family

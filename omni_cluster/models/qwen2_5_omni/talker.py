@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 
-from omni_cluster.inputs import OmniRequest, OmniTokensPrompt
+from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import tensor_rows
 from omni_cluster.models.family import EngineInput, Hold, LaterRows, StreamInterval
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.thinker import ROWS
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import AdditionalInformationPayload, PrefixHashes, PromptEmbedsPayload, RowsChunk
+from omni_cluster.rows import Rows
 
 TOKEN_TABLE = "thinker.model.embed_tokens.weight"
 PART_ROWS = 2048
@@ -44,28 +46,6 @@ class TextEmbeddings:
     def load(cls, folder: Path, ids: SpecialIds, voices: dict[str, Voice]) -> TextEmbeddings:
         rows = tensor_rows(folder, TOKEN_TABLE, [ids.text_eos, ids.text_pad, *(v.bos_token for v in voices.values())])
         return cls(rows[0], rows[1], dict(zip(voices, rows[2:], strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The thinker's first rows `[n, H]`, up to before or behind the P prompt positions; `ended`: no further rows come.
-
-    `start`: the position of the first one; what is before it the engine has.
-    """
-
-    rows: torch.Tensor
-    positions: torch.Tensor
-    ended: bool
-    start: int = 0
-    prefix: PrefixHashes | None = None
-
-    @property
-    def prompt_length(self) -> int:
-        return self.positions.shape[1]
-
-    @property
-    def is_part(self) -> bool:
-        return self.start + self.rows.shape[0] < self.prompt_length
 
 
 class TalkerSession:
@@ -100,33 +80,38 @@ class TalkerSession:
         """
         if self.known.has_ended:
             return None
-        beginning = await self._beginning()
-        if beginning is None:
+        first, ended = await self._beginning()
+        if first is None or first.positions is None:
             return None
-        self._prompt_length = beginning.prompt_length
-        self._next_row = beginning.start
+        length = self._prompt_length = first.positions.shape[1]
+        rows = self._talker_rows(first.without_facts())
+        rows[0] = replace(rows[0], positions=talker_positions(first.positions), prefix=first.prefix)
+        if ended:
+            rows.append(self._row(self._embeddings.eos, rows[-1].end))
         return EngineInput(
-            prompt=dict(self._tokens_prompt(beginning)),
+            prompt={
+                "prompt_token_ids": [self._ids.codec_mask] * length + [self._ids.codec_pad, self._ids.codec_bos],
+            },
             sampling={
                 "stop_token_ids": list(self._ids.codec_stops),
                 "ignore_eos": True,
                 "detokenize": False,
             },
-            rows_complete=beginning.ended,
-            is_part=not beginning.ended and (beginning.is_part or bool(self.known.token_ids)),
+            rows_complete=ended,
+            is_part=not ended and (first.end < length or bool(self.known.token_ids)),
             stream_interval=self._stream_interval,
-            rows_start=beginning.start,
-            prefix=beginning.prefix,
+            rows=rows,
+            pad_row=self._row(self._embeddings.pad, 0),
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:
         """See `ARSession.later_rows`: ends without complete rows after a reply of fewer than two tokens."""
         async for chunk in self._upstream:
             new = chunk.rows.after(self._next_row) if chunk.rows is not None else None
-            if new is not None:
-                yield LaterRows(self._talker_rows(new.rows), complete=False)
+            for rows in [] if new is None else self._talker_rows(new):
+                yield LaterRows(rows, complete=False)
         if self._next_row > self._prompt_length:
-            yield LaterRows(self._embeddings.eos[None], complete=True)
+            yield LaterRows(self._row(self._embeddings.eos, self._next_row + 1), complete=True)
 
     async def _lacking_nothing(self, upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[StageChunk]:
         """The chunks; the first rows that were left out, and that the engine has not, ahead of them."""
@@ -143,82 +128,76 @@ class TalkerSession:
                 yield chunk
                 continue
             async with contextlib.aclosing(rows.earlier(held)) as parts:
-                missing = RowsChunk(held, await anext(parts), rows.positions, prefix=rows.prefix)
-                yield msgspec.structs.replace(chunk, rows=missing, finish_reason=None)
+                first = replace(await anext(parts), positions=rows.positions, prefix=rows.prefix, packed=None)
+                yield msgspec.structs.replace(chunk, rows=first, finish_reason=None)
                 async for part in parts:
-                    missing = RowsChunk(missing.end, part)
-                    yield StageChunk(rows=missing)
-            yield StageChunk(rows=RowsChunk(rows.start, rows.rows), finish_reason=chunk.finish_reason)
+                    yield StageChunk(rows=part)
+            yield StageChunk(rows=rows.without_facts(), finish_reason=chunk.finish_reason)
 
-    async def _beginning(self) -> Beginning | None:
-        """A part of the prompt as soon as it has come; a whole prompt with what first comes of the reply."""
-        rows: list[RowsChunk] = []
-        positions, end = None, 0
+    async def _beginning(self) -> tuple[Rows | None, bool]:
+        """The first rows, None if too few come; and whether they are all.
+
+        A part of the prompt goes on as soon as it has come, a whole prompt with what first comes of the reply.
+        """
+        parts: list[Rows] = []
         async for chunk in self._upstream:
-            new = chunk.rows.after(end) if chunk.rows is not None else None
+            new = chunk.rows if not parts or chunk.rows is None else chunk.rows.after(parts[-1].end)
             if new is not None:
-                positions = positions if new.positions is None else self._of_prompt(new.positions, chunk)
-                rows.append(new)
-                end = new.end
-            if positions is not None and self._may_begin(end, positions.shape[1], chunk):
-                prefix = rows[0].prefix
-                return Beginning(
-                    torch.cat([each.rows for each in rows]),
-                    positions,
-                    ended=chunk.finish_reason is not None,
-                    start=rows[0].start,
-                    prefix=None if prefix is None else prefix.up_to(positions.shape[1]),
-                )
-        return None
+                parts.append(self._with_prompt_alone(new, chunk))
+            if parts and parts[0].positions is not None:
+                length = parts[0].positions.shape[1]
+                if self._may_begin(parts[-1].end, length, chunk):
+                    return Rows.joined(parts), chunk.finish_reason is not None
+        return None, True
+
+    def _with_prompt_alone(self, rows: Rows, chunk: StageChunk) -> Rows:
+        """First rows with positions and names of the prompt, without those of a given reply."""
+        if rows.positions is None:
+            return rows
+        positions = self._of_prompt(rows.positions, chunk)
+        prefix = None if rows.prefix is None else rows.prefix.up_to(positions.shape[1])
+        return replace(rows, positions=positions, prefix=prefix, packed=None)
 
     @staticmethod
     def _may_begin(end: int, prompt_length: int, chunk: StageChunk) -> bool:
         return end > prompt_length or (end < prompt_length and chunk.finish_reason is None)
 
-    def _of_prompt(self, positions: torch.Tensor, chunk: StageChunk) -> torch.Tensor:
+    def _of_prompt(self, positions: np.ndarray, chunk: StageChunk) -> np.ndarray:
         """The positions without those of a given reply, which the thinker had in its prompt."""
         return positions if self._request.reply is None else positions[:, : -len(chunk.token_ids)]
 
-    def _tokens_prompt(self, beginning: Beginning) -> OmniTokensPrompt:
-        length = beginning.prompt_length
-        rows = self._talker_rows(beginning.rows)
-        if beginning.ended:
-            rows = torch.cat([rows, self._embeddings.eos[None].to(rows.dtype)])
-        return OmniTokensPrompt(
-            prompt_token_ids=[self._ids.codec_mask] * length + [self._ids.codec_pad, self._ids.codec_bos],
-            prompt_embeds=PromptEmbedsPayload.from_tensor(rows),
-            additional_information=AdditionalInformationPayload.from_mapping(
-                {"positions": talker_positions(beginning.positions), "pad_row": self._embeddings.pad}
-            ),
-        )
+    def _talker_rows(self, rows: Rows) -> list[Rows]:
+        """The thinker's next rows where the talker takes them: the voice's start comes between prompt and reply."""
+        self._next_row, length = rows.end, self._prompt_length
+        of_prompt, of_reply = rows.before(length), rows.after(length)
+        if of_reply is None:
+            return [rows]
+        voice = [self._row(self._embeddings.voices[self._voice], length)] if of_reply.start == length else []
+        return [*([] if of_prompt is None else [of_prompt]), *voice, of_reply.moved(1)]
 
-    def _talker_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """The thinker's next rows as the talker takes them: the voice's start comes between prompt and reply."""
-        of_prompt = self._prompt_length - self._next_row
-        self._next_row += rows.shape[0]
-        if of_prompt < 0 or rows.shape[0] <= of_prompt:
-            return rows
-        start = self._embeddings.voices[self._voice][None].to(rows.dtype)
-        return torch.cat([rows[:of_prompt], start, rows[of_prompt:]])
+    def _row(self, embedding: torch.Tensor, position: int) -> Rows:
+        return Rows.of(ROWS, position, embedding[None])
 
 
 async def in_parts(upstream: AsyncIterator[StageChunk]) -> AsyncIterator[StageChunk]:
     """The chunks, cut where one has more than `PART_ROWS` rows; its end comes with the last part."""
     async for chunk in upstream:
-        rows = chunk.rows
-        if rows is None or rows.rows.shape[0] <= PART_ROWS:
+        rest, is_first = chunk.rows, True
+        if rest is None or len(rest.raw) <= PART_ROWS:
             yield chunk
             continue
-        first = RowsChunk(rows.start, rows.rows[:PART_ROWS], rows.positions, prefix=rows.prefix)
-        yield msgspec.structs.replace(chunk, rows=first, finish_reason=None)
-        for start in range(rows.start + PART_ROWS, rows.end, PART_ROWS):
-            offset = start - rows.start
-            part = RowsChunk(start, rows.rows[offset : offset + PART_ROWS])
-            yield StageChunk(rows=part, finish_reason=chunk.finish_reason if part.end == rows.end else None)
+        while rest is not None:
+            part = rest.before(rest.start + PART_ROWS)
+            rest = rest.after(rest.start + PART_ROWS)
+            of_part = chunk if is_first else StageChunk()
+            yield msgspec.structs.replace(
+                of_part, rows=part, finish_reason=chunk.finish_reason if rest is None else None
+            )
+            is_first = False
 
 
-def talker_positions(positions: torch.Tensor) -> torch.Tensor:
-    """The thinker's M-RoPE positions `[3, P]` with two text positions after them, `[3, P + 2]`."""
+def talker_positions(positions: np.ndarray) -> np.ndarray:
+    """The thinker's M-RoPE positions int64 `[3, P]` with two text positions after them, `[3, P + 2]`."""
     # Not after the largest: frames that outlast their sound are at later positions than the text behind them.
-    following = int(positions[:, -1].max()) + 1 + torch.arange(2)
-    return torch.cat([positions, following.expand(3, 2)], dim=1)
+    following = int(positions[:, -1].max()) + 1 + np.arange(2)
+    return np.concatenate([positions, np.broadcast_to(following, (3, 2))], axis=1)

@@ -13,6 +13,8 @@ from omni_cluster.inputs import NOTHING_KNOWN, Media, OmniRequest, Prompt
 from omni_cluster.models.family import EngineInput, GivenReply, LaterRows
 
 SAMPLE_RATE_HZ = 16_000
+ROWS = "hidden+embedding"
+"""What the talker takes of each position: the last hidden state plus the token's embedding."""
 ONLY_ROWS = {"min_tokens": 0, "max_tokens": 1}
 """Sampling of a request whose tokens are all there: the one that vLLM samples behind them is dropped."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_cluster.inputs import StageExtra
+from omni_cluster.rows import Rows, check_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,29 @@ class OmniModelInputBuilder:
 
     def admit(self, request_id: str, extra: StageExtra, expected: int = 0) -> None:
         """Takes a new request's first rows of `expected` ones, or more; one that comes again keeps those it has."""
-        if extra.prompt_embeds is None or request_id in self._requests:
+        if not extra.rows or request_id in self._requests:
             return
-        rows = extra.prompt_embeds.to_tensor(max_elements=self._max_elements).to(self._staging.dtype)
-        information = extra.additional_information
-        tensors = information.to_mapping(max_elements=self._max_elements) if information else {}
-        pad_row, positions = tensors.get("pad_row"), tensors.get("positions")
-        self._requests[request_id] = RequestRows(
-            rows,
-            rows.new_zeros(rows.shape[1]) if pad_row is None else pad_row.to(rows.dtype),
-            positions,
-            expected - extra.rows_start,
-            extra.rows_start,
+        parts = [Rows.unpack(packed, max_elements=self._max_elements) for packed in extra.rows]
+        check_together(parts, self._max_elements)
+        first, *others = parts
+        request = RequestRows(
+            self._staged_rows(first),
+            self._pad_row(extra, first.width),
+            None if first.positions is None else torch.from_numpy(first.positions),
+            expected - first.start,
+            first.start,
         )
+        for rows in others:
+            request.append(self._staged_rows(rows))
+        self._requests[request_id] = request
+
+    def _staged_rows(self, rows: Rows) -> torch.Tensor:
+        return rows.tensor().to(self._staging.dtype)
+
+    def _pad_row(self, extra: StageExtra, width: int) -> torch.Tensor:
+        if not extra.pad_row:
+            return self._staging.new_zeros(width)
+        return self._staged_rows(Rows.unpack(extra.pad_row, max_elements=self._max_elements))[0]
 
     def push(self, request_id: str, rows: torch.Tensor) -> None:
         """Appends rows to a request; those of a request that ended meanwhile are dropped."""

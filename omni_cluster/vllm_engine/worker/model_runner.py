@@ -336,8 +336,9 @@ class OmniGPUModelRunner(_Runner):
             return None
         rows = embeddings.add_(state.hidden_states[: embeddings.shape[0]])
         spans = self._spans(state.scheduler_output)
-        emitting = {span.request_id for span in spans if self._states[span.request_id].emits_rows}
-        return RowsOfStep.of(rows, spans, emitting, self._prompt_facts)
+        emitting = [span.request_id for span in spans if self._states[span.request_id].emits_rows]
+        facts = {request_id: self._prompt_facts(request_id) for request_id in emitting}
+        return RowsOfStep.of(self.omni_config.rows_kind, rows, spans, facts)
 
     def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
         """Token embeddings of the step, zero at audio, image and video positions; a tensor of its own.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.rows import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine.worker.finite import finite_rows
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What goes with a request's first rows: see `RowsChunk`."""
+    """What goes with a request's first rows: see `Rows`. `positions`: int64 `[3, P]` on the CPU."""
 
     positions: torch.Tensor | None = None
     prefix: PrefixHashes | None = None
@@ -24,80 +24,62 @@ class PromptFacts:
 NO_FACTS = PromptFacts()
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedSpan:
-    """Rows `[offset, offset + length)` of the step belong to one request, from absolute position `start` on."""
-
-    request_id: str
-    start: int
-    offset: int
-    length: int
-    facts: PromptFacts
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.length
-
-    def chunk(self, host_rows: torch.Tensor) -> RowsChunk:
-        rows = host_rows[self.offset : self.end]
-        return RowsChunk(self.start, rows, self.facts.positions, prefix=self.facts.prefix)
-
-
 @dataclass
 class OmniModelRunnerOutput(ModelRunnerOutput):
-    """vLLM's output of a step with, for each request that wants them, its packed `RowsChunk` in `pooler_output`.
+    """vLLM's output of a step with, for each request that wants them, its packed rows in `pooler_output`.
 
     The stock scheduler forwards `pooler_output[i]` next to request i's tokens, for generating requests too.
     """
 
     @classmethod
-    def with_rows(cls, output: ModelRunnerOutput, chunks: dict[str, RowsChunk | None]) -> OmniModelRunnerOutput:
-        """`chunks`: None for a request with rows that are not finite, which counts as one whose logits are not."""
-        packed = [chunk.pack() if (chunk := chunks.get(r)) is not None else None for r in output.req_ids]
-        broken = {r: 1 for r, chunk in chunks.items() if chunk is None}
+    def with_rows(cls, output: ModelRunnerOutput, made: dict[str, Rows | None]) -> OmniModelRunnerOutput:
+        """`made`: None for a request with rows that are not finite, which counts as one whose logits are not."""
+        of_each = [made.get(request_id) for request_id in output.req_ids]
+        packed = [None if rows is None else torch.from_numpy(rows.pack()) for rows in of_each]
+        broken = {request_id: 1 for request_id, rows in made.items() if rows is None}
         nans = {**(output.num_nans_in_logits or {}), **broken}
         return cls(**{**vars(output), "pooler_output": packed, "num_nans_in_logits": nans})
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RowsOfStep:
-    """Device rows `[n, H]` of a step and which of them go to which request; `finite` bool `[n]`, on the device too.
+    """Device rows `[n, H]` of a step, of all its `spans` in order; `finite` bool `[n]`, on the device too.
 
-    `rows` is a tensor of its own: under CUDA graphs the next replay overwrites the model's static output.
+    `rows` is a tensor of its own: under CUDA graphs the next replay overwrites the model's static output. `kind`: the
+    family's name of them. `facts`: by request that wants its rows, what goes with them.
     """
 
+    kind: str
     rows: torch.Tensor
     finite: torch.Tensor
-    spans: list[EmittedSpan]
+    spans: Sequence[TokenSpan]
+    facts: Mapping[str, PromptFacts]
 
     @classmethod
     def of(
-        cls,
-        rows: torch.Tensor,
-        spans: Sequence[TokenSpan],
-        emitting: Collection[str],
-        facts_of: Callable[[str], PromptFacts],
+        cls, kind: str, rows: torch.Tensor, spans: Sequence[TokenSpan], facts: Mapping[str, PromptFacts]
     ) -> RowsOfStep:
-        """`facts_of`: what goes with a request's rows of this step, nothing if they are not its first."""
-        emitted, offset = [], 0
-        for span in spans:
-            if span.request_id in emitting:
-                facts = facts_of(span.request_id)
-                emitted.append(EmittedSpan(span.request_id, span.start, offset, span.length, facts))
-            offset += span.length
-        return cls(rows, finite_rows(rows), emitted)
+        return cls(kind, rows, finite_rows(rows), spans, facts)
 
-    def chunks(self, host_rows: torch.Tensor, finite: torch.Tensor) -> dict[str, RowsChunk | None]:
-        """By request; None for one with a row that is not finite."""
-        all_finite = finite.tolist()
-        return {
-            span.request_id: span.chunk(host_rows) if all(all_finite[span.offset : span.end]) else None
-            for span in self.spans
-        }
+    def by_request(self, host_rows: torch.Tensor, finite: torch.Tensor) -> dict[str, Rows | None]:
+        """The rows of each request that wants them; None for one with a row that is not finite."""
+        all_finite, made, first = finite.tolist(), dict[str, Rows | None](), 0
+        for span in self.spans:
+            end = first + span.length
+            if span.request_id in self.facts:
+                is_finite = all(all_finite[first:end])
+                made[span.request_id] = self._rows(span, host_rows[first:end]) if is_finite else None
+            first = end
+        return made
+
+    def _rows(self, span: TokenSpan, rows: torch.Tensor) -> Rows:
+        facts = self.facts[span.request_id]
+        positions = None if facts.positions is None else facts.positions.numpy()
+        return Rows.of(self.kind, span.start, rows, positions, facts.prefix)
 
     def attach_to(self, output: ModelRunnerOutput) -> OmniModelRunnerOutput:
         """Copies the rows to the host now and adds them to the output."""
-        return OmniModelRunnerOutput.with_rows(output, self.chunks(self.rows.cpu(), self.finite.cpu()))
+        return OmniModelRunnerOutput.with_rows(output, self.by_request(self.rows.cpu(), self.finite.cpu()))
 
 
 class PinnedBuffers:
@@ -142,6 +124,6 @@ class AsyncRowsOutput(AsyncModelRunnerOutput):
         """Waits for the copy; packing gives each request bytes of its own, so the pinned buffer is free again."""
         output = self._inner.get_output()
         self._copied.synchronize()
-        output = OmniModelRunnerOutput.with_rows(output, self._step.chunks(self._host_rows, self._finite))
+        output = OmniModelRunnerOutput.with_rows(output, self._step.by_request(self._host_rows, self._finite))
         self._buffers.give_back(self._buffer)
         return output

@@ -6,6 +6,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +18,10 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, Rows, check_together
 from tests.engine.stages import Speak, at_once
 from tests.reference import Reference, media, prompt_text
+from tests.rows import rows_of
 
 WIDTH = 3
 PROMPT = 4
@@ -32,10 +34,10 @@ IDS = SpecialIds(
 )  # fmt: skip
 
 
-def rows(start: int, end: int) -> RowsChunk:
+def rows(start: int, end: int) -> Rows:
     """Rows whose every element is their position; the prompt's positions with the first."""
     values = torch.arange(start, end, dtype=torch.float32)[:, None].repeat(1, WIDTH)
-    return RowsChunk(start, values, POSITIONS if start == 0 else None)
+    return rows_of(start, values, POSITIONS if start == 0 else None)
 
 
 def chunk(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
@@ -57,14 +59,15 @@ async def prompt_of(talker: TalkerSession) -> EngineInput:
 
 
 def prompt_rows(made: EngineInput) -> list[float]:
-    tensor = made.prompt["prompt_embeds"].to_tensor(max_elements=1000)
+    check_together(made.rows, max_elements=1000)
+    tensor = torch.cat([part.tensor() for part in made.rows])
     assert torch.equal(tensor, tensor[:, :1].expand(-1, WIDTH))
     values: list[float] = tensor[:, 0].tolist()
     return values
 
 
 async def later(talker: TalkerSession) -> list[tuple[list[float], bool]]:
-    return [(rows.rows[:, 0].tolist(), rows.complete) async for rows in talker.later_rows()]
+    return [(each.rows.tensor()[:, 0].tolist(), each.complete) async for each in talker.later_rows()]
 
 
 async def test_prompt_is_the_thinkers_rows_then_the_voice_then_the_replys_first_row() -> None:
@@ -100,9 +103,8 @@ async def test_reply_that_ended_already_brings_its_eos_with_it() -> None:
 
 async def test_pad_row_is_the_text_pads_embedding() -> None:
     made = await prompt_of(session(chunk(0, 5)))
-    facts = made.prompt["additional_information"].to_mapping(max_elements=1000)
-    assert torch.equal(facts["pad_row"], PAD)
-    assert torch.equal(facts["positions"], torch.arange(PROMPT + 2).expand(3, -1))
+    assert made.pad_row is not None and torch.equal(made.pad_row.tensor(), PAD[None])
+    assert np.array_equal(made.rows[0].positions, np.tile(np.arange(PROMPT + 2), (3, 1)))
 
 
 ENDS = range(1, PROMPT + 3)
@@ -163,11 +165,11 @@ class Engine:
 def left_out(start: int, end: int, finish_reason: str | None = None) -> StageChunk:
     """The first chunk of a prompt whose rows up to `start` were told before."""
 
-    async def earlier(first: int) -> AsyncGenerator[torch.Tensor, None]:
+    async def earlier(first: int) -> AsyncGenerator[Rows, None]:
         for position in range(first, start):
-            yield rows(position, position + 1).rows
+            yield rows(position, position + 1).without_facts()
 
-    first = RowsChunk(start, rows(start, end).rows, POSITIONS, prefix=PrefixHashes(1, HASHES), earlier=earlier)
+    first = rows_of(start, rows(start, end).tensor(), POSITIONS, prefix=PrefixHashes(1, HASHES), earlier=earlier)
     return StageChunk(rows=first, finish_reason=finish_reason)
 
 
@@ -187,9 +189,9 @@ async def test_rows_that_were_left_out_are_asked_for_as_far_as_the_engine_lacks_
     made = await prompt_of(talker)
     parts = [prompt_rows(made)] + ([] if made.rows_complete else [part for part, _ in await later(talker)])
     assert made.prompt["prompt_token_ids"] == [96, 96, 96, 96, 92, 93]
-    assert (engine.asked, made.rows_start) == ([2], min(has, 2))
-    assert [row for part in parts for row in part] == [0, 1, 2, 3, -3, 4, 5, 6, -1][made.rows_start :]
-    assert made.prefix == PrefixHashes(1, HASHES)
+    assert (engine.asked, made.rows[0].start) == ([2], min(has, 2))
+    assert [row for part in parts for row in part] == [0, 1, 2, 3, -3, 4, 5, 6, -1][made.rows[0].start :]
+    assert made.rows[0].prefix == PrefixHashes(1, HASHES)
 
 
 async def test_of_a_given_reply_that_was_told_before_the_engine_is_asked_for_the_prompt_alone() -> None:
@@ -197,21 +199,21 @@ async def test_of_a_given_reply_that_was_told_before_the_engine_is_asked_for_the
     request = OmniRequest("r", "", reply="said")
     talker = TalkerSession(request, at_once([given]), IDS, EMBEDDINGS, "Chelsie", STREAM_INTERVAL, engine.hold)
     made = await prompt_of(talker)
-    assert (engine.asked, made.rows_start, made.prefix) == ([2], 2, PrefixHashes(1, HASHES[:2]))
+    assert (engine.asked, made.rows[0].start, made.rows[0].prefix) == ([2], 2, PrefixHashes(1, HASHES[:2]))
     assert prompt_rows(made) + [row for part, _ in await later(talker) for row in part] == [-3, 2, 3, 4, -1]
 
 
 async def test_a_prompt_of_which_nothing_was_left_out_asks_for_nothing() -> None:
-    engine, first = Engine(has=4), RowsChunk(0, rows(0, 6).rows, POSITIONS, prefix=PrefixHashes(1, HASHES))
+    engine, first = Engine(has=4), rows_of(0, rows(0, 6).tensor(), POSITIONS, prefix=PrefixHashes(1, HASHES))
     made = await prompt_of(session(StageChunk(rows=first), hold=engine.hold))
-    assert (engine.asked, made.rows_start, made.prefix) == ([], 0, PrefixHashes(1, HASHES))
+    assert (engine.asked, made.rows[0].start, made.rows[0].prefix) == ([], 0, PrefixHashes(1, HASHES))
     assert prompt_rows(made) == [0, 1, 2, 3, -3, 4, 5]
 
 
 async def test_rows_that_come_twice_are_dropped() -> None:
     talker = session(chunk(0, 3), chunk(0, 5), chunk(3, 5), chunk(4, 7), chunk(5, 6))
     assert prompt_rows(await prompt_of(talker)) == [0, 1, 2]
-    assert await later(talker) == [([3, -3, 4], False), ([5, 6], False), ([-1], True)]
+    assert await later(talker) == [([3], False), ([-3], False), ([4], False), ([5, 6], False), ([-1], True)]
 
 
 async def test_chunks_without_rows_change_nothing() -> None:
@@ -238,22 +240,22 @@ async def test_stops_are_codes_and_not_text() -> None:
 
 
 async def test_rows_keep_the_thinkers_dtype() -> None:
-    half = RowsChunk(0, torch.zeros(5, WIDTH, dtype=torch.bfloat16), POSITIONS)
+    half = rows_of(0, torch.zeros(5, WIDTH, dtype=torch.bfloat16), POSITIONS)
     made = await prompt_of(session(StageChunk(rows=half)))
-    assert made.prompt["prompt_embeds"].dtype == "bfloat16"
+    assert made.rows[0].dtype == "bfloat16"
 
 
 def test_talker_goes_on_after_the_last_position_though_frames_were_at_later_ones() -> None:
-    positions = torch.tensor([[0, 1, 9, 1], [0, 1, 2, 3], [0, 4, 1, 2]])
+    positions = np.array([[0, 1, 9, 1], [0, 1, 2, 3], [0, 4, 1, 2]])
     made = talker_positions(positions)
-    assert torch.equal(made[:, :4], positions)
+    assert np.array_equal(made[:, :4], positions)
     assert made[:, 4:].tolist() == [[4, 5]] * 3
 
 
 @pytest.mark.parametrize("kind", ["text", "audio", "image", "audio+image"])
 def test_positions_are_the_references(reference: Reference, speak: Speak, kind: str) -> None:
     thinker = reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=1)
-    assert torch.equal(talker_positions(thinker.positions), speak(kind).talker_positions)
+    assert np.array_equal(talker_positions(thinker.positions.numpy()), speak(kind).talker_positions.numpy())
 
 
 def test_embeddings_are_rows_of_the_thinkers_token_table(tiny: Path, reference: Reference) -> None:

@@ -23,7 +23,7 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.engine.caches import PARTS
 from omni_cluster.errors import RequestError
-from omni_cluster.rows import RowsChunk
+from omni_cluster.rows import Rows
 from tests.engine.stages import whole_rows
 from tests.http_app import (
     MODEL,
@@ -397,7 +397,7 @@ async def test_a_consumer_that_lags_loses_nothing(served: ServedApp, reference: 
             async for chunk in pulled:
                 await asyncio.sleep(0.5)  # the lag that this test is about
                 chunks.append(chunk)
-        rows = await whole_rows(RowsChunk.joined([c.rows for c in chunks if c.rows is not None]))
+        rows = await whole_rows(Rows.joined([c.rows for c in chunks if c.rows is not None]))
         await connections.close()
     torch.testing.assert_close(rows, expected.rows, atol=1e-4, rtol=0)
     assert [t for c in chunks for t in c.token_ids] == list(expected.token_ids)

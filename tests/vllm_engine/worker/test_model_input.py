@@ -5,8 +5,8 @@ import torch
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import StageExtra
-from omni_cluster.rows import AdditionalInformationPayload, PromptEmbedsPayload
 from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, TokenSpan
+from tests.rows import rows_of
 
 WIDTH = 4
 PAD_ROW = torch.full((WIDTH,), -1.0)
@@ -17,11 +17,13 @@ def rows(first: int, count: int) -> torch.Tensor:
     return torch.arange(first, first + count, dtype=torch.float32)[:, None].repeat(1, WIDTH)
 
 
-def extra(first_rows: torch.Tensor, **facts: torch.Tensor) -> StageExtra:
-    information = AdditionalInformationPayload.from_mapping({"pad_row": PAD_ROW, **facts})
-    return StageExtra(
-        "key", prompt_embeds=PromptEmbedsPayload.from_tensor(first_rows), additional_information=information
-    )
+def extra(*parts: torch.Tensor, positions: torch.Tensor | None = None) -> StageExtra:
+    """Of rows that follow each other; the positions with the first."""
+    packed, start = [], 0
+    for part in parts:
+        packed.append(rows_of(start, part, None if start else positions).to_bytes())
+        start += len(part)
+    return StageExtra("key", rows=tuple(packed), pad_row=rows_of(0, PAD_ROW[None]).to_bytes())
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_requests_that_brought_no_rows_get_zeros(builder: OmniModelInputBuilder)
 
 
 def test_without_a_pad_row_the_positions_after_the_last_are_zero(builder: OmniModelInputBuilder) -> None:
-    builder.admit("a", StageExtra("key", prompt_embeds=PromptEmbedsPayload.from_tensor(rows(10, 1))))
+    builder.admit("a", StageExtra("key", rows=(rows_of(0, rows(10, 1)).to_bytes(),)))
     assert numbers(builder, ("a", 0, 2)) == [10, 0]
 
 
@@ -134,11 +136,24 @@ def test_rows_are_staged_in_the_models_dtype() -> None:
     assert torch.equal(step[:, 0], torch.tensor([0.1, 0.3, -1.0], dtype=torch.bfloat16))
 
 
+def test_rows_that_come_in_parts_of_several_dtypes_follow_each_other(builder: OmniModelInputBuilder) -> None:
+    builder.admit("a", extra(rows(0, 2), rows(2, 1).bfloat16(), rows(3, 3)))
+    assert numbers(builder, ("a", 0, 7)) == [0, 1, 2, 3, 4, 5, -1]
+
+
+def test_parts_with_a_gap_between_them_are_refused(builder: OmniModelInputBuilder) -> None:
+    parts = (rows_of(0, rows(0, 2)).to_bytes(), rows_of(3, rows(3, 1)).to_bytes())
+    with pytest.raises(PayloadError, match="There is a gap between rows that end at 2 and rows that start at 3"):
+        builder.admit("a", StageExtra("key", rows=parts))
+
+
 def test_rows_above_the_limit_are_refused() -> None:
     builder = OmniModelInputBuilder(torch.zeros(4, WIDTH), max_elements=2 * WIDTH)
     builder.admit("fits", extra(rows(0, 2)))
     with pytest.raises(PayloadError, match="at most 8"):
         builder.admit("too large", extra(rows(0, 3)))
+    with pytest.raises(PayloadError, match="12 elements together, but at most 8"):
+        builder.admit("too large together", extra(rows(0, 2), rows(2, 1)))
     assert len(builder) == 1
 
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.rows import PrefixHashes, RowsChunk
+from omni_cluster.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine.worker.model_input import TokenSpan
 from omni_cluster.vllm_engine.worker.rows_out import (
     NO_FACTS,
@@ -16,6 +17,7 @@ from omni_cluster.vllm_engine.worker.rows_out import (
     PromptFacts,
     RowsOfStep,
 )
+from tests.rows import KIND, rows_of
 
 POSITIONS = torch.arange(9).view(3, 3)
 
@@ -23,7 +25,7 @@ POSITIONS = torch.arange(9).view(3, 3)
 def step_of(spans: list[TokenSpan], emitting: set[str]) -> RowsOfStep:
     count = sum(span.length for span in spans)
     rows = torch.arange(count, dtype=torch.float32)[:, None].repeat(1, 4)
-    return RowsOfStep.of(rows, spans, emitting, lambda request_id: PromptFacts(POSITIONS))
+    return RowsOfStep.of(KIND, rows, spans, dict.fromkeys(emitting, PromptFacts(POSITIONS)))
 
 
 def runner_output(*request_ids: str) -> ModelRunnerOutput:
@@ -34,24 +36,24 @@ def runner_output(*request_ids: str) -> ModelRunnerOutput:
     )
 
 
-def unpacked(output: ModelRunnerOutput, index: int) -> RowsChunk:
+def unpacked(output: ModelRunnerOutput, index: int) -> Rows:
     assert output.pooler_output is not None
     packed = output.pooler_output[index]
     assert packed is not None
-    return RowsChunk.unpack(packed, max_elements=100_000)
+    return Rows.unpack(packed.numpy(), max_elements=100_000)
 
 
 def test_each_request_that_wants_rows_gets_those_of_its_span() -> None:
     step = step_of([TokenSpan("a", 0, 3), TokenSpan("mute", 7, 2), TokenSpan("b", 5, 1)], {"a", "b"})
-    chunks = step.chunks(step.rows, step.finite)
+    chunks = step.by_request(step.rows, step.finite)
     assert chunks.keys() == {"a", "b"}
-    assert chunks["a"].start == 0 and chunks["a"].rows[:, 0].tolist() == [0, 1, 2]
-    assert chunks["b"].start == 5 and chunks["b"].rows[:, 0].tolist() == [5]
+    assert chunks["a"].start == 0 and chunks["a"].tensor()[:, 0].tolist() == [0, 1, 2]
+    assert chunks["b"].start == 5 and chunks["b"].tensor()[:, 0].tolist() == [5]
 
 
 def test_requests_that_want_rows_but_are_not_in_the_step_get_none() -> None:
     step = step_of([TokenSpan("a", 0, 1)], {"a", "elsewhere"})
-    assert step.chunks(step.rows, step.finite).keys() == {"a"}
+    assert step.by_request(step.rows, step.finite).keys() == {"a"}
 
 
 def test_a_row_that_is_not_finite_takes_its_requests_rows_out_and_is_told() -> None:
@@ -59,7 +61,7 @@ def test_a_row_that_is_not_finite_takes_its_requests_rows_out_and_is_told() -> N
         rows = torch.zeros(4, 4)
         rows[1, 2] = value
         spans = [TokenSpan("a", 0, 2), TokenSpan("b", 5, 1), TokenSpan("mute", 0, 1)]
-        step = RowsOfStep.of(rows, spans, {"a", "b"}, lambda request_id: NO_FACTS)
+        step = RowsOfStep.of(KIND, rows, spans, {"a": NO_FACTS, "b": NO_FACTS})
         output = step.attach_to(replace(runner_output("a", "b", "mute"), num_nans_in_logits={"mute": 1, "a": 0}))
         assert output.pooler_output is not None and output.pooler_output[0] is None
         assert unpacked(output, 1).start == 5
@@ -68,11 +70,11 @@ def test_a_row_that_is_not_finite_takes_its_requests_rows_out_and_is_told() -> N
 
 def test_what_is_known_of_a_prompt_comes_with_the_rows_that_it_is_given_for() -> None:
     rows, prefix = torch.zeros(3, 4), PrefixHashes(2, (bytes(32),))
-    facts = {"first": PromptFacts(POSITIONS, prefix)}
+    facts = {"first": PromptFacts(POSITIONS, prefix), "later": NO_FACTS}
     spans = [TokenSpan("first", 2, 2), TokenSpan("later", 2, 1)]
-    step = RowsOfStep.of(rows, spans, {"first", "later"}, lambda request_id: facts.get(request_id, NO_FACTS))
-    first, later = (step.chunks(rows, step.finite)[name] for name in ("first", "later"))
-    assert first.positions is not None and torch.equal(first.positions, POSITIONS) and first.prefix == prefix
+    step = RowsOfStep.of(KIND, rows, spans, facts)
+    first, later = (step.by_request(rows, step.finite)[name] for name in ("first", "later"))
+    assert np.array_equal(first.positions, POSITIONS.numpy()) and first.prefix == prefix
     assert later.positions is None and later.prefix is None
 
 
@@ -81,20 +83,20 @@ def test_packed_rows_survive_the_way_through_the_output() -> None:
     output = step.attach_to(runner_output("mute", "a"))
     assert output.pooler_output is not None and output.pooler_output[0] is None
     chunk = unpacked(output, 1)
-    assert chunk.start == 0 and torch.equal(chunk.rows, step.rows[1:4])
-    assert chunk.positions is not None and torch.equal(chunk.positions, POSITIONS)
+    assert chunk.start == 0 and torch.equal(chunk.tensor(), step.rows[1:4])
+    assert np.array_equal(chunk.positions, POSITIONS.numpy())
 
 
 def test_chunks_are_found_by_request_and_not_by_place() -> None:
     step = step_of([TokenSpan("a", 0, 1), TokenSpan("b", 0, 1)], {"a", "b"})
     output = step.attach_to(runner_output("b", "a"))
-    assert unpacked(output, 0).rows[0, 0] == 1
-    assert unpacked(output, 1).rows[0, 0] == 0
+    assert unpacked(output, 0).tensor()[0, 0] == 1
+    assert unpacked(output, 1).tensor()[0, 0] == 0
 
 
 def test_what_vllm_said_of_the_step_stays() -> None:
     plain = runner_output("a", "b")
-    output = OmniModelRunnerOutput.with_rows(plain, {"b": RowsChunk(0, torch.ones(1, 4))})
+    output = OmniModelRunnerOutput.with_rows(plain, {"b": rows_of(0, torch.ones(1, 4))})
     assert isinstance(output, ModelRunnerOutput)
     assert output.req_ids == ["a", "b"] and output.sampled_token_ids == [[0], [1]]
     assert output.req_id_to_index == plain.req_id_to_index
@@ -102,9 +104,9 @@ def test_what_vllm_said_of_the_step_stays() -> None:
 
 def test_bfloat16_rows_keep_their_type() -> None:
     rows = torch.tensor([[0.1, -2.0]], dtype=torch.bfloat16)
-    step = RowsOfStep.of(rows, [TokenSpan("a", 4, 1)], {"a"}, lambda request_id: NO_FACTS)
+    step = RowsOfStep.of(KIND, rows, [TokenSpan("a", 4, 1)], {"a": NO_FACTS})
     chunk = unpacked(step.attach_to(runner_output("a")), 0)
-    assert chunk.rows.dtype == torch.bfloat16 and torch.equal(chunk.rows, rows)
+    assert chunk.dtype == "bfloat16" and torch.equal(chunk.tensor(), rows)
 
 
 @pytest.mark.gpu
@@ -135,9 +137,9 @@ def test_rows_that_travel_on_a_side_stream_arrive_whole() -> None:
     buffers, stream = PinnedBuffers(), torch.cuda.Stream()
     for number in range(3):
         rows = torch.full((64, 128), float(number), device="cuda")
-        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 64)], {"a"}, lambda request_id: PromptFacts(POSITIONS))
+        step = RowsOfStep.of(KIND, rows, [TokenSpan("a", 0, 64)], {"a": PromptFacts(POSITIONS)})
         output = AsyncRowsOutput(_Inner(), step, stream, buffers).get_output()
-        assert torch.equal(unpacked(output, 0).rows, rows.cpu())
+        assert torch.equal(unpacked(output, 0).tensor(), rows.cpu())
     assert buffers.take(rows.nbytes).numel() >= rows.nbytes
 
 
@@ -147,6 +149,6 @@ def test_two_steps_in_flight_have_buffers_of_their_own() -> None:
     made = []
     for number in range(2):
         rows = torch.full((8, 128), float(number), device="cuda")
-        step = RowsOfStep.of(rows, [TokenSpan("a", 0, 8)], {"a"}, lambda request_id: NO_FACTS)
+        step = RowsOfStep.of(KIND, rows, [TokenSpan("a", 0, 8)], {"a": NO_FACTS})
         made.append(AsyncRowsOutput(_Inner(), step, stream, buffers))
-    assert [unpacked(output.get_output(), 0).rows[0, 0].item() for output in made] == [0, 1]
+    assert [unpacked(output.get_output(), 0).tensor()[0, 0].item() for output in made] == [0, 1]
