@@ -169,7 +169,7 @@ async def nothing_is_stored_beyond(num_bytes: int) -> bool:
 
 
 async def _living(app: ServedApp) -> list[dict[str, Any]]:
-    return [status for stage in STAGES for status in await app.living(stage)]
+    return [status for stage in app.stages for status in await app.living(stage)]
 
 
 def pids_of(deployment: str) -> list[int]:

