@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.http_app import MODEL
-from tests.served.app import STAGES, ServedApp, until
+from tests.served.app import ServedApp, until
 
 CHAT = "/v1/chat/completions"
 
@@ -33,7 +33,7 @@ def body(text_tokens: int, codes: int, **fields: Any) -> dict[str, Any]:
 async def process_ids(served: ServedApp) -> dict[str, int]:
     """Of the stages' replicas; each has one."""
     ids = {}
-    for stage in STAGES:
+    for stage in served.stages:
         (status,) = await served.statuses_of(stage)
         ids[stage] = status["pid"]
     return ids
