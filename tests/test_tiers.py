@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -12,6 +13,7 @@ CONTRIBUTING = TESTS.parent / "CONTRIBUTING.md"
 RELIABILITY = TESTS.parent / "docs" / "reliability.md"
 COMMANDS = {"cluster": "make test-cluster", "full": "make test-all"}
 """What runs a test that is marked so."""
+ORDER = ("make test", *COMMANDS.values())
 
 
 def table() -> dict[str, str]:
@@ -21,22 +23,36 @@ def table() -> dict[str, str]:
 
 
 def commands() -> dict[str, str]:
-    """Every test, with the command that runs it."""
+    """Every test, with the command that runs it; with the first of them, where several do."""
+    modules = {path: ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+    classes = {node.name: node for module in modules.values() for node in module.body if isinstance(node, ast.ClassDef)}
     found: dict[str, str] = {}
-    for path in TESTS.rglob("test_*.py"):
-        found.update(_commands_of(ast.parse(path.read_text())))
+    for path, module in modules.items():
+        if path.name.startswith("test_"):
+            for name, command in _commands_of(module, classes):
+                found[name] = min(command, found.get(name, command), key=ORDER.index)
     return found
 
 
-def _commands_of(module: ast.Module) -> Iterator[tuple[str, str]]:
+def _commands_of(module: ast.Module, classes: Mapping[str, ast.ClassDef]) -> Iterator[tuple[str, str]]:
     of_all = [
-        node for node in module.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
+        ast.unparse(node) for node in module.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
     ]
     for node in module.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
-            marks = " ".join(ast.unparse(each) for each in [*node.decorator_list, *of_all])
+        for test in _tests_of(node, classes):
+            marks = " ".join([*of_all, *map(ast.unparse, test.decorator_list)])
             marked = [command for mark, command in COMMANDS.items() if f"pytest.mark.{mark}" in marks]
-            yield node.name, marked[-1] if marked else "make test"
+            yield test.name, marked[-1] if marked else ORDER[0]
+
+
+def _tests_of(node: ast.stmt, classes: Mapping[str, ast.ClassDef]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """A function that is a test, or those of a class and of what it is made of."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+        yield node
+    if isinstance(node, ast.ClassDef):
+        bases = [classes[name] for base in node.bases if (name := ast.unparse(base)) in classes]
+        for inner in itertools.chain(node.body, *(_tests_of(base, classes) for base in bases)):
+            yield from _tests_of(inner, classes)
 
 
 def test_the_table_has_each_test_with_the_command_that_runs_it() -> None:

@@ -22,7 +22,7 @@ from tests.reference import Reference, prompt_text
 from tests.served.app import BASE_URL, ServedApp, request_for, until
 from tests.served.replaced import CHAT, NOTICED_S, REPLACED_S, all_are_replaced, body, process_ids
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.full
 
 
 async def heard_though_stopped(pid: int) -> tuple[str, np.ndarray]:

@@ -25,7 +25,7 @@ from tests.processes import command_line, running_after, shared_memory_of
 from tests.served.app import BASE_URL, PATIENCE_S, ROOT, STAGES, ServedApp, until
 from tests.served.replaced import CHAT, REPLACED_S, body, process_ids
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.full
 
 LONG = 2000
 """Codes of an answer that takes longer than the grace where eight are asked for at once: 20 s for one on two cores."""
