@@ -40,7 +40,7 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
-from omni_cluster.errors import DiffusionEngineStopped
+from omni_cluster.errors import SoundEngineStopped
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
@@ -367,7 +367,7 @@ class Bench:
         config = self.config.model_copy(update={"max_pieces_at_once": policy.pieces_at_once})
         rate_hz = SAMPLE_RATE_HZ
         slack = Slack(self.model.steps, config.max_batch_frames, PRIORS, cost_of_steps(), time.monotonic)
-        stopped = functools.partial(DiffusionEngineStopped, "ended")
+        stopped = functools.partial(SoundEngineStopped, "ended")
         loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, slack)
         tasks = [asyncio.create_task(loop.run()), asyncio.create_task(talkers.run())]
         gaps = random.Random(seed)

@@ -61,7 +61,7 @@ NO_ROOM = "Ray's object store has no room for this request now; send it again la
 """What a client is told of StoreFull."""
 
 
-class DiffusionEngineStopped(StageDied):
+class SoundEngineStopped(StageDied):
     """A diffusion stage was shut down, or broke, while a request waited for it."""
 
 

@@ -166,9 +166,9 @@ def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Sta
         from omni_cluster.vllm_engine.stage_llm import StageLLM
 
         return StageLLM
-    from omni_cluster.engine.sound.engine import DiffusionEngine
+    from omni_cluster.engine.sound.engine import SoundEngine
 
-    return DiffusionEngine
+    return SoundEngine
 
 
 def _plain_stage(stage: StageConfig, pipeline: PipelineConfig, spec: PlainSpec, model: str) -> Stage:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 ADDITIONAL_KEY = "omni"
 AR_WORKER = "omni_cluster.vllm_engine.worker.ar_worker.GPUARWorker"
-DIFFUSION_WORKER = "omni_cluster.vllm_engine.worker.diffusion_worker.GPUDiffusionWorker"
+SOUND_WORKER = "omni_cluster.vllm_engine.worker.sound_worker.GPUSoundWorker"
 SCHEDULER = "omni_cluster.vllm_engine.scheduler.OmniScheduler"
 ASYNC_SCHEDULER = "omni_cluster.vllm_engine.scheduler.OmniAsyncScheduler"
 IN_PROCESS_EXECUTOR = "omni_cluster.vllm_engine.executor.InProcessExecutor"
 # There is no KV cache: a stated size keeps vLLM from measuring and reserving memory for one, and the share of a card is
 # only what must be free at the start.
-_DIFFUSION_DEFAULTS: dict[str, Any] = {
+_SOUND_DEFAULTS: dict[str, Any] = {
     "enforce_eager": True,
     "skip_tokenizer_init": True,
     "kv_cache_memory_bytes": 1 << 20,
@@ -124,7 +124,7 @@ class OmniEngineArgs(AsyncEngineArgs):
         )
 
     @classmethod
-    def for_diffusion_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str) -> OmniEngineArgs:
+    def for_sound_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str) -> OmniEngineArgs:
         """Device, memory and distributed set-up only: the worker loads a model of its own."""
         model_config = OmniModelConfig(
             stage.stage_id,
@@ -135,10 +135,10 @@ class OmniEngineArgs(AsyncEngineArgs):
         )
         return cls(
             model=model,
-            worker_cls=DIFFUSION_WORKER,
+            worker_cls=SOUND_WORKER,
             additional_config=model_config.to_additional_config(),
             distributed_executor_backend=_executor(own_process=stage.gpus_per_replica > 0),
-            **(_DIFFUSION_DEFAULTS | _checked(stage)),
+            **(_SOUND_DEFAULTS | _checked(stage)),
         )
 
 

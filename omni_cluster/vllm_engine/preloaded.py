@@ -8,7 +8,7 @@ gc.disable()
 from vllm.v1.executor import multiproc_executor  # noqa: E402, F401
 
 from omni_cluster.vllm_engine import executor, scheduler  # noqa: E402, F401
-from omni_cluster.vllm_engine.worker import ar_worker, diffusion_worker  # noqa: E402, F401
+from omni_cluster.vllm_engine.worker import ar_worker, sound_worker  # noqa: E402, F401
 
 gc.freeze()
 gc.enable()

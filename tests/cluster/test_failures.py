@@ -22,7 +22,7 @@ from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_f
 from omni_cluster.cluster.transport import ReplicaSilent
 from omni_cluster.cluster.wire import MessageItem, packed, unpacked
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
-from omni_cluster.engine.sound.engine import DiffusionEngineStopped
+from omni_cluster.engine.sound.engine import SoundEngineStopped
 from omni_cluster.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
 from omni_cluster.server.refusals import error_answer
 
@@ -66,7 +66,7 @@ GONE: list[Exception] = [
     StageDied("the connection ended."),
     ReplicaSilent("it did not answer"),
     OutputLogUnknown("request r: no output log is open here"),
-    DiffusionEngineStopped("stage s does not run any more"),
+    SoundEngineStopped("stage s does not run any more"),
     StageDied("the engine of stage s died"),
 ]
 NOT_GONE: list[Exception] = [

@@ -17,7 +17,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import COUNTED, StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
-from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, OmniError
+from omni_cluster.errors import ConfigError, JobFailed, OmniError, SoundEngineStopped
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.sound import SoundSession
 from omni_cluster.models.stage_spec import SoundSpec
@@ -35,13 +35,13 @@ SLACK_PERCENT = "slack_percent"
 """Of `counts`: see `Slack.use`."""
 
 
-class DiffusionEngine:
+class SoundEngine:
     """A diffusion `Stage`: a `StageWorker` of vLLM's, and our own loop over the steps of its jobs."""
 
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, spec: SoundSpec, model: str) -> None:
         self._stage = stage
         self._spec = spec
-        self._args = OmniEngineArgs.for_diffusion_stage(stage, pipeline, model)
+        self._args = OmniEngineArgs.for_sound_stage(stage, pipeline, model)
         self._config = stage.diffusion_settings
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
@@ -101,11 +101,11 @@ class DiffusionEngine:
             raise self._stopped()
         return self._loop
 
-    def _stopped(self) -> DiffusionEngineStopped:
-        return DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run any more; send the request again.")
+    def _stopped(self) -> SoundEngineStopped:
+        return SoundEngineStopped(f"stage {self._stage.model_stage} does not run any more; send the request again.")
 
     async def _call(self, method: str, *args: Any) -> Any:
-        """Calls the worker's method. Raises DiffusionEngineStopped if device or worker can compute nothing more."""
+        """Calls the worker's method. Raises SoundEngineStopped if device or worker can compute nothing more."""
         if self._worker is None:
             raise RuntimeError(f"stage {self._stage.model_stage} is not started; await start() first.")
         worker = self._worker
@@ -134,7 +134,7 @@ class DiffusionEngine:
     async def check_health(self) -> None:
         """See `Stage.check_health`."""
         if self._loop is None or not self._runs:
-            raise DiffusionEngineStopped(f"stage {self._stage.model_stage} does not run; start it again.")
+            raise SoundEngineStopped(f"stage {self._stage.model_stage} does not run; start it again.")
         try:
             await self._probe.check()
         except JobFailed as error:

@@ -16,14 +16,14 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
 from omni_cluster.engine.sound.scheduler import Slack, StepScheduler
-from omni_cluster.errors import DiffusionEngineStopped, OmniError
+from omni_cluster.errors import OmniError, SoundEngineStopped
 from omni_cluster.models.sound import SoundJob, SoundSession, StepTime
 from omni_cluster.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 Call = Callable[..., Awaitable[Any]]
-"""Calls a method of the `SoundModel`, which runs elsewhere, by its name. Raises DiffusionEngineStopped if no later
+"""Calls a method of the `SoundModel`, which runs elsewhere, by its name. Raises SoundEngineStopped if no later
 call can succeed either, another OmniError if only this one failed."""
 COUNTED = ("running", "waiting", "held", "streams")
 """Jobs being made; jobs that wait; jobs of both kinds that follow an unfinished one of their request; streams whose
@@ -44,7 +44,7 @@ class StepLoop:
         sample_rate_hz: int,
         config: DiffusionConfig,
         scheduler: StepScheduler,
-        stopped: Callable[[], DiffusionEngineStopped],
+        stopped: Callable[[], SoundEngineStopped],
         slack: Slack,
     ) -> None:
         self._call, self._steps, self._sample_rate_hz = call, steps, sample_rate_hz
@@ -107,7 +107,7 @@ class StepLoop:
     # ---------------------------------------------------------------- the steps
 
     async def run(self) -> None:
-        """Runs until it is cancelled. Raises DiffusionEngineStopped when the model can no longer be called."""
+        """Runs until it is cancelled. Raises SoundEngineStopped when the model can no longer be called."""
         try:
             while True:
                 await self._work.wait()
@@ -117,7 +117,7 @@ class StepLoop:
                 while self._jobs:
                     await self._advance()
                     await self._leave()
-        except DiffusionEngineStopped:
+        except SoundEngineStopped:
             raise
         except Exception:
             logger.exception("the loop of the sound jobs ended by a fault")
@@ -213,7 +213,7 @@ class StepLoop:
         """Returns the model's result, or the error of this call alone. Raises what ends the loop."""
         try:
             return await self._call(method, *args), None
-        except DiffusionEngineStopped:
+        except SoundEngineStopped:
             raise
         except OmniError as error:
             return None, error

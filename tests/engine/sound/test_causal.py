@@ -14,7 +14,7 @@ from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
-from omni_cluster.errors import DiffusionEngineStopped, JobFailed
+from omni_cluster.errors import JobFailed, SoundEngineStopped
 from tests.engine.sound.causal import (
     CODEBOOKS,
     NO_CODES,
@@ -36,7 +36,7 @@ class Stage:
         self.model = CausalModel()
         cost, most, steps = StepCost(PRIORS.step, PRIORS.usual_sizes), CONFIG.max_batch_frames, self.model.steps
         scheduler = StepScheduler(most, CONFIG.max_batch_size, PRIORS, cost, time.monotonic)
-        slack, stopped = Slack(steps, most, PRIORS, cost, time.monotonic), DiffusionEngineStopped("ended")
+        slack, stopped = Slack(steps, most, PRIORS, cost, time.monotonic), SoundEngineStopped("ended")
         self.loop = StepLoop(self.call, steps, SAMPLE_RATE_HZ, CONFIG, scheduler, lambda: stopped, slack)
 
     async def call(self, method: str, *args: Any) -> Any:

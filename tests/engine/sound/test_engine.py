@@ -20,15 +20,15 @@ import torch
 from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.playback import Playback
-from omni_cluster.engine.sound.engine import DiffusionEngine, is_device_error
-from omni_cluster.errors import ConfigError, DiffusionEngineStopped, JobFailed, PayloadError, StageDied, TokenError
+from omni_cluster.engine.sound.engine import SoundEngine, is_device_error
+from omni_cluster.errors import ConfigError, JobFailed, PayloadError, SoundEngineStopped, StageDied, TokenError
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.progress import StallWatch
-from omni_cluster.vllm_engine.worker import diffusion_worker
+from omni_cluster.vllm_engine.worker import sound_worker
 from tests.engine.stages import (
     PATIENCE_S,
     Feed,
@@ -69,9 +69,9 @@ def config() -> PipelineConfig:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def engine() -> AsyncIterator[DiffusionEngine]:
+async def engine() -> AsyncIterator[SoundEngine]:
     async with running(config(), "code2wav") as stage:
-        assert isinstance(stage, DiffusionEngine)
+        assert isinstance(stage, SoundEngine)
         yield stage
 
 
@@ -125,12 +125,12 @@ class Watch:
         return [said.removeprefix("forget ") for said in self.said if said.startswith("forget ")]
 
 
-async def model_of(engine: DiffusionEngine) -> Any:
+async def model_of(engine: SoundEngine) -> Any:
     return await engine._call(lambda worker: worker.model_runner.model)  # type: ignore[arg-type]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def watch(engine: DiffusionEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+async def watch(engine: SoundEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
     await until_free(engine)
     model = await model_of(engine)
     seen = Watch(model)
@@ -153,11 +153,11 @@ def joined(chunks: Sequence[StageChunk]) -> np.ndarray:
     return np.concatenate([chunk.audio.samples for chunk in chunks if chunk.audio is not None])
 
 
-async def sound(engine: DiffusionEngine, asked: OmniRequest, upstream: AsyncIterator[StageChunk]) -> np.ndarray:
+async def sound(engine: SoundEngine, asked: OmniRequest, upstream: AsyncIterator[StageChunk]) -> np.ndarray:
     return joined([chunk async for chunk in engine.generate(asked, upstream)])
 
 
-async def until_free(engine: DiffusionEngine) -> None:
+async def until_free(engine: SoundEngine) -> None:
     await until_counts(engine, running=0, waiting=0, streams=0)
 
 
@@ -165,9 +165,7 @@ async def until_free(engine: DiffusionEngine) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 24, 25, 61, 200])
-async def test_pieces_follow_each_other_and_have_a_sample_for_each_of_a_code(
-    engine: DiffusionEngine, count: int
-) -> None:
+async def test_pieces_follow_each_other_and_have_a_sample_for_each_of_a_code(engine: SoundEngine, count: int) -> None:
     chunks = [chunk async for chunk in engine.generate(spoken(f"all-{count}"), at_once([codes(count)]))]
     pieces: list[AudioChunk] = [chunk.audio for chunk in chunks if chunk.audio is not None]
     assert [piece.start for piece in pieces] == [0, *[piece.end for piece in pieces[:-1]]]
@@ -177,7 +175,7 @@ async def test_pieces_follow_each_other_and_have_a_sample_for_each_of_a_code(
     assert [chunk.finish_reason for chunk in chunks] == [None] * len(pieces) + ["stop"]
 
 
-async def test_sound_comes_while_codes_are_still_made(engine: DiffusionEngine) -> None:
+async def test_sound_comes_while_codes_are_still_made(engine: SoundEngine) -> None:
     feed = Feed(codes(2 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("early"), feed.read())) as chunks:
         first = await asyncio.wait_for(anext(chunks), PATIENCE_S)
@@ -190,7 +188,7 @@ async def test_sound_comes_while_codes_are_still_made(engine: DiffusionEngine) -
     assert joined([first, second, *rest]).shape == (3 * BLOCK * SAMPLES_PER_CODE,)
 
 
-async def test_configuration_says_how_large_a_piece_may_be(engine: DiffusionEngine) -> None:
+async def test_configuration_says_how_large_a_piece_may_be(engine: SoundEngine) -> None:
     chunks = [chunk async for chunk in engine.generate(spoken("large"), at_once([codes(200)]))]
     sizes = [len(chunk.audio.samples) // SAMPLES_PER_CODE for chunk in chunks if chunk.audio is not None]
     assert max(sizes) == MAX_PIECE_BLOCKS * BLOCK
@@ -199,7 +197,7 @@ async def test_configuration_says_how_large_a_piece_may_be(engine: DiffusionEngi
 ASKED = [("Chelsie", 1, 130), ("Ethan", 2, 24), ("Ethan", 3, 77), ("Chelsie", 4, 5), ("Chelsie", 1, 60)]
 
 
-async def test_streams_at_once_sound_as_each_does_alone(engine: DiffusionEngine) -> None:
+async def test_streams_at_once_sound_as_each_does_alone(engine: SoundEngine) -> None:
     """More of them than may hold state, and in their own voice, seed and length."""
     alone = [await sound(engine, spoken("alone", v, s), at_once([codes(n)])) for v, s, n in ASKED]
     made = await asyncio.gather(
@@ -210,7 +208,7 @@ async def test_streams_at_once_sound_as_each_does_alone(engine: DiffusionEngine)
     await until_free(engine)
 
 
-async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: SoundEngine, watch: Watch) -> None:
     asked = [spoken("whole", seed=5, streams=False), spoken("stream", "Ethan", 6)]
     alone = [await sound(engine, one, at_once([codes(70)])) for one in asked]
     watch.begun.clear()
@@ -226,7 +224,7 @@ async def test_whole_answers_beside_streams_sound_as_they_do_alone(engine: Diffu
         np.testing.assert_allclose(one, expected, atol=SOUND_TOLERANCE, rtol=0)
 
 
-async def test_a_piece_that_waits_takes_the_codes_that_come_meanwhile(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_piece_that_waits_takes_the_codes_that_come_meanwhile(engine: SoundEngine, watch: Watch) -> None:
     feed = Feed(codes(2 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("grows"), feed.read())) as chunks:
         with watch.held():
@@ -244,12 +242,12 @@ async def test_a_piece_that_waits_takes_the_codes_that_come_meanwhile(engine: Di
     assert len(joined(rest)) == 3 * BLOCK * SAMPLES_PER_CODE and len(joined([first])) == 2 * BLOCK * SAMPLES_PER_CODE
 
 
-async def test_a_stream_named_as_one_before_it_begins_anew(engine: DiffusionEngine) -> None:
+async def test_a_stream_named_as_one_before_it_begins_anew(engine: SoundEngine) -> None:
     first, again = [await sound(engine, spoken("name", seed=8), at_once([codes(60)])) for _ in range(2)]
     np.testing.assert_array_equal(first, again)
 
 
-async def test_without_codes_there_is_no_sound_and_nothing_to_forget(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_without_codes_there_is_no_sound_and_nothing_to_forget(engine: SoundEngine, watch: Watch) -> None:
     chunks = [chunk async for chunk in engine.generate(spoken("mute"), at_once([StageChunk(finish_reason="stop")]))]
     assert chunks == [StageChunk(finish_reason="stop")] and watch.said == []
 
@@ -257,7 +255,7 @@ async def test_without_codes_there_is_no_sound_and_nothing_to_forget(engine: Dif
 # ---------------------------------------------------------------- what is due first
 
 
-async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_pieces_that_are_due_first_are_made_first(engine: SoundEngine, watch: Watch) -> None:
     """A newcomer's first piece is due at once, a later piece when its client has heard the one before, whole sound
     when it would have been heard."""
     feed = Feed(codes(2 * BLOCK))
@@ -280,7 +278,7 @@ async def test_pieces_that_are_due_first_are_made_first(engine: DiffusionEngine,
     await until_free(engine)
 
 
-async def test_a_piece_is_begun_while_the_one_before_it_is_made(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_piece_is_begun_while_the_one_before_it_is_made(engine: SoundEngine, watch: Watch) -> None:
     feed = Feed(codes(2 * BLOCK))
     async with contextlib.aclosing(engine.generate(spoken("follows"), feed.read())) as chunks:
         with watch.held():
@@ -310,7 +308,7 @@ DELIVERED = (1, 30 * SAMPLES_PER_CODE, 5 * BLOCK * SAMPLES_PER_CODE, 11 * BLOCK 
 
 
 @pytest.mark.parametrize("delivered", DELIVERED)
-async def test_sound_goes_on_where_it_was_cut(engine: DiffusionEngine, watch: Watch, delivered: int) -> None:
+async def test_sound_goes_on_where_it_was_cut(engine: SoundEngine, watch: Watch, delivered: int) -> None:
     upstream, asked = [codes(200)], spoken("undisturbed", "Ethan", 4)
     whole = await sound(engine, replace(asked, request_id="whole", streams_audio=False), at_once(upstream))
     undisturbed = await sound(engine, asked, at_once(upstream))
@@ -333,7 +331,7 @@ async def test_sound_goes_on_where_it_was_cut(engine: DiffusionEngine, watch: Wa
     assert silent_blocks == min(REPLAYED_BLOCKS, delivered // (BLOCK * SAMPLES_PER_CODE))
 
 
-async def test_the_rest_of_a_whole_answer_is_the_wholes(engine: DiffusionEngine) -> None:
+async def test_the_rest_of_a_whole_answer_is_the_wholes(engine: SoundEngine) -> None:
     asked = spoken("all", streams=False)
     whole = await sound(engine, asked, at_once([codes(70)]))
     known = {"code2wav": KnownOutput(num_samples=12345)}
@@ -343,7 +341,7 @@ async def test_the_rest_of_a_whole_answer_is_the_wholes(engine: DiffusionEngine)
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_of_sound_that_was_delivered_to_its_end_nothing_is_left(engine: DiffusionEngine, streams: bool) -> None:
+async def test_of_sound_that_was_delivered_to_its_end_nothing_is_left(engine: SoundEngine, streams: bool) -> None:
     known = {"code2wav": KnownOutput(num_samples=70 * SAMPLES_PER_CODE)}
     asked = replace(spoken("told", streams=streams), known=known)
     assert [c async for c in engine.generate(asked, at_once([codes(70)]))] == [StageChunk(finish_reason="stop")]
@@ -353,7 +351,7 @@ async def test_of_sound_that_was_delivered_to_its_end_nothing_is_left(engine: Di
     await until_free(engine)
 
 
-async def test_sound_behind_what_was_delivered_is_due_at_once(engine: DiffusionEngine) -> None:
+async def test_sound_behind_what_was_delivered_is_due_at_once(engine: SoundEngine) -> None:
     """What nobody hears is no sound that a player has left: what follows it is as urgent as a first piece."""
     known = {"code2wav": KnownOutput(num_samples=8 * BLOCK * SAMPLES_PER_CODE)}
     asked, playback = replace(spoken("urgent"), known=known), Playback()
@@ -367,13 +365,13 @@ async def test_sound_behind_what_was_delivered_is_due_at_once(engine: DiffusionE
 # ---------------------------------------------------------- how a stream ends
 
 
-async def test_a_stream_that_is_done_is_forgotten(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_stream_that_is_done_is_forgotten(engine: SoundEngine, watch: Watch) -> None:
     await sound(engine, spoken("done"), at_once([codes(40)]))
     await until_free(engine)
     assert watch.forgotten() == ["done"] and watch.said[-1] == "forget done"
 
 
-async def test_whole_answers_have_no_state_to_forget(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_whole_answers_have_no_state_to_forget(engine: SoundEngine, watch: Watch) -> None:
     await sound(engine, spoken("whole", streams=False), at_once([codes(40)]))
     await until_free(engine)
     assert watch.forgotten() == []
@@ -384,7 +382,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def assert_all_places_are_free(engine: DiffusionEngine) -> None:
+async def assert_all_places_are_free(engine: SoundEngine) -> None:
     """As many streams as may hold state get their first piece and keep it; none more."""
     await until_free(engine)
     async with contextlib.AsyncExitStack() as streams:
@@ -399,7 +397,7 @@ async def assert_all_places_are_free(engine: DiffusionEngine) -> None:
     await until_free(engine)
 
 
-async def test_a_stream_closed_between_two_pieces_is_forgotten(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_stream_closed_between_two_pieces_is_forgotten(engine: SoundEngine, watch: Watch) -> None:
     chunks = engine.generate(spoken("between"), Feed(codes(2 * BLOCK)).read())
     await anext(chunks)
     await chunks.aclose()
@@ -408,7 +406,7 @@ async def test_a_stream_closed_between_two_pieces_is_forgotten(engine: Diffusion
     await assert_all_places_are_free(engine)
 
 
-async def test_a_stream_cancelled_before_its_first_piece_holds_nothing(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_stream_cancelled_before_its_first_piece_holds_nothing(engine: SoundEngine, watch: Watch) -> None:
     task = asyncio.create_task(sound(engine, spoken("before"), Feed(codes(5)).read()))
     await asyncio.sleep(0)
     await cancelled(task)
@@ -416,7 +414,7 @@ async def test_a_stream_cancelled_before_its_first_piece_holds_nothing(engine: D
     await assert_all_places_are_free(engine)
 
 
-async def test_a_stream_cancelled_while_its_piece_waits_is_not_made(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_stream_cancelled_while_its_piece_waits_is_not_made(engine: SoundEngine, watch: Watch) -> None:
     with watch.held():
         other = asyncio.create_task(sound(engine, spoken("other"), at_once([codes(5)])))
         await until_counts(engine, running=1)
@@ -430,7 +428,7 @@ async def test_a_stream_cancelled_while_its_piece_waits_is_not_made(engine: Diff
 
 
 async def test_a_stream_cancelled_while_its_piece_is_made_leaves_at_the_next_step(
-    engine: DiffusionEngine, watch: Watch
+    engine: SoundEngine, watch: Watch
 ) -> None:
     with watch.held():
         task = asyncio.create_task(sound(engine, spoken("running"), at_once([codes(40)])))
@@ -442,9 +440,7 @@ async def test_a_stream_cancelled_while_its_piece_is_made_leaves_at_the_next_ste
     await assert_all_places_are_free(engine)
 
 
-async def test_its_name_may_be_used_again_while_its_last_piece_is_still_made(
-    engine: DiffusionEngine, watch: Watch
-) -> None:
+async def test_its_name_may_be_used_again_while_its_last_piece_is_still_made(engine: SoundEngine, watch: Watch) -> None:
     expected = await sound(engine, spoken("plain", seed=9), at_once([codes(60)]))
     with watch.held():
         task = asyncio.create_task(sound(engine, spoken("again", seed=1), at_once([codes(100)])))
@@ -457,7 +453,7 @@ async def test_its_name_may_be_used_again_while_its_last_piece_is_still_made(
 
 
 async def test_a_stream_cancelled_while_it_waits_for_a_place_leaves_it_to_others(
-    engine: DiffusionEngine, watch: Watch
+    engine: SoundEngine, watch: Watch
 ) -> None:
     holders = [engine.generate(spoken(f"holder-{i}"), Feed(codes(2 * BLOCK)).read()) for i in range(MAX_STREAMS)]
     for holder in holders:
@@ -479,7 +475,7 @@ class UpstreamBroke(Exception):
     pass
 
 
-async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine: SoundEngine, watch: Watch) -> None:
     feed = Feed(codes(2 * BLOCK))
     with pytest.raises(UpstreamBroke):
         async for _ in engine.generate(spoken("broken"), feed.read()):
@@ -493,7 +489,7 @@ async def test_a_stream_whose_source_breaks_raises_that_and_is_forgotten(engine:
 
 
 @contextlib.asynccontextmanager
-async def joining_one_step(engine: DiffusionEngine, watch: Watch, count: int) -> AsyncIterator[None]:
+async def joining_one_step(engine: SoundEngine, watch: Watch, count: int) -> AsyncIterator[None]:
     """The jobs of `count` requests that are asked for in this context may all begin with the next step."""
     with watch.held():
         busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
@@ -507,7 +503,7 @@ TOGETHER = [spoken("beside-0", "Ethan", 1), spoken("beside-1", "Chelsie", 2, str
 
 
 async def test_a_code_that_is_none_fails_its_own_request_before_it_is_in_a_step(
-    engine: DiffusionEngine, watch: Watch
+    engine: SoundEngine, watch: Watch
 ) -> None:
     alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
     async with joining_one_step(engine, watch, 2):
@@ -522,7 +518,7 @@ async def test_a_code_that_is_none_fails_its_own_request_before_it_is_in_a_step(
     await assert_all_places_are_free(engine)
 
 
-async def assert_only_the_cursed_fails(engine: DiffusionEngine, watch: Watch, alone: Sequence[np.ndarray]) -> None:
+async def assert_only_the_cursed_fails(engine: SoundEngine, watch: Watch, alone: Sequence[np.ndarray]) -> None:
     """Beside it are others, each of which must sound as it does alone."""
     async with joining_one_step(engine, watch, 3):
         cursed = asyncio.create_task(sound(engine, spoken("cursed", seed=CURSED), at_once([codes(70)])))
@@ -539,7 +535,7 @@ CURSED = 13
 
 
 async def test_a_job_that_breaks_its_step_fails_alone(
-    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    engine: SoundEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the step's last evaluation: by then every stream in it has written its keys and values."""
     alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
@@ -565,7 +561,7 @@ async def test_a_job_that_breaks_its_step_fails_alone(
 
 
 async def test_a_job_that_breaks_the_vocoder_fails_alone(
-    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    engine: SoundEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
     model = await model_of(engine)
@@ -620,7 +616,7 @@ def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so(
     code = """
         import asyncio
         import torch
-        from omni_cluster.errors import DiffusionEngineStopped
+        from omni_cluster.errors import SoundEngineStopped
         from tests.engine.stages import at_once, running
         from tests.engine.sound.test_engine import codes, config, sound, spoken
 
@@ -630,7 +626,7 @@ def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so(
         async def says_that_it_stopped(awaited):
             try:
                 await awaited
-            except DiffusionEngineStopped as stopped:
+            except SoundEngineStopped as stopped:
                 print(stopped, flush=True)
 
         async def main():
@@ -654,7 +650,7 @@ def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so(
 
 
 async def test_an_idle_stage_asks_its_device_whether_it_still_computes(
-    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    engine: SoundEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One at work does not: each step asks."""
 
@@ -664,14 +660,14 @@ async def test_an_idle_stage_asks_its_device_whether_it_still_computes(
     async def has_begun() -> bool:
         return bool(watch.begun)
 
-    monkeypatch.setattr(diffusion_worker.DEVICE, "ask", broke)
+    monkeypatch.setattr(sound_worker.DEVICE, "ask", broke)
     with watch.held():
         busy = asyncio.create_task(sound(engine, spoken("busy"), at_once([codes(1)])))
         await until(has_begun)
         await engine.check_health()
     await busy
     await assert_all_places_are_free(engine)
-    with pytest.raises(DiffusionEngineStopped, match="stage code2wav does not run any more"):
+    with pytest.raises(SoundEngineStopped, match="stage code2wav does not run any more"):
         await engine.check_health()
 
 
@@ -681,7 +677,7 @@ def test_an_error_of_a_card_that_nobody_waited_for_is_found_by_an_idle_stage() -
     code = """
         import asyncio
         import torch
-        from omni_cluster.errors import DiffusionEngineStopped
+        from omni_cluster.errors import SoundEngineStopped
         from tests.engine.stages import running
         from tests.engine.sound.test_engine import config
 
@@ -695,7 +691,7 @@ def test_an_error_of_a_card_that_nobody_waited_for_is_found_by_an_idle_stage() -
                 try:
                     while True:
                         await engine.check_health()
-                except DiffusionEngineStopped as stopped:
+                except SoundEngineStopped as stopped:
                     print(stopped, flush=True)
 
         asyncio.run(main())
@@ -705,7 +701,7 @@ def test_an_error_of_a_card_that_nobody_waited_for_is_found_by_an_idle_stage() -
 
 
 async def test_a_step_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
-    engine: DiffusionEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    engine: SoundEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr(engine._probe, "_watch", StallWatch("code2wav", 10.0, lambda: now_s[0]))
@@ -728,7 +724,7 @@ async def test_a_step_that_never_ends_is_a_stall_and_waiting_for_codes_is_none(
     await looks(10)
 
 
-async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: DiffusionEngine, watch: Watch) -> None:
+async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: SoundEngine, watch: Watch) -> None:
     made = await asyncio.gather(
         *(sound(engine, spoken(f"crowd-{i}"), at_once([codes(30 + i)])) for i in range(4 * MAX_STREAMS))
     )
@@ -747,7 +743,7 @@ async def test_no_more_streams_than_configured_are_in_the_model_at_once(engine: 
 
 async def test_shutdown_ends_what_runs_and_what_waits() -> None:
     async with running(config(), "code2wav") as stage:
-        assert isinstance(stage, DiffusionEngine)
+        assert isinstance(stage, SoundEngine)
         model = await model_of(stage)
         seen = Watch(model)
         model.step = seen.step
@@ -761,14 +757,14 @@ async def test_shutdown_ends_what_runs_and_what_waits() -> None:
             ending = asyncio.create_task(stage.shutdown())
             ended = await asyncio.wait_for(asyncio.gather(first, *queued, return_exceptions=True), PATIENCE_S)
         await ending
-        assert [type(error) for error in ended] == [DiffusionEngineStopped] * (MAX_STREAMS + 1)
-        with pytest.raises(DiffusionEngineStopped):
+        assert [type(error) for error in ended] == [SoundEngineStopped] * (MAX_STREAMS + 1)
+        with pytest.raises(SoundEngineStopped):
             await stage.check_health()
 
 
 async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_for_it() -> None:
     async with running(config(), "code2wav") as stage:
-        assert isinstance(stage, DiffusionEngine)
+        assert isinstance(stage, SoundEngine)
         model = await model_of(stage)
         seen, steps = Watch(model), []
 
@@ -783,16 +779,16 @@ async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_fo
             queued = asyncio.create_task(sound(stage, spoken("waits"), at_once([codes(5)])))
             await until_counts(stage, waiting=1)
         ended = await asyncio.wait_for(asyncio.gather(first, queued, return_exceptions=True), PATIENCE_S)
-        assert [type(error) for error in ended] == [DiffusionEngineStopped] * 2 and len(steps) == 1
+        assert [type(error) for error in ended] == [SoundEngineStopped] * 2 and len(steps) == 1
         with pytest.raises(StageDied):
             await stage.check_health()
         with pytest.raises(StageDied):
             stage.check_runs()
-        with pytest.raises(DiffusionEngineStopped):
+        with pytest.raises(SoundEngineStopped):
             await sound(stage, spoken("late"), at_once([codes(5)]))
 
 
-async def test_a_stage_without_a_source_says_so(engine: DiffusionEngine) -> None:
+async def test_a_stage_without_a_source_says_so(engine: SoundEngine) -> None:
     with pytest.raises(ConfigError, match="engine_input_source"):
         await anext(engine.generate(spoken("alone"), None))
 

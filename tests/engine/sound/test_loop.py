@@ -20,7 +20,7 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import AnyJob, Slack, StepCost, StepScheduler
-from omni_cluster.errors import DiffusionEngineStopped, JobFailed, TokenError
+from omni_cluster.errors import JobFailed, SoundEngineStopped, TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
@@ -68,7 +68,7 @@ class Stage:
             self._spec.sample_rate_hz,
             CONFIG,
             chooses(most, CONFIG.max_batch_size, priors, cost, time.monotonic),
-            lambda: DiffusionEngineStopped("ended"),
+            lambda: SoundEngineStopped("ended"),
             Slack(model.steps, most, priors, cost, time.monotonic),
         )
         self.task = asyncio.create_task(self.loop.run())
@@ -180,7 +180,7 @@ async def test_a_fault_of_the_loop_is_logged(stage: Stage, caplog: pytest.LogCap
         raise ZeroDivisionError("of the schedule")
 
     stage.loop._scheduler.choose = faulty  # type: ignore[method-assign]
-    with pytest.raises(DiffusionEngineStopped):
+    with pytest.raises(SoundEngineStopped):
         await stage.sound("any", 1, at_once([codes(5, 1)]))
     assert "ended by a fault" in caplog.text and "of the schedule" in caplog.text
 
@@ -219,16 +219,16 @@ async def test_a_model_that_can_be_called_no_more_ends_the_loop_at_once(
 
     def breaks(numbers: Sequence[int]) -> StepTime | None:
         calls.append(numbers)
-        raise DiffusionEngineStopped("the device broke")
+        raise SoundEngineStopped("the device broke")
 
     monkeypatch.setattr(stage.model, "step", breaks)
     monkeypatch.setattr(stage.loop._scheduler, "choose", list)
     asked = (stage.sound(f"s{i}", i, at_once([codes(5, i)])) for i in range(3))
     ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE_S)
-    assert [type(error) for error in ended] == [DiffusionEngineStopped] * 3 and len(calls) == 1
-    with pytest.raises(DiffusionEngineStopped, match="the device broke"):
+    assert [type(error) for error in ended] == [SoundEngineStopped] * 3 and len(calls) == 1
+    with pytest.raises(SoundEngineStopped, match="the device broke"):
         await stage.task
-    with pytest.raises(DiffusionEngineStopped, match="ended"):
+    with pytest.raises(SoundEngineStopped, match="ended"):
         await stage.sound("late", 0, at_once([codes(5, 0)]))
 
 
@@ -288,7 +288,7 @@ async def test_the_end_of_the_loop_ends_what_runs_and_what_waits(stage: Stage) -
         await asyncio.sleep(0)
     stage.task.cancel()
     ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), PATIENCE_S)
-    assert [type(error) for error in ended] == [DiffusionEngineStopped] * 4
+    assert [type(error) for error in ended] == [SoundEngineStopped] * 4
 
 
 async def test_a_job_is_due_when_all_jobs_before_it_are_heard_and_keeps_none_that_is_made() -> None:

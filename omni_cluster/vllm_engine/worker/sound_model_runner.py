@@ -16,7 +16,7 @@ from omni_cluster.models.stage_spec import SoundSpec
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 
-class GPUDiffusionModelRunner:
+class GPUSoundModelRunner:
     """Loads a diffusion stage's model on the worker's device and runs it; see `SoundModel`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:

@@ -11,16 +11,16 @@ from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
-from omni_cluster.vllm_engine.worker.diffusion_model_runner import GPUDiffusionModelRunner
+from omni_cluster.vllm_engine.worker.sound_model_runner import GPUSoundModelRunner
 
 
-class GPUDiffusionWorker(PlatformWorker):
-    """A diffusion stage's worker: no KV cache, no token scheduler; jobs come from `DiffusionEngine`."""
+class GPUSoundWorker(PlatformWorker):
+    """A diffusion stage's worker: no KV cache, no token scheduler; jobs come from `SoundEngine`."""
 
-    model_runner: GPUDiffusionModelRunner
+    model_runner: GPUSoundModelRunner
 
     def init_device(self) -> None:
-        with replaced(*RUNNER, GPUDiffusionModelRunner):
+        with replaced(*RUNNER, GPUSoundModelRunner):
             super().init_device()
 
     def load_model(self, **kwargs: Any) -> None:
