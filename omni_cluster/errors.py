@@ -62,11 +62,11 @@ NO_ROOM = "Ray's object store has no room for this request now; send it again la
 
 
 class SoundEngineStopped(StageDied):
-    """A diffusion stage was shut down, or broke, while a request waited for it."""
+    """A sound stage was shut down, or broke, while a request waited for it."""
 
 
 class JobFailed(OmniError):
-    """A diffusion job that failed alone as it did in its batch; the jobs beside it did not."""
+    """A sound job that failed alone as it did in its batch; the jobs beside it did not."""
 
 
 class NotFinite(OmniError):

@@ -62,7 +62,7 @@ class OmniRequest:
 
     `prompt` is what the family's `render` made, or the text after the chat template: then all marks in it count as the
     template's, so it must hold no text of people who are not trusted. `sampling` holds, by stage name, what
-    differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the diffusion
+    differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the sound's
     noise included; two requests of one seed and one prompt give one waveform.
     `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
     `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.

@@ -1,4 +1,4 @@
-"""The contract of a running stage, autoregressive or diffusion."""
+"""The contract of a running stage, whatever its engine."""
 
 from __future__ import annotations
 

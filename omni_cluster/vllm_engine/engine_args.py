@@ -201,7 +201,7 @@ def _executor_of(stage: StageConfig) -> str | type[Executor]:
 
 
 def _executor(*, own_process: bool) -> str:
-    # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism. A diffusion
+    # Inside a Ray placement group vLLM would silently choose its Ray executor for tensor parallelism. A sound
     # model on a card gets a process too, as an AR engine has: launching its kernels would hold up the requests of this
     # one, which may also see other cards than the stage should.
     return "mp" if own_process else IN_PROCESS_EXECUTOR

@@ -36,7 +36,7 @@ SLACK_PERCENT = "slack_percent"
 
 
 class SoundEngine:
-    """A diffusion `Stage`: a `StageWorker` of vLLM's, and our own loop over the steps of its jobs."""
+    """A sound `Stage`: a `StageWorker` of vLLM's, and our own loop over the steps of its jobs."""
 
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, spec: SoundSpec, model: str) -> None:
         self._stage = stage

@@ -1,4 +1,4 @@
-"""The diffusion runner: a family's model, fed with jobs step by step."""
+"""The runner of a sound stage: a family's model, fed with jobs step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 
 
 class GPUSoundModelRunner:
-    """Loads a diffusion stage's model on the worker's device and runs it; see `SoundModel`."""
+    """Loads a sound stage's model on the worker's device and runs it; see `SoundModel`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         self.vllm_config = vllm_config

@@ -1,4 +1,4 @@
-"""vLLM's worker for this platform around a diffusion model: device, memory and distributed set-up are vLLM's."""
+"""vLLM's worker for this platform around a sound model: device, memory and distributed set-up are vLLM's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omni_cluster.vllm_engine.worker.sound_model_runner import GPUSoundModelRunn
 
 
 class GPUSoundWorker(PlatformWorker):
-    """A diffusion stage's worker: no KV cache, no token scheduler; jobs come from `SoundEngine`."""
+    """A sound stage's worker: no KV cache, no token scheduler; jobs come from `SoundEngine`."""
 
     model_runner: GPUSoundModelRunner
 
