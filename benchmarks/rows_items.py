@@ -21,8 +21,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.rows_publisher import RowsItem
-from omni_cluster.cluster.rows_reader import _copied_out
+from omni_cluster.cluster.row_objects import RowsItem, _copied_out
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.cards import CPU_ENVIRONMENT
 

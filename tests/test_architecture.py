@@ -48,7 +48,7 @@ ALLOWED: Mapping[str, str] = {
     "vllm_engine/rows_pusher.py RowsPusher._errors_of_sending swallows": "every caller whose rows were sent raises it",
     "cluster/replica_connection.py ReplicaConnection._receive swallows": "every reader of the connection raises it",
     "cluster/message_publisher.py MessagePublisher._fill_with_earlier swallows": "who asked for the rows raises it",
-    "cluster/rows_reader.py RowsReader._read swallows": "every reader of the rows raises it",
+    "cluster/row_objects.py RowsReader._read swallows": "every reader of the rows raises it",
     "cluster/stage_deployment.py StageReplica._fill swallows": "the readers of the request's log raise it",
     "cluster/stage_deployment.py imports vllm.logger": "it closes Serve's log handlers, put back right after it",
     "cluster/metrics.py imports vllm.v1.metrics.ray_wrappers.RayHistogramWrapper": "it imports Ray, as no room "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from omni_cluster.cluster.failures import portable
-from omni_cluster.cluster.rows_publisher import RowsPublisher, RowsPublishers
+from omni_cluster.cluster.row_objects import RowsPublisher, RowsPublishers
 from omni_cluster.cluster.wire import MessageItem, RowsConfirmed, Subscription
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
 from omni_cluster.errors import OmniError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from omni_cluster.cluster.failures import lost_with, named
-from omni_cluster.cluster.rows_reader import RowsFuture, RowsReader
+from omni_cluster.cluster.row_objects import RowsFuture, RowsReader
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import MessageItem, Subscription

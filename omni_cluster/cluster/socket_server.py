@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from omni_cluster.cluster.message_publisher import MessagePublisher
-from omni_cluster.cluster.rows_publisher import RowsPublishers
+from omni_cluster.cluster.row_objects import RowsPublishers
 from omni_cluster.cluster.wire import (
     Heartbeat,
     RowsConfirmed,

@@ -1,16 +1,20 @@
 """Blocks of the KV cache that are promised to requests, whose rows are not sent for what these blocks hold.
 
 An engine that takes rows knows nothing of a prompt by its tokens, which are the same for all. Whoever makes the rows
-names the prompt's blocks, and blocks of one name hold the same here.
+names the prompt's blocks, and blocks of one name hold the same here. `HeldPrefixes` is in the engine's core, and a
+`PrefixHold` in the replica.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from omni_cluster.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.holders import Holders
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
     from vllm.v1.request import Request
+
+_NUMBERS = itertools.count()
 
 
 class HeldPrefixes:
@@ -93,3 +99,28 @@ def forget_reply(manager: KVCacheManager, request_id: str, named: int) -> None:
     """
     for ids in manager.get_block_ids(request_id):
         manager.block_pool.evict_blocks(set(ids[named:]))
+
+
+class PrefixHold:
+    """One request's blocks in the engine. They are its own once it is there; until then they are to be let go of.
+
+    `call`: of the engine's own calls, by name. `is_there`: whether the engine has the request, or is about to.
+    """
+
+    def __init__(self, request_id: str, call: Callable[..., Awaitable[Any]]) -> None:
+        self.name = f"{request_id}-{next(_NUMBERS)}"  # a request that is begun again may be here twice
+        self.is_there: Callable[[], bool] = lambda: False
+        self._call = call
+        self._is_asked = False
+
+    async def positions(self, prefix: PrefixHashes) -> int:
+        """How many positions of the prompt need no rows. To be asked once."""
+        self._is_asked = True  # before the answer, which may not be waited for
+        asked = msgspec.to_builtins(prefix, builtin_types=(bytes,))
+        blocks: int = await self._call("omni_hold_prefix", self.name, asked)
+        return blocks * prefix.block_size
+
+    async def let_go(self) -> None:
+        """At the request's end."""
+        if self._is_asked and not self.is_there():
+            await self._call("omni_release_prefix", self.name)

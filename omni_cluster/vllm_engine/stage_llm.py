@@ -42,9 +42,9 @@ from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.grammar import NO_WAY, GrammarCheck
+from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 from omni_cluster.vllm_engine.install import replaced
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
-from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.vllm_engine.sampling_params import StageSampling, refused
 from omni_cluster.vllm_engine.scheduler import NOT_FINITE

@@ -11,9 +11,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from omni_cluster.cluster import rows_publisher
-from omni_cluster.cluster.rows_publisher import RowsItem, RowsPublisher, RowsPublishers
-from omni_cluster.cluster.rows_reader import RowsFuture, RowsReader
+from omni_cluster.cluster import row_objects
+from omni_cluster.cluster.row_objects import RowsFuture, RowsItem, RowsPublisher, RowsPublishers, RowsReader
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.room import Room
 from omni_cluster.errors import NO_ROOM, StoreFull
@@ -25,7 +24,7 @@ PATIENCE_S = 60
 
 @pytest.fixture(autouse=True)
 def short_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_publisher, "DIRECT_BYTES", LARGE_BYTES - 1)
+    monkeypatch.setattr(row_objects, "DIRECT_BYTES", LARGE_BYTES - 1)
 
 
 class Replica:

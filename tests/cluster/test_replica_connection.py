@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.cluster import message_publisher, rows_publisher, rows_reader, socket_server
+from omni_cluster.cluster import message_publisher, row_objects, socket_server
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
 from omni_cluster.cluster.replica_connection import ReplicaConnections
-from omni_cluster.cluster.rows_publisher import RowsItem
+from omni_cluster.cluster.row_objects import RowsItem
 from omni_cluster.cluster.socket_client import SocketClient
 from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import RemoteStage, Ticket
@@ -416,7 +416,7 @@ async def test_rows_whose_call_breaks_end_their_readers_and_a_new_link_serves_th
 async def test_a_call_for_rows_that_nobody_reads_ends_and_the_next_reader_makes_another(
     replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_publisher, "IDLE_S", 0.0)
+    monkeypatch.setattr(row_objects, "IDLE_S", 0.0)
     before = 0
     for _ in range(2):
         log = replica.logs.open("r")
@@ -433,7 +433,7 @@ async def test_rows_are_copied_out_of_their_item_which_is_let_go_at_once(
     replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray keeps an item in its store as long as anything here has one of its arrays."""
-    monkeypatch.setattr(rows_reader, "LARGE_BYTES", 10 * ROW_BYTES)
+    monkeypatch.setattr(row_objects, "LARGE_BYTES", 10 * ROW_BYTES)
     log = replica.logs.open("r")
     chunks = connections.read(ticket("r"), with_rows=True)
     for start, count in ((0, 1), (1, 100)):
@@ -451,8 +451,8 @@ def numbers_of(item: RowsItem) -> list[int]:
 
 
 async def test_small_rows_that_wait_are_one_item_and_are_kept_until_they_are_confirmed() -> None:
-    publisher = rows_publisher.RowsPublisher(is_read=lambda: True, room=(room := Room()))
-    most = rows_publisher.DIRECT_BYTES
+    publisher = row_objects.RowsPublisher(is_read=lambda: True, room=(room := Room()))
+    most = row_objects.DIRECT_BYTES
     sizes = (1, most + 1, 1, most - 1, 1, 1)
     for num_bytes in sizes:
         publisher.publish(np.zeros(num_bytes, np.uint8))

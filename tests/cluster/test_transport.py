@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.cluster.rows_publisher import RowsItem
+from omni_cluster.cluster.row_objects import RowsItem
 from omni_cluster.rows import Rows
 from tests.rows import rows_of
 

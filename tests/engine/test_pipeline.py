@@ -13,8 +13,8 @@ from omni_cluster.errors import RequestError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.rows import PrefixHashes
+from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT
-from omni_cluster.vllm_engine.prefix_hold import PrefixHold
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, request, until
 from tests.reference import KINDS, Reference, SpeechReference, prompt_text

@@ -8,7 +8,7 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.vllm_engine.worker.model_runner import OmniGPUModelRunner
-from omni_cluster.vllm_engine.worker.rows_out import AsyncRowsOutput, PinnedBuffers
+from omni_cluster.vllm_engine.worker.step_rows import AsyncRowsOutput, PinnedBuffers
 
 # The CPU runner must not be imported beside a CUDA one: it replaces torch.cuda events by placeholders.
 if current_platform.is_cpu():

@@ -20,13 +20,20 @@ from omni_cluster.inputs import StageExtra
 from omni_cluster.rows import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.worker.finite import finite_logits
-from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, OmniModelInputForGPU, TokenSpan
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
 from omni_cluster.vllm_engine.worker.prefill_graphs import PrefillGraphs, can_capture_prefill
-from omni_cluster.vllm_engine.worker.rows_out import NO_FACTS, PromptFacts, RowsOfStep
 from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
 from omni_cluster.vllm_engine.worker.seeded_noise import state_of
+from omni_cluster.vllm_engine.worker.step_rows import (
+    NO_FACTS,
+    NOWHERE,
+    OmniModelInputBuilder,
+    OmniModelInputForGPU,
+    PromptFacts,
+    RowsOfStep,
+    TokenSpan,
+)
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
 from omni_cluster.vllm_engine.worker.warmed_kernels import aligned_only, compiled_only
 

@@ -5,7 +5,7 @@ import torch
 
 from omni_cluster.errors import PayloadError
 from omni_cluster.inputs import StageExtra
-from omni_cluster.vllm_engine.worker.model_input import NOWHERE, OmniModelInputBuilder, TokenSpan
+from omni_cluster.vllm_engine.worker.step_rows import NOWHERE, OmniModelInputBuilder, TokenSpan
 from tests.rows import rows_of
 
 WIDTH = 4

@@ -8,14 +8,14 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.rows import PrefixHashes, Rows
-from omni_cluster.vllm_engine.worker.model_input import TokenSpan
-from omni_cluster.vllm_engine.worker.rows_out import (
+from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     AsyncRowsOutput,
     OmniModelRunnerOutput,
     PinnedBuffers,
     PromptFacts,
     RowsOfStep,
+    TokenSpan,
 )
 from tests.rows import KIND, rows_of
 
