@@ -88,7 +88,7 @@ class SoundEngine:
         yield StageChunk(finish_reason="stop")
 
     def _player(self, request: OmniRequest) -> contextlib.AbstractContextManager[Playback]:
-        """The request's player. Nobody hears a whole answer while it is made."""
+        """The request's player. A whole answer is not heard while it is made, and does not count."""
         if self._slack is None or not request.streams_audio:
             return contextlib.nullcontext(Playback())
         return self._slack.player(request.request_id)
@@ -166,7 +166,7 @@ class SoundEngine:
         task, self._loop_task = self._loop_task, None
         if task is not None:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)  # a loop that broke has told those who waited
+            await asyncio.gather(task, return_exceptions=True)  # a loop that broke has failed its jobs
         worker, self._worker = self._worker, None
         if worker is not None:
             await self._in_thread(worker.shutdown)

@@ -50,7 +50,7 @@ class LoopJob:
 
     @property
     def is_left(self) -> bool:
-        """Nobody waits for it any more: it failed, or its caller left.
+        """It failed, or its caller left.
 
         Its stream may be forgotten by now, and the model would begin it anew for this job, for ever.
         """
@@ -82,7 +82,7 @@ class LoopJob:
         self.begun.set()
 
     def make(self, samples: np.ndarray) -> None:
-        """Its sound is made. Fails the job if that is not the sound it stands for: what follows would be misplaced."""
+        """Its sound is made. Fails the job if that has another length than the job states."""
         if len(samples) != len(self.job.samples):
             self.fail(JobFailed(f"a job of {len(self.job.samples)} samples of sound was given {len(samples)}."))
         self.before = None  # it is made, and would keep all before it

@@ -23,8 +23,8 @@ from omni_cluster.progress import Progress
 logger = logging.getLogger(__name__)
 
 Call = Callable[..., Awaitable[Any]]
-"""Calls a method of the `SoundModel`, which runs elsewhere, by its name. Raises SoundEngineStopped if no later
-call can succeed either, another OmniError if only this one failed."""
+"""Calls a method of the `SoundModel`, which runs elsewhere, by its name. Raises SoundEngineStopped if no later call can
+succeed either, another OmniError if only this one failed."""
 COUNTED = ("running", "waiting", "held", "streams")
 """Jobs being made; jobs that wait; jobs of both kinds that follow an unfinished one of their request; streams whose
 state the model may hold."""
@@ -33,8 +33,8 @@ state the model may hold."""
 class StepLoop:
     """The jobs of one model, from when they are asked for until their sound is made.
 
-    `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error for those who
-    still wait when the loop ends. `slack` is told of pieces and passes.
+    `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error of jobs
+    that still wait when the loop ends. `slack` learns from pieces and passes.
     """
 
     def __init__(

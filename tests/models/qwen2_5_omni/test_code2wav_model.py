@@ -339,6 +339,17 @@ def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> Non
 BFLOAT16_SNR_DB = 25.0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shares_card", "blocks"), [("bfloat16", True, 8), ("bfloat16", False, 0), ("float32", True, 0)]
+)
+def test_layers_of_small_steps_are_one_kernel_beside_all_other_stages(
+    tiny: Path, dtype: Precision, shares_card: bool, blocks: int
+) -> None:
+    config = DiffusionConfig(dtype=dtype)
+    model = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), config, shares_card)
+    assert model._dit.resident_blocks == blocks
+
+
 def with_vocoder_in(dtype: Precision, folder: Path) -> Code2WavModel:
     return Code2WavModel(folder, load_voices(folder), torch.device("cpu"), DiffusionConfig(vocoder_dtype=dtype))
 
