@@ -29,8 +29,12 @@ class AnswerStream(Generic[P]):
         self._first: StageChunk | None = None
 
     async def begin(self) -> None:
-        """Waits for the first chunk: an error before it gets an HTTP status of its own."""
-        self._first = await anext(self)
+        """Waits for the first chunk: an error before it gets an HTTP status of its own, and ends the request."""
+        try:
+            self._first = await anext(self)
+        except BaseException:
+            await self.aclose()
+            raise
 
     def __aiter__(self) -> AsyncIterator[StageChunk]:
         return self

@@ -98,3 +98,17 @@ async def test_an_answer_s_first_chunk_is_read_ahead_and_each_is_counted_once() 
     await answer.aclose()
     assert (said, seen, answer.progress.counts.text) == (["a", "b"], ["a", "b"], 2)
     assert closed.is_set() and [chunk async for chunk in answer] == []
+
+
+async def test_an_answer_that_breaks_at_its_first_chunk_is_ended_in_every_stage() -> None:
+    closed = asyncio.Event()
+
+    async def events() -> AsyncGenerator[StageEvent, None]:
+        try:
+            yield StageEvent("unknown", StageChunk())
+        finally:
+            closed.set()
+
+    with pytest.raises(KeyError):
+        await AnswerStream(events(), AnswerProgress({"thinker": "text"})).begin()
+    assert closed.is_set()
