@@ -11,6 +11,7 @@ import contextvars
 import functools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from ray.serve.handle import DeploymentHandle
@@ -23,7 +24,7 @@ from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaSilent,
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
+from omni_cluster.engine.fan_in import Emit, FanIn, Producer, StageEvent
 from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Course, Loss
 from omni_cluster.errors import RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest
@@ -47,36 +48,43 @@ class Orchestrator:
         self._lost_at_s: dict[str, float] = {}
         """When requests lost each replica, on the monotonic clock."""
 
-    async def stream(self, staged: StagedRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+    async def stream(
+        self, staging: AbstractAsyncContextManager[StagedRequest], deadline: Deadline
+    ) -> AsyncGenerator[StageEvent, None]:
         """Chunks of all stages that the request needs, as they are made; text does not wait for sound.
 
         Closing the iterator ends the request in every stage. When a replica is lost, the request is begun again in all
         stages that it still needs, and goes on where it was, at most `limits.max_restarts` times. Raises StageDied when
         it may not be begun again.
         """
-        course = Course(self._bound, staged.request)
-        while stages := course.stages_left():
-            await self._until_replicas_live(stages, deadline)
-            with self._chosen_replicas(stages, course) as chosen:
-                choose_late = functools.partial(self._choose_late, course, chosen)
-                run = Run(self._bound, self._stages, course.next_request(), staged, chosen, choose_late)
-                try:
-                    async with contextlib.aclosing(run.events(deadline)) as events:
-                        async for event in events:
-                            if (new := course.new(event)) is not None:
-                                yield new
-                except AnswerDiffers:
-                    raise
-                except StageDied as error:
-                    loss = run.loss(error)
-                    self._note(loss, error)
-                    if not course.may_begin_again(loss, self._lost_at_s):
+        async with staging as staged:
+            course = Course(self._bound, staged.request)
+            while stages := course.stages_left():
+                await self._until_replicas_live(stages, deadline)
+                with self._chosen_replicas(stages, course) as chosen:
+                    choose_late = functools.partial(self._choose_late, course, chosen)
+                    run = Run(self._bound, self._stages, course.next_request(), staged, chosen, choose_late)
+                    try:
+                        async with contextlib.aclosing(run.events(deadline)) as events:
+                            async for event in events:
+                                if (new := course.new(event)) is not None:
+                                    yield new
+                    except AnswerDiffers:
                         raise
-                    # As a string: a log's record outlives the request, and an error has the frames it came through.
-                    logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
-                    if not loss.replica_id and not loss.was_at_work:
-                        async with deadline.kept():
-                            await asyncio.sleep(REFUSED_S)
+                    except StageDied as error:
+                        loss = run.loss(error)
+                        self._note(loss, error)
+                        if not course.may_begin_again(loss, self._lost_at_s):
+                            raise
+                        # As a string: a log's record outlives the request, and an error has the frames it came through.
+                        logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
+                        await self._until_not_refused(loss, deadline)
+
+    async def _until_not_refused(self, loss: Loss, deadline: Deadline) -> None:
+        """Waits after a call that Serve had no replica for."""
+        if not loss.replica_id and not loss.was_at_work:
+            async with deadline.kept():
+                await asyncio.sleep(REFUSED_S)
 
     async def _until_replicas_live(self, stages: Sequence[StageConfig], deadline: Deadline) -> None:
         """Raises DeadlineExceeded."""
@@ -214,23 +222,24 @@ class Run:
         self._at_work: set[str] = set()
         """Replicas that have taken the request."""
 
-    async def events(self, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
-        """Chunks of all stages, as they are made.
+    def events(self, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        """Chunks of all stages, as they are made. They begin with this call: read them, or close them.
 
         Closing the iterator ends the request in every stage: their streams stay open until then, for their consumers.
         Raises StageDied when a replica is gone; see `loss`.
         """
         fan_in = FanIn(deadline)
         for stage in self._stages:
-            fan_in.add(functools.partial(self._follow, stage))
-            if not self.replica_of(stage) and self._access[stage.model_stage].calls.living() is None:
-                fan_in.add(functools.partial(self._wake, stage))
-            if self._brings_media_to(stage):
-                fan_in.add(functools.partial(self._bring_media, stage))
-        async with contextlib.aclosing(fan_in.events()) as events:
-            with named_failures():
-                async for event in events:
-                    yield event
+            for produce in self._producers(stage):
+                fan_in.add(functools.partial(_named, functools.partial(produce, stage)))
+        return fan_in.events()
+
+    def _producers(self, stage: StageConfig) -> Iterator[Callable[[StageConfig, Emit], Awaitable[None]]]:
+        yield self._follow
+        if not self.replica_of(stage) and self._access[stage.model_stage].calls.living() is None:
+            yield self._wake
+        if self._brings_media_to(stage):
+            yield self._bring_media
 
     def loss(self, error: StageDied) -> Loss:
         """What the error says was lost."""
@@ -304,6 +313,11 @@ class Run:
         """Beside the reading of what the stage makes, which notices when the replica is gone."""
         async with cause_awaited():
             await self._staged.bring_media(self._access[stage.model_stage].calls, await self._taken)
+
+
+async def _named(produce: Producer, emit: Emit) -> None:
+    with named_failures():
+        await produce(emit)
 
 
 @contextlib.asynccontextmanager

@@ -165,13 +165,16 @@ class ReplicaConnections:
         self._by_replica: dict[str, ReplicaConnection] = {}
         self._readers = itertools.count()
 
-    async def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
+    def read(self, ticket: Ticket, *, with_rows: bool) -> AsyncGenerator[StageChunk, None]:
         """All chunks of the request, from the first on.
 
         Raises what the producer raised, and StageDied when its replica is gone.
         """
+        return self._chunks_with_rows(ticket) if with_rows else self._chunks(ticket, with_rows=False)
+
+    async def _chunks_with_rows(self, ticket: Ticket) -> AsyncGenerator[StageChunk, None]:
         with contextlib.ExitStack() as inboxes:
-            async with contextlib.aclosing(self._chunks(inboxes, ticket, with_rows=with_rows)) as chunks:
+            async with contextlib.aclosing(self._chunks(ticket, with_rows=True)) as chunks:
                 async for chunk in chunks:
                     yield answering(chunk, functools.partial(self._earlier_rows, inboxes, ticket))
 
@@ -185,8 +188,9 @@ class ReplicaConnections:
         self, inboxes: contextlib.ExitStack, ticket: Ticket, first: int
     ) -> AsyncGenerator[Rows, None]:
         """On the connection that is there: a replica that is to end takes no new calls, and finishes its requests."""
+        earlier = self._chunks(ticket, with_rows=True, earlier_from=first, inboxes=inboxes)
         try:
-            async with contextlib.aclosing(self._chunks(inboxes, ticket, with_rows=True, earlier_from=first)) as chunks:
+            async with contextlib.aclosing(earlier) as chunks:
                 async for chunk in chunks:
                     if chunk.rows is not None:
                         yield chunk.rows
@@ -195,11 +199,17 @@ class ReplicaConnections:
             raise
 
     async def _chunks(
-        self, inboxes: contextlib.ExitStack, ticket: Ticket, *, with_rows: bool, earlier_from: int | None = None
+        self,
+        ticket: Ticket,
+        *,
+        with_rows: bool,
+        earlier_from: int | None = None,
+        inboxes: contextlib.ExitStack | None = None,
     ) -> AsyncGenerator[StageChunk, None]:
-        """`inboxes`: closes that of these chunks too, if nobody reads them to their end, nor says so."""
+        """`inboxes`: also closes that of these chunks, for a generator that is dropped."""
         connection, reader, inbox = await self._subscribed(ticket, with_rows=with_rows, earlier_from=earlier_from)
-        inboxes.callback(connection.close_inbox, reader)
+        if inboxes is not None:
+            inboxes.callback(connection.close_inbox, reader)
         try:
             while (arrival := await inbox.take()).item.chunk is not None:
                 yield await self._whole(arrival.item.chunk, arrival.rows)

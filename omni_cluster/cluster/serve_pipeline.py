@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,12 +48,8 @@ class ServePipeline:
     def check(self, request: OmniRequest) -> None:
         self.bound.check(request)
 
-    async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
-        sending = staged(request)
-        del request  # it has no media once it is staged
-        async with sending as sent, contextlib.aclosing(self._orchestrator.stream(sent, deadline)) as events:
-            async for event in events:
-                yield event
+    def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        return self._orchestrator.stream(staged(request), deadline)
 
     async def replicas(self) -> dict[str, int]:
         """Those that Serve holds to be healthy, and that are not known here to be gone.

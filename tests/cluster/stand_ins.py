@@ -140,7 +140,9 @@ class Cluster:
         self, deadline_s: float = 60, carried: Media | None = None, **fields: Any
     ) -> AsyncGenerator[StageEvent, None]:
         sent = StagedRequest(OmniRequest("r", "Hello.", **fields), carried=carried)
-        async with contextlib.aclosing(self.orchestrator.stream(sent, Deadline(deadline_s))) as events:
+        async with contextlib.aclosing(
+            self.orchestrator.stream(contextlib.nullcontext(sent), Deadline(deadline_s))
+        ) as events:
             async for event in events:
                 yield event
         assert all(each.is_free for each in self.stages.values())

@@ -380,7 +380,7 @@ async def test_media_that_are_carried_go_to_the_first_stage_whenever_the_request
 async def test_a_request_that_ended_holds_nothing(tiny: Path) -> None:
     cluster = Cluster(once("talker"))
     sent = StagedRequest(OmniRequest("r", "Hello."))
-    async with contextlib.aclosing(cluster.orchestrator.stream(sent, Deadline(60))) as events:
+    async with contextlib.aclosing(cluster.orchestrator.stream(contextlib.nullcontext(sent), Deadline(60))) as events:
         async for _ in events:
             pass
     kept = weakref.ref(sent)
