@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType
@@ -21,14 +22,16 @@ def has_member(owner: Any, name: str) -> bool:
 def signature_of(owner: Any, name: str) -> str | None:
     """Of a function or method: its parameters, `=...` behind those with a default, and what it returns; else None.
 
-    Types of parameters are left out: what a caller passes fits by its name and its place.
+    Types of parameters are left out: what a caller passes fits by its name and its place. What is returned is said
+    without modules, which differ with versions of other libraries.
     """
     function = inspect.unwrap(getattr(owner, name, None))  # type: ignore[arg-type]
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
         return None
     signature = inspect.signature(function)
     parameters = [_bare(each) for each in signature.parameters.values()]
-    return str(signature.replace(parameters=parameters)).replace("=Ellipsis", "=...")
+    text = str(signature.replace(parameters=parameters)).replace("=Ellipsis", "=...")
+    return re.sub(r"(?:\w+\.)+(?=\w)", "", text).replace("'", "")
 
 
 def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
