@@ -25,7 +25,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import Emit, FanIn, Producer, StageEvent
-from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Course, Loss
+from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Loss, RecoverableRequest
 from omni_cluster.errors import RequestGone, StageDied
 from omni_cluster.inputs import OmniRequest
 
@@ -58,23 +58,23 @@ class Orchestrator:
         it may not be begun again.
         """
         async with staging as staged:
-            course = Course(self._bound, staged.request)
-            while stages := course.stages_left():
+            recoverable = RecoverableRequest(self._bound, staged.request)
+            while stages := recoverable.stages_left():
                 await self._until_replicas_live(stages, deadline)
-                with self._chosen_replicas(stages, course) as chosen:
-                    choose_late = functools.partial(self._choose_late, course, chosen)
-                    run = Run(self._bound, self._stages, course.next_request(), staged, chosen, choose_late)
+                with self._chosen_replicas(stages, recoverable) as chosen:
+                    choose_late = functools.partial(self._choose_late, recoverable, chosen)
+                    run = Run(self._bound, self._stages, recoverable.next_request(), staged, chosen, choose_late)
                     try:
                         async with contextlib.aclosing(run.events(deadline)) as events:
                             async for event in events:
-                                if (new := course.new(event)) is not None:
+                                if (new := recoverable.new(event)) is not None:
                                     yield new
                     except AnswerDiffers:
                         raise
                     except StageDied as error:
                         loss = run.loss(error)
                         self._note(loss, error)
-                        if not course.may_begin_again(loss, self._lost_at_s):
+                        if not recoverable.may_begin_again(loss, self._lost_at_s):
                             raise
                         # As a string: a log's record outlives the request, and an error has the frames it came through.
                         logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
@@ -96,11 +96,13 @@ class Orchestrator:
         return all(self._calls(stage).can_choose() for stage in stages)
 
     @contextlib.contextmanager
-    def _chosen_replicas(self, stages: Sequence[StageConfig], course: Course) -> Iterator[dict[int, str | None]]:
+    def _chosen_replicas(
+        self, stages: Sequence[StageConfig], recoverable: RecoverableRequest
+    ) -> Iterator[dict[int, str | None]]:
         """A replica of each stage, which counts as busy with the request as long as the context is open."""
         chosen: dict[int, str | None] = {}
         for stage in stages:
-            chosen[stage.stage_id] = self._choose_at_once(stage, course, chosen)
+            chosen[stage.stage_id] = self._choose_at_once(stage, recoverable, chosen)
         try:
             yield chosen
         finally:
@@ -108,21 +110,27 @@ class Orchestrator:
                 if (replica_id := chosen[stage.stage_id]) is not None:
                     self._calls(stage).loads.on_end(replica_id)
 
-    def _choose_at_once(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
+    def _choose_at_once(
+        self, stage: StageConfig, recoverable: RecoverableRequest, chosen: Mapping[int, str | None]
+    ) -> str | None:
         """None for a stage whose source has no replica yet: its own is chosen when that has begun."""
         source = self._bound.source(stage)
         if source is not None and source.stage_id in chosen and chosen[source.stage_id] is None:
             return None
-        return self._choose(stage, course, chosen)
+        return self._choose(stage, recoverable, chosen)
 
-    async def _choose_late(self, course: Course, chosen: dict[int, str | None], stage: StageConfig) -> str | None:
+    async def _choose_late(
+        self, recoverable: RecoverableRequest, chosen: dict[int, str | None], stage: StageConfig
+    ) -> str | None:
         """For a stage whose source has begun: waits as long as all of its replicas are lost."""
         while not self._calls(stage).can_choose():
             await asyncio.sleep(LOOK_S)
-        chosen[stage.stage_id] = self._choose(stage, course, chosen)
+        chosen[stage.stage_id] = self._choose(stage, recoverable, chosen)
         return chosen[stage.stage_id]
 
-    def _choose(self, stage: StageConfig, course: Course, chosen: Mapping[int, str | None]) -> str | None:
+    def _choose(
+        self, stage: StageConfig, recoverable: RecoverableRequest, chosen: Mapping[int, str | None]
+    ) -> str | None:
         """The entry stage's replica by the conversation, whose earlier turns it has; others near to their source.
 
         Rows of earlier turns that a replica has not are sent to it: that costs less than to be far away, or busy.
@@ -130,7 +138,7 @@ class Orchestrator:
         """
         source = self._bound.source(stage)
         if source is None:
-            return self._calls(stage).choose_replica(course.conversation)
+            return self._calls(stage).choose_replica(recoverable.conversation)
         replica_id = chosen.get(source.stage_id)
         node = None if replica_id is None else self._calls(source).node_of(replica_id)
         return self._calls(stage).choose_replica(near_node=node)
@@ -290,7 +298,7 @@ class Run:
     async def _upstream(self, stage: StageConfig) -> Ticket | None:
         """The ticket of the source, once that has its own too: it begins no sooner, and is not waited for that long.
 
-        None for a stage that needs none; see `Course.stages_left`.
+        None for a stage that needs none; see `RecoverableRequest.stages_left`.
         """
         source = self._bound.source(stage)
         if source is None or source.stage_id not in self._tickets:

@@ -1,4 +1,4 @@
-"""What is known of a request that is begun again: what its client has, and how often what worked on it was lost."""
+"""Requests that survive lost replicas: what their clients have, and how often a replica was lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AnswerDiffers(StageDied):
 
 
 @dataclass(slots=True)
-class _Of:
+class DeliveredOutput:
     """What one stage has made of the request; as much as the request's own limits let it make."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -90,11 +90,11 @@ class _Of:
         return KnownOutput(tuple(self.token_ids), self.finish_reason, self.num_samples)
 
 
-class Delivered:
+class DeliveredOutputs:
     """What the stages have made of one request, over all of its runs, and the client has."""
 
     def __init__(self) -> None:
-        self._stages: dict[str, _Of] = {}
+        self._stages: dict[str, DeliveredOutput] = {}
 
     def new(self, event: StageEvent) -> StageEvent | None:
         """The event without what was delivered; None if nothing is left. Raises AnswerDiffers for one with a gap.
@@ -102,22 +102,22 @@ class Delivered:
         A stage that goes on says known tokens without their text, so all text is new, unless the stage had finished: a
         given reply comes as a whole.
         """
-        of, chunk = self._stages.setdefault(event.stage, _Of()), event.chunk
-        if of.goes_on_with(chunk):
-            of.add(chunk)
+        output, chunk = self._stages.setdefault(event.stage, DeliveredOutput()), event.chunk
+        if output.goes_on_with(chunk):
+            output.add(chunk)
             return event
-        left = of.new_in(chunk)
-        of.add(left)
+        left = output.new_in(chunk)
+        output.add(left)
         return None if left.only_rows else replace(event, chunk=left)
 
     def known(self) -> dict[str, KnownOutput]:
         """See `OmniRequest.known`."""
-        return {name: of.known() for name, of in self._stages.items()}
+        return {name: output.known() for name, output in self._stages.items()}
 
     def has_all_of(self, stage: str) -> bool:
         """Whether the stage has finished, and all that it made is here."""
-        of = self._stages.get(stage)
-        return of is not None and of.finish_reason is not None
+        output = self._stages.get(stage)
+        return output is not None and output.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,13 @@ class Loss:
     at_s: float = field(default_factory=time.monotonic, compare=False)
 
 
-class Course:
-    """A request over all of its runs."""
+class RecoverableRequest:
+    """A request over all of its runs: each that loses a replica is followed by one from where it was."""
 
     def __init__(self, bound: BoundPipeline, request: OmniRequest) -> None:
         self._bound = bound
         self._request = request
-        self._delivered = Delivered()
+        self._delivered = DeliveredOutputs()
         self._losses: list[Loss] = []
         self._survived = 0
         """So many of the losses were survived: the request has said something new since."""
@@ -172,7 +172,7 @@ class Course:
         return replace(self._request, request_id=request_id, known=self._delivered.known())
 
     def new(self, event: StageEvent) -> StageEvent | None:
-        """See `Delivered.new`; the first one since a loss says what the request was recovered from."""
+        """See `DeliveredOutputs.new`; the first one since a loss says what the request was recovered from."""
         new = self._delivered.new(event)
         if new is None or self._lost_at_s is None:
             return new

@@ -13,7 +13,7 @@ import pytest
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, Course, Delivered, Loss
+from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, DeliveredOutputs, Loss, RecoverableRequest
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.outputs import AudioChunk, StageChunk
@@ -43,14 +43,14 @@ def mixed(tokens: list[tuple[int, int]], samples: list[tuple[int, int]]) -> list
 
 
 def test_a_first_run_passes_as_it_is() -> None:
-    delivered = Delivered()
+    delivered = DeliveredOutputs()
     events = [chunk(0, 3, text="abc", prompt_token_ids=(1,)), sound(0, 40), chunk(3, 4, finish_reason="stop")]
     assert all(delivered.new(event) is event for event in events)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tokens_and_sound_of_any_number_of_runs_are_those_of_one(seed: int) -> None:
-    chance, delivered = random.Random(seed), Delivered()
+    chance, delivered = random.Random(seed), DeliveredOutputs()
     token_ids: list[int] = []
     samples: list[np.ndarray] = []
     for is_last in (False, False, True):
@@ -64,7 +64,7 @@ def test_tokens_and_sound_of_any_number_of_runs_are_those_of_one(seed: int) -> N
 
 
 def test_known_tokens_come_without_text_and_new_ones_with_theirs() -> None:
-    delivered = Delivered()
+    delivered = DeliveredOutputs()
     delivered.new(chunk(0, 3, text="abc", prompt_token_ids=(1, 2)))
     assert delivered.new(chunk(0, 3, prompt_token_ids=(1, 2))) is None
     new = delivered.new(chunk(2, 6, text="def"))
@@ -73,14 +73,14 @@ def test_known_tokens_come_without_text_and_new_ones_with_theirs() -> None:
 
 
 def test_an_end_comes_once() -> None:
-    delivered = Delivered()
+    delivered = DeliveredOutputs()
     delivered.new(chunk(0, 3, finish_reason="length"))
     assert delivered.new(chunk(0, 3, finish_reason="length")) is None
     assert delivered.has_all_of("talker") and not delivered.has_all_of("code2wav")
 
 
 def test_a_given_reply_comes_once() -> None:
-    delivered, reply = Delivered(), chunk(0, 9, text="as it was asked", finish_reason="stop")
+    delivered, reply = DeliveredOutputs(), chunk(0, 9, text="as it was asked", finish_reason="stop")
     assert delivered.new(reply) is reply and delivered.new(reply) is None
 
 
@@ -94,7 +94,7 @@ def test_a_given_reply_comes_once() -> None:
     ids=["a gap", "another token", "a gap of sound"],
 )
 def test_an_answer_that_does_not_go_on_where_it_was_is_refused(event: StageEvent) -> None:
-    delivered = Delivered()
+    delivered = DeliveredOutputs()
     delivered.new(chunk(0, 4))
     delivered.new(sound(0, 900))
     with pytest.raises(AnswerDiffers):
@@ -102,7 +102,7 @@ def test_an_answer_that_does_not_go_on_where_it_was_is_refused(event: StageEvent
 
 
 def test_what_is_known_is_what_was_delivered() -> None:
-    delivered = Delivered()
+    delivered = DeliveredOutputs()
     assert delivered.known() == {}
     for event in (chunk(0, 4), sound(0, 900), chunk(4, 9, finish_reason="stop")):
         delivered.new(event)
@@ -119,8 +119,8 @@ def bound(max_restarts: int = 3) -> BoundPipeline:
 
 
 @pytest.fixture
-def course(tiny: Path) -> Course:
-    return Course(bound(), OmniRequest("r", "Hello."))
+def recoverable(tiny: Path) -> RecoverableRequest:
+    return RecoverableRequest(bound(), OmniRequest("r", "Hello."))
 
 
 @pytest.mark.parametrize(
@@ -136,47 +136,47 @@ def course(tiny: Path) -> Course:
     ],
 )
 def test_what_has_not_finished_runs_again_and_what_feeds_it(
-    course: Course, finished: tuple[str, ...], left: list[str]
+    recoverable: RecoverableRequest, finished: tuple[str, ...], left: list[str]
 ) -> None:
     for stage in finished:
-        course.new(StageEvent(stage, StageChunk(finish_reason="stop")))
-    assert [stage.model_stage for stage in course.stages_left()] == left
+        recoverable.new(StageEvent(stage, StageChunk(finish_reason="stop")))
+    assert [stage.model_stage for stage in recoverable.stages_left()] == left
 
 
-def test_a_further_run_has_a_name_of_its_own_and_what_is_known(course: Course) -> None:
-    assert course.next_request().request_id == "r" and not course.next_request().known
-    course.new(chunk(0, 2))
-    assert course.may_begin_again(Loss("talker", "a"), {})
-    again = course.next_request()
+def test_a_further_run_has_a_name_of_its_own_and_what_is_known(recoverable: RecoverableRequest) -> None:
+    assert recoverable.next_request().request_id == "r" and not recoverable.next_request().known
+    recoverable.new(chunk(0, 2))
+    assert recoverable.may_begin_again(Loss("talker", "a"), {})
+    again = recoverable.next_request()
     assert again.request_id == "r-again1" and again.known == {"talker": KnownOutput(TOKENS[:2])}
 
 
-def test_the_first_that_is_new_says_what_was_survived(course: Course) -> None:
-    course.new(chunk(0, 2))
-    course.may_begin_again(Loss("thinker", "a"), {})
-    assert course.new(chunk(0, 2)) is None
-    new = course.new(chunk(0, 3))
+def test_the_first_that_is_new_says_what_was_survived(recoverable: RecoverableRequest) -> None:
+    recoverable.new(chunk(0, 2))
+    recoverable.may_begin_again(Loss("thinker", "a"), {})
+    assert recoverable.new(chunk(0, 2)) is None
+    new = recoverable.new(chunk(0, 3))
     assert new is not None and new.recovery is not None
     assert new.recovery.stages == ("thinker",) and new.recovery.stall_s >= 0
-    later = course.new(chunk(3, 4))
+    later = recoverable.new(chunk(3, 4))
     assert later is not None and later.recovery is None
 
 
-def test_all_losses_are_told_that_came_before_anything_was_new_again(course: Course) -> None:
-    course.new(chunk(0, 2))
-    course.may_begin_again(Loss("thinker", "a"), {})
-    course.may_begin_again(Loss("code2wav", "b"), {})
-    first = course.new(chunk(0, 3))
+def test_all_losses_are_told_that_came_before_anything_was_new_again(recoverable: RecoverableRequest) -> None:
+    recoverable.new(chunk(0, 2))
+    recoverable.may_begin_again(Loss("thinker", "a"), {})
+    recoverable.may_begin_again(Loss("code2wav", "b"), {})
+    first = recoverable.new(chunk(0, 3))
     assert first is not None and first.recovery is not None and first.recovery.stages == ("thinker", "code2wav")
-    course.may_begin_again(Loss("talker", "c"), {})
-    second = course.new(chunk(0, 4))
+    recoverable.may_begin_again(Loss("talker", "c"), {})
+    second = recoverable.new(chunk(0, 4))
     assert second is not None and second.recovery is not None and second.recovery.stages == ("talker",)
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_it_is_begun_again_so_often_and_no_more(tiny: Path, most: int) -> None:
-    course = Course(bound(most), OmniRequest("r", "Hello."))
-    assert [course.may_begin_again(Loss("talker", str(i)), {}) for i in range(most + 1)] == [True] * most + [False]
+    recoverable = RecoverableRequest(bound(most), OmniRequest("r", "Hello."))
+    assert [recoverable.may_begin_again(Loss("talker", str(i)), {}) for i in range(most + 1)] == [True] * most + [False]
 
 
 CARD = {"a": 100.0, "b": 100.5, "c": 101.0, "other": 100.2}
@@ -188,54 +188,54 @@ def losses_of(stage: str, lost_at_s: Mapping[str, float]) -> list[Loss]:
 
 
 def test_losses_of_one_event_use_up_one_restart(tiny: Path) -> None:
-    course = Course(bound(1), OmniRequest("r", "Hello."))
-    assert all(course.may_begin_again(loss, CARD) for loss in losses_of("talker", CARD))
-    assert not course.may_begin_again(Loss("talker", "d", at_s=200.0), {**CARD, "d": 200.0})
+    recoverable = RecoverableRequest(bound(1), OmniRequest("r", "Hello."))
+    assert all(recoverable.may_begin_again(loss, CARD) for loss in losses_of("talker", CARD))
+    assert not recoverable.may_begin_again(Loss("talker", "d", at_s=200.0), {**CARD, "d": 200.0})
 
 
 def test_that_others_were_lost_may_be_noticed_after_the_request_s_own(tiny: Path) -> None:
-    course, own = Course(bound(2), OmniRequest("r", "Hello.")), losses_of("talker", CARD)
-    assert [course.may_begin_again(loss, {}) for loss in own[:2]] == [True, True]
-    assert course.may_begin_again(own[2], CARD)
+    recoverable, own = RecoverableRequest(bound(2), OmniRequest("r", "Hello.")), losses_of("talker", CARD)
+    assert [recoverable.may_begin_again(loss, {}) for loss in own[:2]] == [True, True]
+    assert recoverable.may_begin_again(own[2], CARD)
 
 
 @pytest.mark.parametrize("apart_s", [EVENT_S + 1.1, -EVENT_S - 1.1])
 def test_replicas_that_end_one_after_another_are_no_event(tiny: Path, apart_s: float) -> None:
     """It may be the request that ends them. Others that were lost at another time say nothing."""
-    course, own = Course(bound(1), OmniRequest("r", "Hello.")), losses_of("talker", CARD)
+    recoverable, own = RecoverableRequest(bound(1), OmniRequest("r", "Hello.")), losses_of("talker", CARD)
     lost_at_s = {"a": 100.0, "b": 100.5, "other": 100.5 + apart_s}
-    assert [course.may_begin_again(loss, lost_at_s) for loss in own[:2]] == [True, False]
+    assert [recoverable.may_begin_again(loss, lost_at_s) for loss in own[:2]] == [True, False]
 
 
 def test_of_two_events_each_uses_up_a_restart(tiny: Path) -> None:
     """The request may be what ends all that share its card."""
-    course = Course(bound(1), OmniRequest("r", "Hello."))
+    recoverable = RecoverableRequest(bound(1), OmniRequest("r", "Hello."))
     later = {f"{replica_id}-later": at_s + 100 for replica_id, at_s in CARD.items()}
-    assert course.may_begin_again(Loss("talker", "a", at_s=100.0), CARD)
-    assert not course.may_begin_again(Loss("thinker", "a-later", at_s=200.0), {**CARD, **later})
+    assert recoverable.may_begin_again(Loss("talker", "a", at_s=100.0), CARD)
+    assert not recoverable.may_begin_again(Loss("thinker", "a-later", at_s=200.0), {**CARD, **later})
 
 
 def test_a_replica_that_refused_the_request_may_be_one_of_the_others(tiny: Path) -> None:
     """Its engine was dead already."""
-    course = Course(bound(1), OmniRequest("r", "Hello."))
+    recoverable = RecoverableRequest(bound(1), OmniRequest("r", "Hello."))
     lost_at_s = {"a": 100.0, "dead": 100.5, "b": 101.0}
-    assert course.may_begin_again(Loss("talker", "a", at_s=100.0), lost_at_s)
-    assert course.may_begin_again(Loss("code2wav", "dead", was_at_work=False, at_s=100.5), lost_at_s)
-    assert course.may_begin_again(Loss("talker", "b", at_s=101.0), lost_at_s)
+    assert recoverable.may_begin_again(Loss("talker", "a", at_s=100.0), lost_at_s)
+    assert recoverable.may_begin_again(Loss("code2wav", "dead", was_at_work=False, at_s=100.5), lost_at_s)
+    assert recoverable.may_begin_again(Loss("talker", "b", at_s=101.0), lost_at_s)
 
 
 def test_even_one_event_costs_a_request_no_more_than_so_many_replicas(tiny: Path) -> None:
-    course = Course(bound(1), OmniRequest("r", "Hello."))
+    recoverable = RecoverableRequest(bound(1), OmniRequest("r", "Hello."))
     replica_ids = [f"replica-{i}" for i in range(MOST_FREE + 2)]
     lost_at_s = dict.fromkeys([*replica_ids, "other"], 100.0)
-    may = [course.may_begin_again(Loss("talker", each, at_s=100.0), lost_at_s) for each in replica_ids]
+    may = [recoverable.may_begin_again(Loss("talker", each, at_s=100.0), lost_at_s) for each in replica_ids]
     assert may == [True] * (MOST_FREE + 1) + [False]
 
 
-def test_replicas_that_took_no_request_use_up_none_of_its_restarts(course: Course) -> None:
+def test_replicas_that_took_no_request_use_up_none_of_its_restarts(recoverable: RecoverableRequest) -> None:
     untaken = [Loss("talker", f"silent-{i}", was_at_work=False) for i in range(MOST_FREE + 1)]
-    assert course.may_begin_again(Loss("talker", "a"), {})
-    assert [course.may_begin_again(loss, {}) for loss in untaken] == [True] * MOST_FREE + [False]
-    assert [course.may_begin_again(Loss("talker", each), {}) for each in "bcd"] == [True, True, False]
-    never = Course(bound(max_restarts=0), OmniRequest("r", "Hello."))
+    assert recoverable.may_begin_again(Loss("talker", "a"), {})
+    assert [recoverable.may_begin_again(loss, {}) for loss in untaken] == [True] * MOST_FREE + [False]
+    assert [recoverable.may_begin_again(Loss("talker", each), {}) for each in "bcd"] == [True, True, False]
+    never = RecoverableRequest(bound(max_restarts=0), OmniRequest("r", "Hello."))
     assert not never.may_begin_again(untaken[0], {})
