@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from ray.serve.handle import DeploymentHandle
 
+from omni_cluster.cluster.consumer import ReplicaConnections
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.loads import LOST_COOLDOWN_S, SILENT_COOLDOWN_S
-from omni_cluster.cluster.replica_connection import ReplicaConnections
 from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import ANSWER_S, RemoteStage, ReplicaSilent, Ticket, no_answer
 from omni_cluster.config.schema import PipelineConfig, StageConfig

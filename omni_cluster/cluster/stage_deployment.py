@@ -18,11 +18,11 @@ import ray.util
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.autoscaling import recorded
+from omni_cluster.cluster.consumer import ReplicaConnections
 from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
 from omni_cluster.cluster.metrics import RayMetrics, engine_stat_logger, pushed_in_turn
-from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.producer import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.row_objects import RowsItem
-from omni_cluster.cluster.socket_server import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.staged import IncomingMedia, as_images
 from omni_cluster.cluster.starting import end_start, run_until_closed, start_step, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id

@@ -10,10 +10,10 @@ from typing import cast
 import msgspec
 import pytest
 
-from omni_cluster.cluster import socket_server, wire
+from omni_cluster.cluster import producer, wire
+from omni_cluster.cluster.consumer import SocketClient
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.socket_server import Address, SocketServer
+from omni_cluster.cluster.producer import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.cluster.wire import NONCE_BYTES, PROOF_BYTES, Subscription, _proof, prove_secret, write_frame
 from omni_cluster.engine.output_log import OutputLogs
@@ -179,11 +179,11 @@ async def test_a_thousand_strangers_take_few_places_and_keep_no_reader_out(serve
     held: list[Ends] = []
     for _ in range(10):
         held += await asyncio.gather(*(connected(address) for _ in range(100)))
-        assert len(server._strangers) <= socket_server.MAX_STRANGERS
+        assert len(server._strangers) <= producer.MAX_STRANGERS
         messages = client_to(address).messages(READER)
         assert await anext(messages) == [] and (await anext(messages))[0].chunk is not None
         await messages.aclose()
-    while len(server) > socket_server.MAX_STRANGERS:
+    while len(server) > producer.MAX_STRANGERS:
         await asyncio.sleep(0.01)
     for _, writer in held:
         writer.close()

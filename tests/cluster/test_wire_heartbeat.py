@@ -14,10 +14,9 @@ from typing import cast
 import pytest
 
 from omni_cluster.cluster import wire
+from omni_cluster.cluster.consumer import ReplicaConnections, SocketClient
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.replica_connection import ReplicaConnections
-from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.socket_server import Address, SocketServer
+from omni_cluster.cluster.producer import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import BEAT_S, MISSED_BEATS, Subscription, keep_alive, read_frame, write_frame
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
@@ -33,7 +32,7 @@ PATIENCE_S = 60.0
 
 SERVER = """
 import asyncio
-from omni_cluster.cluster.socket_server import SocketServer
+from omni_cluster.cluster.producer import SocketServer
 from omni_cluster.engine.output_log import OutputLogs
 
 async def main():

@@ -18,7 +18,7 @@ import pytest
 import torch
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 
-from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.consumer import ReplicaConnections
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.engine.caches import PARTS

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.cluster import message_publisher, row_objects, socket_server
+from omni_cluster.cluster import producer, row_objects
+from omni_cluster.cluster.consumer import ReplicaConnections, SocketClient
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.replica_connection import ReplicaConnections
+from omni_cluster.cluster.producer import SocketServer
 from omni_cluster.cluster.row_objects import RowsItem
-from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.socket_server import SocketServer
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import MessageItem, Subscription
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
@@ -105,7 +104,7 @@ Clients = list[Watched]
 
 @pytest.fixture
 async def replica(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
-    monkeypatch.setattr(socket_server, "MAX_ITEM_BYTES", MAX_ITEM_BYTES)
+    monkeypatch.setattr(producer, "MAX_ITEM_BYTES", MAX_ITEM_BYTES)
     replica = Replica()
     yield replica
     await replica.sockets.close()
@@ -325,7 +324,7 @@ async def test_rows_with_a_gap_end_their_own_reader_alone(
 async def test_a_request_that_does_not_come_is_refused_and_the_next_one_is_read(
     replica: Replica, connections: ReplicaConnections, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_publisher, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(producer, "PATIENCE_S", 0.0)
     with pytest.raises(OutputLogUnknown, match="nobody"):
         await read(connections, "nobody")
     log = replica.logs.open("r")
@@ -652,7 +651,7 @@ async def test_a_fault_of_ours_that_ends_a_connection_is_logged(
     replica.logs.open("r")
     reading = asyncio.create_task(read(connections, "r"))
     await settled()
-    monkeypatch.setattr(socket_server, "packed", lambda _: 1 / 0)
+    monkeypatch.setattr(producer, "packed", lambda _: 1 / 0)
     replica.logs.get("r").put(StageChunk(0, (1,)))
     with pytest.raises(StageDied):
         await reading

@@ -14,10 +14,10 @@ import torch
 from msgspec.structs import replace
 
 from omni_cluster.cluster import wire
+from omni_cluster.cluster.consumer import SocketClient
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.cluster.socket_client import SocketClient
-from omni_cluster.cluster.socket_server import MAX_REQUEST_BYTES, REPORT_S, Address, SocketServer
+from omni_cluster.cluster.producer import MAX_REQUEST_BYTES, REPORT_S, Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.cluster.wire import (
     _HEAD,
