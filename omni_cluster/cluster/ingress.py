@@ -95,6 +95,14 @@ def until_client_leaves(app: ASGIApp) -> ASGIApp:
 
 
 def log_as_serve() -> None:
-    """What the HTTP face logs stands in the replica's log, in Serve's form and from Serve's level on."""
-    logger.parent = logging.getLogger("ray.serve")
-    logger.setLevel(logging.NOTSET)
+    """What the HTTP face logs stands in the replica's log, in Serve's form."""
+    logger.addFilter(_handed_to_serve)
+    logger.setLevel(logging.DEBUG)  # Serve's own level decides
+
+
+def _handed_to_serve(record: logging.LogRecord) -> bool:
+    """Drops the record here: Serve's logger has it."""
+    serve_logger = logging.getLogger("ray.serve")
+    if serve_logger.isEnabledFor(record.levelno):
+        serve_logger.handle(record)
+    return False
