@@ -1,38 +1,26 @@
-"""What the ingress's application receives once its client has left."""
+"""The ingress as a replica of Serve's."""
 
 from __future__ import annotations
 
+import logging
+
 import pytest
-from ray.exceptions import ObjectStoreFullError, TaskCancelledError
-from starlette.types import Message, Receive, Scope, Send
 
-from omni_cluster.cluster.ingress import until_client_leaves
-from omni_cluster.errors import StoreFull
+from omni_cluster.cluster.ingress import log_as_serve
+from omni_cluster.server.log import logger
 
 
-async def received(kind: str, raised: Exception) -> list[Message]:
-    """By an application, when Serve's own `receive` raises."""
-    messages = []
-
-    async def receive() -> Message:
-        raise raised
-
-    async def send(message: Message) -> None:
-        pytest.fail("nothing is sent")
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        messages.append(await receive())
-
-    await until_client_leaves(app)({"type": kind}, receive, send)
-    return messages
-
-
-@pytest.mark.parametrize("kind", ["http", "websocket"])
-async def test_a_call_that_serve_ended_is_a_client_that_left(kind: str) -> None:
-    (message,) = await received(kind, TaskCancelledError())
-    assert message["type"] == f"{kind}.disconnect"
-
-
-async def test_a_body_that_found_no_room_is_named_so() -> None:
-    with pytest.raises(StoreFull):
-        await received("http", ObjectStoreFullError())
+def test_what_the_http_face_logs_is_in_serve_s_log_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_logger, said = logging.getLogger("ray.serve"), list[str]()
+    monkeypatch.setattr(serve_logger, "handle", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(logger, "filters", [])
+    levels = logger.level, serve_logger.level
+    try:
+        log_as_serve()
+        serve_logger.setLevel(logging.INFO)
+        logger.debug("a detail")
+        logger.info("a request of %d tokens", 3)
+    finally:
+        logger.setLevel(levels[0])
+        serve_logger.setLevel(levels[1])
+    assert said == ["a request of 3 tokens"]
