@@ -89,11 +89,8 @@ class Orchestrator:
     async def _until_replicas_live(self, stages: Sequence[StageConfig], deadline: Deadline) -> None:
         """Raises DeadlineExceeded."""
         async with deadline.kept():
-            while not self._can_choose(stages):
+            while not all(self._calls(stage).can_choose() for stage in stages):
                 await asyncio.sleep(LOOK_S)
-
-    def _can_choose(self, stages: Sequence[StageConfig]) -> bool:
-        return all(self._calls(stage).can_choose() for stage in stages)
 
     @contextlib.contextmanager
     def _chosen_replicas(

@@ -131,13 +131,10 @@ class RemoteStage:
 
         `near_node`: where the request's input comes from.
         """
-        known = known_replicas(*self._name)
-        if not known:
-            return None
-        living = self.loads.living(list(known))
+        living = self.living()
         if not living:  # the list may have changed since `can_choose`
             return None
-        return self.loads.choose(living, conversation, [each for each in living if known[each] == near_node])
+        return self.loads.choose(living, conversation, [each for each in living if self.node_of(each) == near_node])
 
     def node_of(self, replica_id: str) -> str | None:
         """None for a replica that is not known here."""
