@@ -40,7 +40,9 @@ class RayMetrics:
         self._registry = registry
         self._labels = labels
         defined = tuple(definitions)
-        self._gauges = {each.name: Gauge(each.name, each.help, self._keys(each)) for each in defined if is_gauge(each)}
+        self._gauges = {
+            each.name: Gauge(each.name, each.help, self._keys(each)) for each in defined if each.kind == "gauge"
+        }
         self._counters = dict(pair for each in defined for pair in self._counters_of(each))
         self._given: dict[tuple[str, ...], float] = {}
 
@@ -70,10 +72,6 @@ class RayMetrics:
         series = (sample.name, *sample.labels.values())
         before, self._given[series] = self._given.get(series, 0.0), sample.value
         return sample.value - before
-
-
-def is_gauge(definition: MetricDefinition) -> bool:
-    return definition.kind == "gauge"
 
 
 async def pushed_in_turn(metrics: RayMetrics, refreshed: Callable[[], Awaitable[None]] | None = None) -> None:
