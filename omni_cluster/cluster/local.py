@@ -33,6 +33,12 @@ from omni_cluster.errors import OmniError
 APP_NAME = "default"
 POLL_S = 0.5
 STARTING = "UPDATING"
+END_TIMEOUT_S = 30.0
+ANSWER_S = 10.0
+"""What the ingresses may take to answer beside the grace that requests have."""
+LAST_BYTES_S = 0.5
+"""Serve's proxy, which is killed, may still have the last bytes of an answer."""
+LOOK_S = 0.1
 
 
 class ClusterFailed(OmniError):
@@ -122,14 +128,6 @@ def failure(application: Any, states: dict[str, str], timeout_s: float) -> str:
             return f"stage {name} did not start: {status.message.strip() or 'see its log'}"
     waiting = ", ".join(name for name, state in states.items() if state != "HEALTHY") or "the application"
     return f"{waiting} did not come up within {timeout_s:g} s; see the Ray dashboard for its log."
-
-
-END_TIMEOUT_S = 30.0
-ANSWER_S = 10.0
-"""What the ingresses may take to answer beside the grace that requests have."""
-LAST_BYTES_S = 0.5
-"""Serve's proxy, which is killed, may still have the last bytes of an answer."""
-LOOK_S = 0.1
 
 
 def served_app(args: Mapping[str, Any]) -> Application:

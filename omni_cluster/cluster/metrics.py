@@ -25,6 +25,8 @@ LENGTHS: Final = [digit * 10**power for power in range(6) for digit in (1, 2, 5)
 """vLLM counts tokens of requests in as many of these as its `max_model_len` has room for."""
 PUSH_S: Final = 5.0
 """Ray sends what it was given each 10 s, and forgets a gauge that is 20 s old."""
+WAIT_S: Final = 2.0
+"""How long a replica may take to answer a scrape."""
 
 
 class RayMetrics:
@@ -90,9 +92,6 @@ async def pushed_in_turn(metrics: RayMetrics, refreshed: Callable[[], Awaitable[
             logger.exception("the metrics are given to Ray no more")
             raise
         await asyncio.sleep(PUSH_S)
-
-
-WAIT_S = 2.0
 
 
 def engine_stat_logger() -> type:

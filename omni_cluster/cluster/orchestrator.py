@@ -37,6 +37,10 @@ LOOK_S = 0.05
 """Between two looks for a replica while a stage has none that lives."""
 MOST_LOST = 1000
 """Lost replicas that are remembered."""
+END_S = 10.0
+"""How long a replica may take to end its call of a request that has its whole answer, until the call is cancelled."""
+CAUSE_S = 2.0
+"""How long to wait for the reason why a replica has ended a request: that another one was lost, or the client left."""
 
 
 class Orchestrator:
@@ -158,12 +162,6 @@ class Orchestrator:
         self._lost_at_s[loss.replica_id] = loss.at_s
         while len(self._lost_at_s) > MOST_LOST:
             del self._lost_at_s[next(iter(self._lost_at_s))]
-
-
-END_S = 10.0
-"""How long a replica may take to end its call of a request that has its whole answer, until the call is cancelled."""
-CAUSE_S = 2.0
-"""How long to wait for the reason why a replica has ended a request: that another one was lost, or the client left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,15 @@ logger = logging.getLogger("ray.serve")
 
 PATIENCE_S = 10.0
 """How long a reader waits for its request to come here."""
+MAX_ITEM_BYTES = 16 << 20
+"""Rows and sound of one item, and of one message: bounds how long a reader waits for another's."""
+MAX_REQUEST_BYTES = 4096
+"""The most that a reader may send in one frame."""
+MAX_STRANGERS = 16
+"""Connections that have not proved the secret yet. One more ends the oldest: a replica's proof takes milliseconds."""
+REPORT_S = 0.1
+"""How often readers are sent a new load of this replica."""
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,19 +250,6 @@ class MessagePublisher:
         packed = item.rows.pack()
         self._sent["as_objects"] += packed.nbytes
         return msgspec.structs.replace(item.sent, rows_at=self._rows_publisher.publish(packed))
-
-
-logger = logging.getLogger("ray.serve")
-
-MAX_ITEM_BYTES = 16 << 20
-"""Rows and sound of one item, and of one message: bounds how long a reader waits for another's."""
-MAX_REQUEST_BYTES = 4096
-"""The most that a reader may send in one frame."""
-MAX_STRANGERS = 16
-"""Connections that have not proved the secret yet. One more ends the oldest: a replica's proof takes milliseconds."""
-REPORT_S = 0.1
-"""How often readers are sent a new load of this replica."""
-SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
