@@ -38,27 +38,6 @@ try:
 except ImportError as error:
     raise version_error(f"{error.name or 'ray'}: {error}") from error
 
-__all__ = [
-    "CHECKED_RAY",
-    "RAY_SERVE_ENABLE_HA_PROXY",
-    "SERVE_CONTROLLER_NAME",
-    "SERVE_NAMESPACE",
-    "ReplicaID",
-    "ReplicaQueueLengthInfo",
-    "ReplicaResult",
-    "check_ray",
-    "controller_of",
-    "get_global_client",
-    "kv_delete",
-    "kv_get",
-    "kv_list",
-    "kv_put",
-    "once_ray_is_up",
-    "set_global_client",
-    "validate_label_key",
-    "validate_label_selector_value",
-]
-
 PRIVATE: Mapping[Any, Sequence[str]] = {
     worker: ("_post_init_hooks",),
     ServeControllerClient: ("_controller",),
