@@ -31,7 +31,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage, runs_on_vllm, stage_class, uses_vllm
 from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.cards import environment
-from omni_cluster.engine.driver import driven
+from omni_cluster.engine.driver import run_stage
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metric_definitions import STAGE
@@ -169,7 +169,7 @@ class StageReplica:
                 request = await self._with_media(request)
             async with (
                 self._logs.room.taken(log),
-                contextlib.aclosing(driven(self._engine, request, self._upstream(ticket), meter)) as chunks,
+                contextlib.aclosing(run_stage(self._engine, request, self._upstream(ticket), meter)) as chunks,
             ):
                 async for made in chunks:
                     for part in made.cut(MAX_SAMPLES):

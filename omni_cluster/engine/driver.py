@@ -12,7 +12,7 @@ from omni_cluster.models.stage import Stage
 from omni_cluster.outputs import StageChunk
 
 
-async def driven(
+async def run_stage(
     stage: Stage, request: OmniRequest, upstream: AsyncGenerator[StageChunk, None] | None, meter: RequestMeter
 ) -> AsyncGenerator[StageChunk, None]:
     """The stage's chunks, counted; the last one says how the hand-over to the stage went. Closing this ends both."""

@@ -23,7 +23,7 @@ from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.cards import card_environment, environment
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.engine.driver import driven
+from omni_cluster.engine.driver import run_stage
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.fan_in import Emit, FanIn, StageEvent
 from omni_cluster.engine.fitting import fit_process
@@ -132,7 +132,9 @@ class AsyncOmniLLM:
         meter = self._metrics[stage.model_stage].begin(request.known_of(stage.model_stage))
         upstream = logs[source.stage_id].read() if source else None
         try:
-            async with contextlib.aclosing(driven(self._stages[stage.model_stage], request, upstream, meter)) as chunks:
+            async with contextlib.aclosing(
+                run_stage(self._stages[stage.model_stage], request, upstream, meter)
+            ) as chunks:
                 async for chunk in chunks:
                     if self.bound.consumers(stage):
                         log.put(chunk)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from omni_cluster.engine.driver import driven
+from omni_cluster.engine.driver import run_stage
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.stage import Stage
@@ -40,7 +40,7 @@ async def test_a_stage_that_ends_early_has_let_go_of_its_source(breaks: bool) ->
             closed.append(True)
 
     stage, request = Kept(), OmniRequest("r", "Hello.", reply="broken" if breaks else None)
-    chunks: Any = driven(cast(Stage, stage), request, endless(), StageMetrics().begin())
+    chunks: Any = run_stage(cast(Stage, stage), request, endless(), StageMetrics().begin())
     await anext(chunks)
     if breaks:
         with pytest.raises(OSError, match="broken"):
