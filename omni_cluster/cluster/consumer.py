@@ -35,8 +35,8 @@ from omni_cluster.cluster.wire import (
     unpacked,
     write_frame,
 )
+from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.engine.output_log import chunk_bytes
-from omni_cluster.engine.room import Room
 from omni_cluster.errors import StageDied
 from omni_cluster.outputs import StageChunk, answering
 from omni_cluster.rows import Rows
@@ -139,8 +139,8 @@ class Arrival:
 class Inbox:
     """What came for one reader and was not read yet; bounded by what the request makes, as its log is."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self._items: deque[Arrival] = deque()
         self._came = asyncio.Event()
 
@@ -159,7 +159,7 @@ class Inbox:
     def _hold(self, arrival: Arrival, num_bytes: int) -> None:
         if arrival.is_unread:
             arrival.num_bytes += num_bytes
-            self._room.hold(num_bytes)
+            self._budget.hold(num_bytes)
 
     async def take(self) -> Arrival:
         while not self._items:
@@ -170,7 +170,7 @@ class Inbox:
     def _popped(self) -> Arrival:
         arrival = self._items.popleft()
         arrival.is_unread = False
-        self._room.release(arrival.num_bytes)
+        self._budget.release(arrival.num_bytes)
         return arrival
 
     def close(self) -> None:
@@ -182,10 +182,10 @@ class ReplicaConnection:
     """A stream of messages from one replica, open as long as somebody reads."""
 
     def __init__(
-        self, client: SocketClient, replica_id: str, first: Subscription, rows: RowsReader, room: Room
+        self, client: SocketClient, replica_id: str, first: Subscription, rows: RowsReader, budget: MemoryBudget
     ) -> None:
         self._client = client
-        self._room = room
+        self._budget = budget
         self.rows = rows
         self._replica_id = replica_id
         self._inboxes: dict[int, Inbox] = {}
@@ -200,7 +200,7 @@ class ReplicaConnection:
         return self._receiver.done() or self.rows.is_broken
 
     def open_inbox(self, reader: int) -> Inbox:
-        inbox = self._inboxes[reader] = Inbox(self._room)
+        inbox = self._inboxes[reader] = Inbox(self._budget)
         return inbox
 
     def close_inbox(self, reader: int) -> None:
@@ -256,11 +256,11 @@ class ReplicaConnections:
         source: RemoteStage,
         max_elements: int,
         make_client: Callable[[RemoteStage, str], SocketClient] = SocketClient,
-        room: Room | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        """`make_client`: of a replica, by its id; `room`: where the inboxes are counted."""
+        """`make_client`: of a replica, by its id; `budget`: where the inboxes are counted."""
         self._source = source
-        self._room = room or Room()
+        self._budget = budget or MemoryBudget()
         self._make_client = make_client
         self._max_elements = max_elements
         self._by_replica: dict[str, ReplicaConnection] = {}
@@ -347,7 +347,7 @@ class ReplicaConnections:
         client = self._make_client(self._source, replica_id)
         rows = RowsReader(self._source, replica_id, client.confirm)
         first = self._subscription(rows, wish, with_rows=with_rows)
-        connection = ReplicaConnection(client, replica_id, first, rows, self._room)
+        connection = ReplicaConnection(client, replica_id, first, rows, self._budget)
         self._by_replica[replica_id] = connection
         return connection
 

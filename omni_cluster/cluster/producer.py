@@ -331,7 +331,7 @@ class SocketServer:
     """Runs a `MessagePublisher` for each connection. `rows_publishers` have the rows."""
 
     def __init__(self, logs: OutputLogs, host: str) -> None:
-        self.rows_publishers = RowsPublishers(logs.room)
+        self.rows_publishers = RowsPublishers(logs.budget)
         self.rows_sent_bytes = Counter(as_objects=0, asked=0)
         """Packed rows so far; `asked`: those of earlier prompts, left out at first, for consumers that lacked them."""
         self._logs = logs

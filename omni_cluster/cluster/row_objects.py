@@ -26,7 +26,7 @@ import numpy as np
 
 from omni_cluster.cluster.failures import named
 from omni_cluster.cluster.transport import RemoteStage
-from omni_cluster.engine.room import Room
+from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.errors import NO_ROOM, StoreFull
 from omni_cluster.rows import LARGE_BYTES
 
@@ -53,9 +53,9 @@ class RowsItem:
 class RowsPublisher:
     """The rows of one connection's messages. `is_read`: whether a request whose rows go here is being read."""
 
-    def __init__(self, is_read: Callable[[], bool], room: Room) -> None:
+    def __init__(self, is_read: Callable[[], bool], budget: MemoryBudget) -> None:
         self._is_read = is_read
-        self._room = room
+        self._budget = budget
         self._kept: deque[np.ndarray] = deque()
         self._first = 0
         """The number of the first that is kept."""
@@ -70,14 +70,14 @@ class RowsPublisher:
     def publish(self, packed: np.ndarray) -> int:
         """Queues the rows of one chunk. Returns their number."""
         self._kept.append(packed)
-        self._room.hold(packed.nbytes)
+        self._budget.hold(packed.nbytes)
         self._changed.set()
         return self._end - 1
 
     def confirm(self, end: int) -> None:
         """The consumer has all rows with numbers before `end`, or does without them."""
         while self._first < min(end, self._end):
-            self._room.release(self._kept.popleft().nbytes)
+            self._budget.release(self._kept.popleft().nbytes)
             self._first += 1
 
     async def items(self, first: int) -> AsyncGenerator[RowsItem, None]:
@@ -123,14 +123,14 @@ class RowsPublisher:
 class RowsPublishers:
     """The publishers of one replica, by the name that the consumer gave each."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self._open: dict[str, RowsPublisher] = {}
         self._opened = asyncio.Event()
         self.calls = 0
 
     def open(self, name: str, is_read: Callable[[], bool]) -> RowsPublisher:
-        publisher = self._open[name] = RowsPublisher(is_read, self._room)
+        publisher = self._open[name] = RowsPublisher(is_read, self._budget)
         self._opened.set()
         self._opened = asyncio.Event()
         return publisher

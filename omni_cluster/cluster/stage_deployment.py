@@ -115,7 +115,7 @@ class StageReplica:
 
     def _connections_to(self, source: DeploymentHandle) -> ReplicaConnections:
         max_elements = self._bound.config.limits.max_payload_elements
-        return ReplicaConnections(RemoteStage(source), max_elements, room=self._logs.room)
+        return ReplicaConnections(RemoteStage(source), max_elements, budget=self._logs.budget)
 
     async def generate(
         self, request: OmniRequest, ticket: Ticket | None = None, has_media: bool = False
@@ -168,7 +168,7 @@ class StageReplica:
             if has_media:
                 request = await self._with_media(request)
             async with (
-                self._logs.room.taken(log),
+                self._logs.budget.taken(log),
                 contextlib.aclosing(run_stage(self._engine, request, self._upstream(ticket), meter)) as chunks,
             ):
                 async for made in chunks:
@@ -232,7 +232,7 @@ class StageReplica:
 
     async def _hold(self) -> None:
         counts = await self._engine.counts()
-        self._metrics.hold(counts, len(self._logs), self._logs.room.held_bytes)
+        self._metrics.hold(counts, len(self._logs), self._logs.budget.held_bytes)
 
     async def status(self) -> dict[str, Any]:
         """For tests and operators: where it runs, its requests, open logs and connections, what the engine holds."""
@@ -242,7 +242,7 @@ class StageReplica:
             "replica_id": own_replica_id(),
             "requests": self._requests,
             "open_outboxes": len(self._logs),
-            "held_bytes": self._logs.room.held_bytes,
+            "held_bytes": self._logs.budget.held_bytes,
             "open_links": len(self._sockets),
             "open_rows_calls": self._sockets.rows_publishers.calls,
             "rows_sent_bytes": dict(self._sockets.rows_sent_bytes),

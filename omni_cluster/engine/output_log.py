@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from omni_cluster.engine.room import Room
+from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.errors import OmniError, RequestGone
 from omni_cluster.outputs import StageChunk
 from omni_cluster.rows import LARGE_BYTES, Rows
@@ -33,12 +33,12 @@ class OutputLog:
         self,
         request_id: str,
         max_bytes: int,
-        room: Room | None = None,
+        budget: MemoryBudget | None = None,
         on_whole: Callable[[], None] = lambda: None,
     ) -> None:
         self._request_id = request_id
         self._max_bytes = max_bytes
-        self._room = room or Room()
+        self._budget = budget or MemoryBudget()
         self._chunks: list[StageChunk] = []
         self.num_bytes = 0
         self._closed = False
@@ -69,7 +69,7 @@ class OutputLog:
                 f"limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
             )
         self.num_bytes += num_bytes
-        self._room.hold(num_bytes)
+        self._budget.hold(num_bytes)
         self._chunks.append(chunk)
         if chunk.finish_reason is not None:
             self._note_whole()
@@ -88,8 +88,8 @@ class OutputLog:
 
     def let_go(self) -> None:
         """The log is kept no longer, but by those who still read it."""
-        self._room.release(self.num_bytes)
-        self._room = Room()
+        self._budget.release(self.num_bytes)
+        self._budget = MemoryBudget()
         self._is_let_go = True
 
     def abandon(self) -> None:
@@ -195,14 +195,14 @@ class OutputLogs:
 
     def __init__(self, max_bytes: int, max_total_bytes: float = math.inf) -> None:
         self._max_bytes = max_bytes
-        self.room = Room(max_total_bytes)
+        self.budget = MemoryBudget(max_total_bytes)
         self._open: dict[str, OutputLog] = {}
         self.unfinished = 0
         """Requests that the stage still works on: those that wait for its engine, or for rows, included."""
         self._opened = asyncio.Event()
 
     def open(self, request_id: str) -> OutputLog:
-        log = self._open[request_id] = OutputLog(request_id, self._max_bytes, self.room, self._count_whole)
+        log = self._open[request_id] = OutputLog(request_id, self._max_bytes, self.budget, self._count_whole)
         self.unfinished += 1
         self._opened.set()
         self._opened = asyncio.Event()
@@ -224,7 +224,7 @@ class OutputLogs:
 
     def aside(self, request_id: str) -> OutputLog:
         """A log that is counted, and that nobody else finds: of what one reader alone asked for."""
-        return OutputLog(request_id, self._max_bytes, self.room)
+        return OutputLog(request_id, self._max_bytes, self.budget)
 
     def abandon(self, request_id: str) -> None:
         """See `OutputLog.abandon`; a request that has ended stays as it is."""

@@ -20,8 +20,8 @@ from omni_cluster.cluster.producer import SocketServer
 from omni_cluster.cluster.row_objects import RowsItem
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import MessageItem, Subscription
+from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
-from omni_cluster.engine.room import Room
 from omni_cluster.errors import PayloadError, RequestError, RequestGone, StageDied
 from omni_cluster.outputs import StageChunk
 from omni_cluster.rows import HASH_BYTES, PrefixHashes, Rows
@@ -117,18 +117,20 @@ def clients() -> list[Watched]:
 
 
 @pytest.fixture
-def room() -> Room:
+def budget() -> MemoryBudget:
     """The consumer's."""
-    return Room()
+    return MemoryBudget()
 
 
 @pytest.fixture
-async def connections(replica: Replica, clients: list[Watched], room: Room) -> AsyncIterator[ReplicaConnections]:
+async def connections(
+    replica: Replica, clients: list[Watched], budget: MemoryBudget
+) -> AsyncIterator[ReplicaConnections]:
     def make_client(source: RemoteStage, replica_id: str) -> Watched:
         clients.append(Watched(SocketClient(source, replica_id)))
         return clients[-1]
 
-    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, room)
+    connections = ReplicaConnections(cast(RemoteStage, replica), 1000, make_client, budget)
     yield connections
     await connections.close()
 
@@ -450,23 +452,23 @@ def numbers_of(item: RowsItem) -> list[int]:
 
 
 async def test_small_rows_that_wait_are_one_item_and_are_kept_until_they_are_confirmed() -> None:
-    publisher = row_objects.RowsPublisher(is_read=lambda: True, room=(room := Room()))
+    publisher = row_objects.RowsPublisher(is_read=lambda: True, budget=(budget := MemoryBudget()))
     most = row_objects.DIRECT_BYTES
     sizes = (1, most + 1, 1, most - 1, 1, 1)
     for num_bytes in sizes:
         publisher.publish(np.zeros(num_bytes, np.uint8))
     async with contextlib.aclosing(publisher.items(0)) as items:
         assert [numbers_of(await anext(items)) for _ in range(4)] == [[0], [1], [2, 3], [4, 5]]
-    assert room.held_bytes == sum(sizes)
+    assert budget.held_bytes == sum(sizes)
     publisher.confirm(2)
-    assert room.held_bytes == sum(sizes[2:])
+    assert budget.held_bytes == sum(sizes[2:])
     async with contextlib.aclosing(publisher.items(3)) as items:
         assert [numbers_of(await anext(items)) for _ in range(2)] == [[3, 4], [5]]
     publisher.confirm(99)
     publisher.publish(np.zeros(7, np.uint8))
-    assert room.held_bytes == 7
+    assert budget.held_bytes == 7
     publisher.close()
-    assert room.held_bytes == 0
+    assert budget.held_bytes == 0
 
 
 async def test_nothing_is_kept_of_rows_whose_reader_has_left(
@@ -501,27 +503,27 @@ async def test_a_reader_that_leaves_keeps_nothing_and_disturbs_nobody(
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["reads all", "leaves"])
 async def test_what_was_received_and_not_read_counts_as_held(
-    replica: Replica, connections: ReplicaConnections, room: Room, leaves: bool
+    replica: Replica, connections: ReplicaConnections, budget: MemoryBudget, leaves: bool
 ) -> None:
     log = replica.logs.open("r")
     log.put(rows(0))
     chunks = connections.read(ticket("r"), with_rows=True)
     await anext(chunks)
-    assert room.held_bytes == 0
-    await until(lambda: replica.logs.room.held_bytes == ROW_BYTES)
+    assert budget.held_bytes == 0
+    await until(lambda: replica.logs.budget.held_bytes == ROW_BYTES)
     log.put(rows(1, 4))
     packed_bytes = 5 * ROW_BYTES
-    assert replica.logs.room.held_bytes == packed_bytes
-    await until(lambda: room.held_bytes >= 4 * ROW_BYTES)
-    await until(lambda: replica.logs.room.held_bytes == packed_bytes)
+    assert replica.logs.budget.held_bytes == packed_bytes
+    await until(lambda: budget.held_bytes >= 4 * ROW_BYTES)
+    await until(lambda: replica.logs.budget.held_bytes == packed_bytes)
     if leaves:
         await chunks.aclose()
     else:
         log.close()
         assert [chunk.token_ids async for chunk in chunks] == [(1, 2, 3, 4)]
-    assert room.held_bytes == 0
+    assert budget.held_bytes == 0
     replica.logs.remove("r")
-    assert replica.logs.room.held_bytes == 0
+    assert replica.logs.budget.held_bytes == 0
 
 
 class Earlier:
@@ -543,7 +545,7 @@ async def confirmed_bytes(replica: Replica) -> int:
     """What the replica holds once the consumer has confirmed the rows that it has."""
     (publisher,) = replica.sockets.rows_publishers._open.values()
     await until(lambda: not publisher._kept)
-    return replica.logs.room.held_bytes
+    return replica.logs.budget.held_bytes
 
 
 Chunks = AsyncGenerator[StageChunk, None]
@@ -564,19 +566,19 @@ async def asking(replica: Replica, connections: ReplicaConnections, earlier: Ear
 
 
 async def test_rows_that_were_left_out_come_on_the_connection_that_is_there(
-    replica: Replica, connections: ReplicaConnections, clients: Clients, room: Room
+    replica: Replica, connections: ReplicaConnections, clients: Clients, budget: MemoryBudget
 ) -> None:
     """A replica that is to end takes no new calls."""
     earlier = Earlier()
     chunks, parts = await asking(replica, connections, earlier)
     calls, held_bytes = replica.calls, await confirmed_bytes(replica)
     assert (await anext(parts)).tensor()[:, 0].tolist() == [1.0]
-    await until(lambda: replica.logs.room.held_bytes == held_bytes + ROW_BYTES)
+    await until(lambda: replica.logs.budget.held_bytes == held_bytes + ROW_BYTES)
     earlier.is_out.set()
     assert [part.tensor()[:, 0].tolist() async for part in parts] in ([[2.0], [3.0]], [[2.0, 3.0]])
     assert replica.calls == calls and len(clients) == 1 and replica.sockets.rows_sent_bytes["asked"] == 3 * ROW_BYTES
-    await until(lambda: replica.logs.room.held_bytes == held_bytes)
-    assert room.held_bytes == 0
+    await until(lambda: replica.logs.budget.held_bytes == held_bytes)
+    assert budget.held_bytes == 0
     await chunks.aclose()
 
 
@@ -610,12 +612,12 @@ async def test_what_breaks_rows_that_were_left_out_reaches_who_asked_for_them(
     logged = {record.getMessage() for record in caplog.records if record.exc_info}  # by several handlers
     assert logged == ({"rows from 1 on that a request left out failed"} if told is StageFailed else set())
     await chunks.aclose()
-    await until(lambda: replica.logs.room.held_bytes == held_bytes)
+    await until(lambda: replica.logs.budget.held_bytes == held_bytes)
 
 
 @pytest.mark.parametrize("leaves", ["who asked", "the request's reader", "the consumer"])
 async def test_rows_that_were_left_out_are_let_go_of_when_nobody_waits_for_them(
-    replica: Replica, connections: ReplicaConnections, room: Room, leaves: str
+    replica: Replica, connections: ReplicaConnections, budget: MemoryBudget, leaves: str
 ) -> None:
     earlier = Earlier()
     chunks, parts = await asking(replica, connections, earlier)
@@ -625,10 +627,10 @@ async def test_rows_that_were_left_out_are_let_go_of_when_nobody_waits_for_them(
     if leaves == "the consumer":
         await connections.close()
     else:
-        await until(lambda: room.held_bytes > 0)
+        await until(lambda: budget.held_bytes > 0)
         await (parts if leaves == "who asked" else chunks).aclose()
-    await until(lambda: replica.logs.room.held_bytes == held_bytes)
-    assert room.held_bytes == 0
+    await until(lambda: replica.logs.budget.held_bytes == held_bytes)
+    assert budget.held_bytes == 0
     await chunks.aclose()
 
 

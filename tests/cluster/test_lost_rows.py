@@ -14,7 +14,7 @@ import pytest
 from omni_cluster.cluster import row_objects
 from omni_cluster.cluster.row_objects import RowsFuture, RowsItem, RowsPublisher, RowsPublishers, RowsReader
 from omni_cluster.cluster.transport import RemoteStage
-from omni_cluster.engine.room import Room
+from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.errors import NO_ROOM, StoreFull
 
 SMALL_BYTES = 100
@@ -31,8 +31,8 @@ class Replica:
     """A producing replica whose streams need room in a store, called without Ray."""
 
     def __init__(self) -> None:
-        self.room = Room()
-        self.publishers = RowsPublishers(self.room)
+        self.budget = MemoryBudget()
+        self.publishers = RowsPublishers(self.budget)
         self.stored_from_bytes = LARGE_BYTES
         """Items of so many bytes and more go through the store, which is full."""
         self.taking: list[asyncio.Task[None]] = []
@@ -104,7 +104,7 @@ async def test_rows_without_room_end_alone_and_those_before_and_after_them_come(
             assert await is_lost(rows)
         else:
             assert np.array_equal(await came(rows), packed(size, number))
-    assert not reader.is_broken and replica.room.held_bytes == 0
+    assert not reader.is_broken and replica.budget.held_bytes == 0
 
 
 async def test_a_message_that_names_lost_rows_later_is_told_at_once(
@@ -124,7 +124,7 @@ async def test_rows_of_many_chunks_need_no_store(
     expected = [reader.expect(publisher.publish(packed(LARGE_BYTES // 3, i))) for i in range(20)]
     for number, rows in enumerate(expected):
         assert np.array_equal(await came(rows), packed(LARGE_BYTES // 3, number))
-    assert len(replica.taking) == 1 and replica.room.held_bytes == 0 and not reader._half_met
+    assert len(replica.taking) == 1 and replica.budget.held_bytes == 0 and not reader._half_met
 
 
 async def test_a_store_that_even_small_items_need_is_not_asked_for_ever(
@@ -152,7 +152,7 @@ async def test_rows_that_were_taken_behind_those_without_room_come(
     for number, (rows, size) in enumerate(zip(expected, sizes, strict=True)):
         if size < LARGE_BYTES:
             assert np.array_equal(rows.result(), packed(size, number))
-    assert not reader.is_broken and replica.room.held_bytes == 0 and not reader._half_met
+    assert not reader.is_broken and replica.budget.held_bytes == 0 and not reader._half_met
 
 
 async def test_a_call_of_which_an_item_found_no_room_ends(

@@ -86,17 +86,17 @@ async def test_a_message_names_its_rows_which_are_kept_until_the_reader_confirms
     log = logs.open("r")
     log.put(with_rows(5000))
     log.close()
-    held_bytes = logs.room.held_bytes
+    held_bytes = logs.budget.held_bytes
     client = await client_to(server)
     messages = client.messages(READER)
     assert await anext(messages) == []
     items = await anext(messages)
     assert [item.reader for item in items] == [3, 3] and items[1].chunk is None and items[1].error is None
     assert items[0].chunk is not None and items[0].chunk.rows is None and items[0].rows_at == 0
-    assert logs.room.held_bytes > held_bytes + 5000 * 16
+    assert logs.budget.held_bytes > held_bytes + 5000 * 16
     client.confirm(1)
     async with asyncio.timeout(60):
-        while logs.room.held_bytes != held_bytes:
+        while logs.budget.held_bytes != held_bytes:
             await asyncio.sleep(0.01)
     await messages.aclose()
 

@@ -1,4 +1,4 @@
-"""The bytes that one replica holds of all its requests, and when another one may begin."""
+"""A memory budget: the bytes that one replica holds of all its requests, and when another one may begin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Holder(Protocol):
     def num_bytes(self) -> int: ...
 
 
-class Room:
+class MemoryBudget:
     """Counts bytes of logs, of inboxes, and of rows on their way. Those that run go on; new ones wait at `most_bytes`.
 
     A request that has begun counts as what requests hold here usually, until it holds more or its log is whole: many

@@ -41,7 +41,7 @@ class Work:
     async def _work(self, name: str, count: int) -> None:
         log = self.logs.open(name)
         try:
-            async with self.logs.room.taken(log):
+            async with self.logs.budget.taken(log):
                 self.begun.append(name)
                 for start in range(count):
                     log.put(rows(start, 1))
@@ -66,7 +66,7 @@ async def test_at_the_bound_new_requests_wait_in_turn_and_those_that_run_go_on()
     work = Work(most_rows=10)
     await work.asks("a", 4)
     await work.asks("b", 8)  # there is room when it begins, and it makes all it has to make
-    assert work.logs.room.held_bytes == 12 * ROW_BYTES
+    assert work.logs.budget.held_bytes == 12 * ROW_BYTES
     for name in ("c", "d", "e"):
         await work.asks(name, 2)
     assert work.begun == ["a", "b"] and len(work.logs) == 5
@@ -77,7 +77,7 @@ async def test_at_the_bound_new_requests_wait_in_turn_and_those_that_run_go_on()
     assert work.begun == ["a", "b", "d", "e"]
     await work.lets_go("d")
     await work.lets_go("e")
-    assert work.logs.room.held_bytes == 0 and len(work.logs) == 0
+    assert work.logs.budget.held_bytes == 0 and len(work.logs) == 0
 
 
 async def test_many_that_begin_at_once_are_taken_for_what_others_made() -> None:
@@ -85,12 +85,12 @@ async def test_many_that_begin_at_once_are_taken_for_what_others_made() -> None:
     for number in range(40):
         await work.asks(f"before {number}", 20)
         await work.lets_go(f"before {number}")
-    room = work.logs.room
+    budget = work.logs.budget
     async with contextlib.AsyncExitStack() as running:
         for number in range(4):
-            await running.enter_async_context(room.taken(work.logs.open(f"r{number}")))
-        assert room.held_bytes == 0
-        fifth = asyncio.create_task(running.enter_async_context(room.taken(work.logs.open("r4"))))
+            await running.enter_async_context(budget.taken(work.logs.open(f"r{number}")))
+        assert budget.held_bytes == 0
+        fifth = asyncio.create_task(running.enter_async_context(budget.taken(work.logs.open("r4"))))
         await settled()
         assert not fifth.done()
         work.logs.get("r0").put(rows(0, 20))  # what was expected of it
@@ -113,9 +113,9 @@ async def test_what_breaks_takes_no_room() -> None:
     logs = OutputLogs(1 << 20, ROW_BYTES)
     for _ in range(3):
         with pytest.raises(ValueError, match="broke"):
-            async with logs.room.taken(log := logs.open("r")):
+            async with logs.budget.taken(log := logs.open("r")):
                 log.put(rows(0, 1))
                 raise ValueError("broke")
-        assert logs.room.held_bytes == ROW_BYTES
+        assert logs.budget.held_bytes == ROW_BYTES
         logs.remove("r")
-        assert logs.room.held_bytes == 0
+        assert logs.budget.held_bytes == 0
