@@ -35,7 +35,6 @@ import torch
 
 from omni_cluster.bench.player import play
 from omni_cluster.bench.record import AudioArrival
-from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
@@ -46,6 +45,7 @@ from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession, CodeBlocks
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
@@ -87,7 +87,7 @@ class WholeBatches:
         pass
 
 
-def by_slack(config: DiffusionConfig) -> StepScheduler:
+def by_slack(config: Code2WavOptions) -> StepScheduler:
     return StepScheduler(config.max_batch_frames, config.max_batch_size, PRIORS, cost_of_steps(), time.monotonic)
 
 
@@ -99,7 +99,7 @@ def cost_of_steps() -> StepCost:
 class Policy:
     """Who chooses the jobs of a step, and how many pieces of one stream are made at once."""
 
-    scheduler: Callable[[DiffusionConfig], StepScheduler | WholeBatches]
+    scheduler: Callable[[Code2WavOptions], StepScheduler | WholeBatches]
     pieces_at_once: int
 
 
@@ -275,7 +275,7 @@ class Talkers:
 class Bench:
     """One loaded model, measured under one policy and rate after another."""
 
-    def __init__(self, folder: Path, device: str, config: DiffusionConfig) -> None:
+    def __init__(self, folder: Path, device: str, config: Code2WavOptions) -> None:
         self.config = config
         self._device = torch.device(device)
         raw = read_config(folder)
@@ -464,7 +464,7 @@ def main() -> None:
     parser.add_argument("--vocoder-dtype", default="tfloat32")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    config = DiffusionConfig(
+    config = Code2WavOptions(
         max_batch_size=64,
         max_wait_ms=2,
         max_batch_frames=options.max_batch_frames,

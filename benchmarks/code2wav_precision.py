@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob
 
@@ -74,7 +74,7 @@ def compare(folder: Path, device: torch.device, count: int, dtypes: Sequence[str
 
 def load(folder: Path, device: torch.device, dtype: str) -> Code2WavModel:
     dit, vocoder = dtype.split("/")
-    config = DiffusionConfig.model_validate({"dtype": dit, "vocoder_dtype": vocoder, "max_streams": 2})
+    config = Code2WavOptions.model_validate({"dtype": dit, "vocoder_dtype": vocoder, "max_streams": 2})
     return Code2WavModel(folder, load_voices(folder), device, config)
 
 

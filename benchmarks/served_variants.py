@@ -1,7 +1,7 @@
 """The same load on one server after another, each with a variant of a configuration.
 
     python -m benchmarks.served_variants CONFIG --out FOLDER [--model FOLDER] [--cells 1 16 3/s 32c] [--seconds 30]
-        --variant shipped --variant talker-low talker.card_priority=low code2wav.diffusion.max_streams=32
+        --variant shipped --variant talker-low talker.card_priority=low code2wav.options.max_streams=32
 
 A change is KEY.KEY=VALUE, the value as YAML; a stage goes by its name. Cells: `16`, bursts of so many at once; `3/s`,
 Poisson arrivals for `--seconds`; `32c`, so many clients, each of which asks again when it has its answer. FOLDER gets

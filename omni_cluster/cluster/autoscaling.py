@@ -76,7 +76,7 @@ def load_of(context: AutoscalingContext) -> StageLoad:
 
 def rule_of(stage: StageConfig, scale: AutoscalingConfig) -> dict[str, float]:
     """The fields of the stage's `StageRule` that its configuration says."""
-    places = stage.diffusion.max_streams if stage.diffusion else stage.engine_args.get("max_num_seqs")
+    places = stage.options.get("max_streams", stage.engine_args.get("max_num_seqs"))
     rule = {
         "min_replicas": scale.min_replicas,
         "max_replicas": scale.max_replicas,

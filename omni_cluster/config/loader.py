@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, REMOVED, nearest
+from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, REMOVED, Strict, nearest
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.errors import ConfigError
 
@@ -185,6 +185,8 @@ def _instead_of(location: Location, root: type[BaseModel]) -> str:
     """What to do with a key that is not known."""
     if removed := REMOVED.get(".".join(step for step in location if isinstance(step, str))):
         return removed
+    if issubclass(root, Strict) and (gone := root.gone.get(str(location[-1]))):
+        return gone
     known = list(_parent_model(location, root).model_fields)
     return f"no such key is known, {nearest(str(location[-1]), known) if known else 'leave it out'}"
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -17,7 +18,6 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "limits.max_stall_s": "leave it out, max_ongoing_requests bounds what runs",
         "stages.autoscaling.target": "set signals instead, for example signals: {max_requests: 24}",
         "stages.card_percent": "leave it out, a stage may use its whole card",
-        "stages.diffusion.resident_blocks": "leave it out, a stage that shares its card with all others knows it now",
     }
 )
 """What to do with keys that once were, by their path without numbers."""
@@ -59,6 +59,9 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 class Strict(BaseModel):
     """A model that takes no other keys, no other types, and does not change."""
+
+    gone: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Keys that a family's options once had, and what to do with them."""
 
     # strict: a YAML "2" or true where a number belongs is a slip of the pen, not a number.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())

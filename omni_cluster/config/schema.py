@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -15,6 +16,8 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.sampling import sampling_faults
+
+logger = logging.getLogger(__name__)
 
 PRESET_PREFIX = "preset:"
 RESERVED_ENGINE_ARGS = {
@@ -131,43 +134,24 @@ class AutoscalingConfig(Strict):
         return self
 
 
-Precision = Literal["float32", "tfloat32", "bfloat16", "float16"]
-"""tfloat32: float32 tensors whose products round their inputs to 10 bits on a GPU; on a CPU the same as float32."""
-LayerPrecision = Literal[Precision, "float8"]
-"""float8: bfloat16, but products of the layers round their inputs to 3 bits (e4m3), each row by a scale of its own."""
-
-
-class DiffusionConfig(Strict):
-    """How a sound stage forms its steps."""
+class SoundOptions(Strict):
+    """How the engine of a sound stage forms its steps: what all families' options of such a stage have."""
 
     max_batch_size: int = Field(default=16, ge=1, description="Jobs of one step.", examples=[16])
     max_wait_ms: float = Field(
         default=5.0, ge=0, description="How long the first job of an idle stage waits for others.", examples=[5.0]
     )
-    # Of one step of the flow. This many frames are 128 first pieces of a stream, or a minute of sound. A single job may
-    # be larger; it runs alone.
+    # This many mel frames are 128 first pieces of a stream, or a minute of sound. A single job may be larger; it runs
+    # alone.
     max_batch_frames: int = Field(
-        default=6_144, ge=1, description="Mel frames of one step, all its jobs together.", examples=[6_144]
+        default=6_144, ge=1, description="Frames of one step, all its jobs together.", examples=[6_144]
     )
     max_streams: int = Field(
         default=64, ge=1, description="Streams whose state is kept at once; others wait.", examples=[64]
     )
-    # Two, or the rest of a stream could not be split into whole blocks.
-    max_piece_blocks: int = Field(
-        default=16, ge=2, description="Blocks of one piece of a stream at most.", examples=[16]
-    )
     # Each a step behind the one before it: a player with one short piece does not wait for all steps of the next ones.
     max_pieces_at_once: int = Field(
         default=3, ge=1, le=3, description="Pieces of one stream that are made at once.", examples=[3]
-    )
-    dtype: LayerPrecision = Field(
-        default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]
-    )
-    vocoder_dtype: Precision = Field(
-        default="float32", description="What the vocoder after it computes in.", examples=["tfloat32"]
-    )
-    cuda_graphs: bool = Field(
-        default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]
     )
 
     @property
@@ -265,13 +249,8 @@ class StageConfig(Strict):
         description="Replicas that follow the load.",
         examples=[{"max_replicas": 4, "signals": {"max_requests": 24}}],
     )
-    diffusion: DiffusionConfig | None = Field(
-        default=None,
-        description="Batching of a diffusion stage; null: defaults.",
-        examples=[{"max_batch_size": 16}],
-    )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="What else the family lets this stage be told.", examples=[{}]
+        default_factory=dict, description="What the family lets this stage be told.", examples=[{}]
     )
     final_output_type: Literal["text", "audio"] | None = Field(
         default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]
@@ -293,11 +272,6 @@ class StageConfig(Strict):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
-    def diffusion_settings(self) -> DiffusionConfig:
-        """Of a diffusion stage, whether the configuration says them or not."""
-        return self.diffusion or DiffusionConfig()
-
-    @property
     def min_replicas(self) -> int:
         return self.autoscaling.min_replicas if self.autoscaling else self.max_replicas
 
@@ -310,6 +284,19 @@ class StageConfig(Strict):
     def max_replicas(self) -> int:
         """Those that stand by are among them: they have their engines, and their part of a card."""
         return self.autoscaling.max_replicas if self.autoscaling else (self.num_replicas or 1) + self.standby_replicas
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_by_their_old_name(cls, given: object) -> object:
+        if not (isinstance(given, dict) and isinstance(given.get("diffusion"), dict)):
+            return given
+        if given.get("options"):
+            refuse(
+                [Problem("diffusion", given["diffusion"], "it is called options now, which is there too, join them")]
+            )
+        logger.warning("stage %s: diffusion is called options now; rename it.", given.get("stage_id"))
+        others = {key: value for key, value in given.items() if key != "diffusion"}
+        return {**others, "options": given["diffusion"]}
 
     @model_validator(mode="before")
     @classmethod

@@ -68,8 +68,7 @@ def memory_plan(bound: BoundPipeline, card_bytes: int) -> MemoryPlan:
 
 
 def needs_of(bound: BoundPipeline, card_bytes: int) -> list[EngineNeed]:
-    specs = bound.family.specs
-    return engine_needs(bound.config, bound.folder, lambda name: specs[name].sizes, card_bytes)
+    return engine_needs(bound.config, bound.folder, lambda stage: bound.spec(stage).sizes(stage), card_bytes)
 
 
 def bind_downloaded(config: PipelineConfig) -> BoundPipeline:

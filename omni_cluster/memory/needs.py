@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, TowerSizes, gib, weight_bytes
 
@@ -107,14 +107,14 @@ def part_names(parts: FixedParts) -> list[tuple[str, int]]:
 
 
 def engine_needs(
-    config: PipelineConfig, folder: Path, sizes_of: Callable[[str], StageSizes], card_bytes: int
+    config: PipelineConfig, folder: Path, sizes_of: Callable[[StageConfig], StageSizes], card_bytes: int
 ) -> list[EngineNeed]:
-    """What one engine of each stage with GPUs needs; `sizes_of` a stage by its name, `folder`: of the checkpoint.
+    """What one engine of each stage with GPUs needs; `sizes_of` a stage, `folder`: of the checkpoint.
 
     Raises ConfigError for sizes that cannot hold what they must.
     """
     return [
-        _engine_need(stage, config, folder, sizes_of(stage.model_stage), card_bytes)
+        _engine_need(stage, config, folder, sizes_of(stage), card_bytes)
         for stage in config.stages
         if stage.gpus_per_replica > 0
     ]
@@ -163,18 +163,16 @@ def _holds_no_sequence(stage: StageConfig, stated: int, longest: int, fixed: Fix
 
 
 def _diffusion_need(stage: StageConfig, config: PipelineConfig, folder: Path, sizes: DiffusionSizes) -> EngineNeed:
-    settings = stage.diffusion_settings
-    fixed = diffusion_parts(settings, config, folder, sizes)
+    fixed = diffusion_parts(config, folder, sizes)
     if stage.memory_gib is not None:
         stated = math.floor(stage.memory_gib * GIB)
         if stated < fixed.total:
             raise ConfigError(
                 f"stage {stage.stage_id} ({stage.model_stage}): memory_gib is {stage.memory_gib:g} and its parts take "
-                f"{gib(fixed.total)} GiB; give it that much, or set a smaller diffusion.max_streams."
+                f"{gib(fixed.total)} GiB; give it that much, or set a smaller options.max_streams."
             )
         fixed = replace(fixed, margin=fixed.margin + stated - fixed.total)
-    stream_bytes = sizes.stream_elements * DTYPE_BYTES[settings.dtype]
-    knob = Knob("diffusion.max_streams", settings.max_streams, 1, stream_bytes)
+    knob = Knob("options.max_streams", sizes.options.max_streams, 1, sizes.state_bytes)
     return EngineNeed(stage.stage_id, stage.model_stage, fixed, CacheNeed(), knob)
 
 
@@ -194,23 +192,16 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     )
 
 
-def diffusion_parts(
-    settings: DiffusionConfig, config: PipelineConfig, folder: Path, sizes: DiffusionSizes
-) -> FixedParts:
+def diffusion_parts(config: PipelineConfig, folder: Path, sizes: DiffusionSizes) -> FixedParts:
     """What a diffusion engine takes. A job larger than a batch's bound runs alone; a loading model is there twice."""
-    dtype, vocoder_dtype = DTYPE_BYTES[settings.dtype], DTYPE_BYTES[settings.vocoder_dtype]
-    frames = max(settings.max_batch_frames, config.limits.max_codec_tokens * sizes.frames_per_code)
-    loading = weight_bytes(folder, (*sizes.weights, *sizes.vocoder_weights), DTYPE_BYTES["float32"], 1)
+    frames = max(sizes.options.max_batch_frames, config.limits.max_codec_tokens * sizes.frames_per_code)
+    loading = weight_bytes(folder, sizes.groups, DTYPE_BYTES["float32"], 1)
     activations = max(frames * sizes.frame_bytes, loading)
-    twice = int(settings.dtype == "float8")  # small steps need the layers in bfloat16 too
-    if settings.vocoder_dtype == "float16":
-        vocoder_dtype += DTYPE_BYTES["float32"]  # for sound past its range
     return FixedParts(
-        weights=weight_bytes(folder, sizes.weights, dtype + twice, 1)
-        + weight_bytes(folder, sizes.vocoder_weights, vocoder_dtype, 1),
+        weights=sum(weight_bytes(folder, stored.groups, stored.element_bytes, 1) for stored in sizes.weights),
         activations=activations,
-        streams=settings.stream_slots * sizes.stream_elements * dtype,
-        cuda_graphs=CUDA_GRAPHS_BYTES if settings.cuda_graphs else 0,
+        streams=sizes.options.stream_slots * sizes.state_bytes,
+        cuda_graphs=CUDA_GRAPHS_BYTES if sizes.has_graphs else 0,
         cuda_context=CUDA_CONTEXT_BYTES,
         margin=_margin(activations),
     )

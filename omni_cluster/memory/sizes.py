@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omni_cluster.config.schema import SoundOptions
 from omni_cluster.errors import ConfigError
 
 GIB = 1 << 30
@@ -67,19 +68,31 @@ class ARSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Weights that take so many bytes an element on the card, all copies of them together."""
+
+    groups: tuple[WeightGroup, ...]
+    element_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DiffusionSizes:
-    """A diffusion stage; `vocoder_weights` are in a dtype of their own.
+    """A sound stage as its `options` have it.
 
-    `stream_elements`: what a stream keeps between pieces, in the stage's dtype.
-
-    `frame_bytes`: activations of one frame of a batch; `frames_per_code`: of a request's frames.
+    `state_bytes`: what a stream keeps between two pieces. `frame_bytes`: activations of one frame of a batch;
+    `frames_per_code`: of a request's frames. `has_graphs`: CUDA graphs are captured.
     """
 
-    weights: tuple[WeightGroup, ...]
-    vocoder_weights: tuple[WeightGroup, ...]
-    stream_elements: int
+    options: SoundOptions
+    weights: tuple[StoredWeights, ...]
+    state_bytes: int
     frames_per_code: int
     frame_bytes: int
+    has_graphs: bool
+
+    @property
+    def groups(self) -> tuple[WeightGroup, ...]:
+        return tuple(group for stored in self.weights for group in stored.groups)
 
 
 StageSizes = ARSizes | DiffusionSizes

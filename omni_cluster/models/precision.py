@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from omni_cluster.config.schema import LayerPrecision
+from omni_cluster.config.precision import LayerPrecision
 
 _TENSORS = {"tfloat32": "float32", "float8": "bfloat16"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.problems import Strict
-from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.schema import PipelineConfig, SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
 from omni_cluster.inputs import OmniRequest
@@ -47,10 +47,13 @@ class StageSpec(ABC):
     @abstractmethod
     def __init__(self, family: Family) -> None: ...
 
-    @property
     @abstractmethod
-    def sizes(self) -> StageSizes:
+    def sizes(self, config: StageConfig) -> StageSizes:
         """What the stage's memory is computed from."""
+
+    def options(self, config: StageConfig) -> Strict:
+        """What the configuration says to the stage; `engine.build.check_stages` let it pass."""
+        return self.Options.model_validate(config.options)
 
     @classmethod
     def most_tokens(cls, limits: Limits, sampling: Mapping[str, Any]) -> int:
@@ -62,8 +65,7 @@ class StageSpec(ABC):
 class PlainSpec(StageSpec):
     """A stage with an engine of the family's own, in the process of its replica."""
 
-    @property
-    def sizes(self) -> StageSizes:
+    def sizes(self, config: StageConfig) -> StageSizes:
         """Raises ConfigError: there is nothing to place on a card."""
         raise ConfigError(f"stage {self.name} runs on no card; set its num_gpus to 0.")
 
@@ -94,9 +96,8 @@ class ARSpec(StageSpec):
         """Whether the model has a buffer `extra_rows`, for rows that come from its source."""
         return "rows" in self.reads
 
-    @property
     @abstractmethod
-    def sizes(self) -> ARSizes: ...
+    def sizes(self, config: StageConfig) -> ARSizes: ...
 
     @abstractmethod
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
@@ -127,18 +128,23 @@ class SoundSpec(SoundFacts, StageSpec):
     emits = frozenset({"sound"})
     reads = frozenset({"codes"})
 
-    @property
+    Options: ClassVar[type[SoundOptions]] = SoundOptions
+
     @abstractmethod
-    def sizes(self) -> DiffusionSizes: ...
+    def sizes(self, config: StageConfig) -> DiffusionSizes: ...
+
+    def options(self, config: StageConfig) -> SoundOptions:
+        """See `StageSpec.options`."""
+        return self.Options.model_validate(config.options)
 
     @abstractmethod
     def session(
-        self, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk], options: SoundOptions
     ) -> SoundSession: ...
 
     @abstractmethod
-    def model(self, device: torch.device, config: DiffusionConfig, shares_card: bool) -> SoundModel:
-        """Loads the weights, in the dtypes and for the streams that `config` says.
+    def model(self, device: torch.device, options: SoundOptions, shares_card: bool) -> SoundModel:
+        """Loads the weights, for as many streams and as large steps as `options` says.
 
         `shares_card`: the card is that of all other stages too, whose kernels the model's own wait for.
         """

@@ -11,7 +11,7 @@ from vllm.config import CompilationMode, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import all_share_a_card
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.errors import ConfigError
@@ -50,6 +50,7 @@ class OmniModelConfig:
     emitted, as many are kept for cached prompts.
     `leaves_rows_out`: those of earlier prompts are not sent again, for who reads them keeps what it made of them.
     `shares_card`: the stage's card has the engines of all others too.
+    `options`: the stage's own, which its family reads.
     """
 
     stage_id: int
@@ -62,16 +63,15 @@ class OmniModelConfig:
     kept_rows_bytes: int = 0
     leaves_rows_out: bool = False
     shares_card: bool = False
-    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> OmniModelConfig:
-        fields: dict[str, Any] = vllm_config.additional_config[ADDITIONAL_KEY]  # type: ignore[index]
-        return cls(**fields | {"diffusion": DiffusionConfig(**fields["diffusion"])})
+        return cls(**vllm_config.additional_config[ADDITIONAL_KEY])  # type: ignore[index]
 
     def to_additional_config(self) -> dict[str, Any]:
         """Plain values only: vLLM hashes them."""
-        return {ADDITIONAL_KEY: asdict(self) | {"diffusion": self.diffusion.model_dump()}}
+        return {ADDITIONAL_KEY: asdict(self)}
 
 
 @dataclass
@@ -131,7 +131,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.model_stage,
             pipeline.family,
             shares_card=all_share_a_card(pipeline.stages),
-            diffusion=stage.diffusion_settings,
+            options=stage.options,
         )
         return cls(
             model=model,

@@ -15,12 +15,12 @@ ONE_CARD = Path(__file__).parents[2] / "stage_configs" / "qwen2_5_omni_one_gpu.y
 
 
 def test_changes_reach_stages_by_name_and_what_all_stages_share(tmp_path: Path) -> None:
-    words = ["low", "talker.card_priority=low", "code2wav.diffusion.max_streams=32", "handover.kept_rows_bytes=0"]
+    words = ["low", "talker.card_priority=low", "code2wav.options.max_streams=32", "handover.kept_rows_bytes=0"]
     given = yaml.safe_load(ONE_CARD.read_text())
     (path := tmp_path / "changed.yaml").write_text(yaml.safe_dump(Variant.of(words).applied(given)))
     shipped, changed = (load_config(each, known_families=["qwen2_5_omni"]) for each in (ONE_CARD, path))
     _, talker, code2wav = changed.stages
-    assert (talker.card_priority, code2wav.diffusion_settings.max_streams) == ("low", 32)
+    assert (talker.card_priority, code2wav.options["max_streams"]) == ("low", 32)
     assert changed.handover.kept_rows_bytes == 0 and changed.stages[0] == shipped.stages[0]
     assert given == yaml.safe_load(ONE_CARD.read_text())
 

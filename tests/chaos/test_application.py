@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.config.loader import load_config
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from tests.chaos.application import with_checkpoint
 from tests.chaos.cases import cases, refused
 
@@ -20,7 +21,8 @@ def test_two_replicas_of_each_stage_are_on_one_card_in_float32(name: str) -> Non
     assert places == dict.fromkeys(("thinker", "talker", "code2wav"), ([0], 2))
     thinker, talker, code2wav = config.stages
     assert thinker.engine_args["dtype"] == talker.engine_args["dtype"] == "float32"
-    assert code2wav.diffusion_settings.dtype == code2wav.diffusion_settings.vocoder_dtype == "float32"
+    options = Code2WavOptions(**code2wav.options)
+    assert options.dtype == options.vocoder_dtype == "float32"
 
 
 def test_a_checkpoint_takes_the_place_of_the_model() -> None:

@@ -83,7 +83,12 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "5",
         "did you mean max_prompt_tokens",
     ),
-    "key of another room": (of_stage(0, diffusion={"block": 1}), "stages[0].diffusion.block", "1", "max_batch_size"),
+    "options by both names": (
+        of_stage(2, diffusion={"max_streams": 2}, options={"max_streams": 3}),
+        "stages[2].diffusion",
+        "{'max_streams': 2}",
+        "called options now",
+    ),
     "no model": ({("model",): REMOVED}, "model", "missing", "model: preset:tiny"),
     "empty model": ({("model",): ""}, "model", "''", "for example preset:tiny"),
     "number as model": ({("model",): 7}, "model", "7", "text, for example preset:tiny"),
@@ -114,12 +119,6 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "limits.request_timeout_s",
         "inf",
         "a finite number, for example 600.0",
-    ),
-    "a key of a stage that is gone": (
-        of_stage(2, diffusion={"resident_blocks": 8}),
-        "stages[2].diffusion.resident_blocks",
-        "8",
-        "leave it out, a stage that shares its card with all others knows it now",
     ),
     "a limit that is gone": (
         {("limits",): {"max_stall_s": 0.25}},
@@ -277,18 +276,6 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "stages[0].engine_args.kv_cache_memory_bytes",
         "'64 MiB'",
         "for example 67108864",
-    ),
-    "unknown batch type": (
-        of_stage(2, diffusion={"dtype": "float4"}),
-        "stages[2].diffusion.dtype",
-        "'float4'",
-        "for example bfloat16",
-    ),
-    "vocoder in float8": (
-        of_stage(2, diffusion={"vocoder_dtype": "float8"}),
-        "stages[2].diffusion.vocoder_dtype",
-        "'float8'",
-        "for example tfloat32",
     ),
     "unknown output": (of_stage(0, final_output_type="video"), "stages[0].final_output_type", "'video'", "'text' or"),
     "id twice": (of_stage(1, stage_id=0), "stages[1].stage_id", "0", "for example 3"),
@@ -551,12 +538,12 @@ def test_in_each_shipped_file_a_full_request_fits_its_engines(path: Path) -> Non
     # The talker's prompt has two rows more than the thinker's.
     assert limits.max_prompt_tokens + 2 + limits.max_codec_tokens <= talker.engine_args["max_model_len"]
     assert talker.default_sampling_params["max_tokens"] <= limits.max_codec_tokens
-    assert code2wav.diffusion is not None and code2wav.diffusion.max_streams >= min(64, limits.max_ongoing_requests)
+    assert code2wav.options["max_streams"] >= min(64, limits.max_ongoing_requests)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_each_key_of_a_shipped_stage_says_why_it_is_there(path: Path) -> None:
-    folders = ("stages:", "limits:", "handover:", "engine_args:", "default_sampling_params:", "diffusion:")
+    folders = ("stages:", "limits:", "handover:", "engine_args:", "default_sampling_params:", "options:")
     silent = ("- stage_id:", "model_stage:", *folders)
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     unexplained = [line for line in lines if line and not line.startswith(silent) and "#" not in line]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 
 
 def stage(stage_id: int, sources: list[int], output: str | None = "text", **changes: Any) -> dict[str, Any]:
@@ -138,6 +138,7 @@ def test_the_room_loads_without_the_heavy_libraries() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_diffusion_stage_has_settings_whether_or_not_they_are_said() -> None:
-    unsaid, said = (StageConfig(**stage(0, [], diffusion=given)) for given in (None, DiffusionConfig(max_streams=3)))
-    assert unsaid.diffusion_settings == DiffusionConfig() and said.diffusion_settings.max_streams == 3
+def test_options_are_read_by_their_old_name_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    said = StageConfig(**stage(0, [], diffusion={"max_streams": 3}))
+    assert said.options == {"max_streams": 3}
+    assert caplog.messages == ["stage 0: diffusion is called options now; rename it."]

@@ -91,6 +91,22 @@ def test_options_of_a_stage_are_the_familys_to_read() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"dtype": "float4"}, r"stages\[2\]\.options\.dtype is 'float4'; it must be .*, for example bfloat16\."),
+        ({"vocoder_dtype": "float8"}, r"stages\[2\]\.options\.vocoder_dtype is 'float8'; .*, for example tfloat32\."),
+        ({"resident_blocks": 8}, r"stages\[2\]\.options\.resident_blocks is 8; leave it out, a stage that .* now\."),
+        ({"max_stream": 3}, r"stages\[2\]\.options\.max_stream is 3; .*, did you mean max_streams\."),
+    ],
+)
+def test_options_of_the_sound_are_told_by_their_place_in_the_file(options: dict[str, object], sentence: str) -> None:
+    config = pipeline_config()
+    sound = config.stages[2].model_copy(update={"options": options})
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        bind(config.model_copy(update={"stages": [*config.stages[:2], sound]}))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
         ({"token": 1.0}, "stages[1].options.token is 1.0; no such key is known, did you mean token_s."),
         ({"token_s": "1"}, "stages[1].options.token_s is '1'; it must be a number, for example 0.01."),
         ({"token_s": -1.0}, "stages[1].options.token_s is -1.0; it must be at least 0, for example 0.01."),

@@ -79,7 +79,8 @@ def engine_args(bound: BoundPipeline, model_stage: str) -> dict[str, Any]:
 
 
 def stage_sizes(folder: Path, model_stage: str) -> StageSizes:
-    return Qwen2_5Omni(folder).specs[model_stage].sizes
+    stage = next(stage for stage in bound_to(folder).config.stages if stage.model_stage == model_stage)
+    return Qwen2_5Omni(folder).specs[model_stage].sizes(stage)
 
 
 def ar_sizes(folder: Path, model_stage: str) -> ARSizes:
@@ -102,7 +103,7 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
 @pytest.mark.parametrize(("stage", "part"), [("thinker", "thinker"), ("talker", "talker"), ("code2wav", "token2wav")])
 def test_weights_of_7b_are_its_parameters(seven_b: Path, stage: str, part: str) -> None:
     sizes = stage_sizes(seven_b, stage)
-    groups = sizes.weights + (sizes.vocoder_weights if isinstance(sizes, DiffusionSizes) else ())
+    groups = sizes.groups if isinstance(sizes, DiffusionSizes) else sizes.weights
     assert weight_bytes(seven_b, groups, 2, 1) == 2 * _count_by_part(_weights("7b"))[part]
 
 
@@ -218,7 +219,7 @@ def test_the_vocoders_activations_bound_a_traced_pass() -> None:
 
 
 def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
-    bound = bound_to(seven_b, code2wav={"diffusion": {"max_streams": 3, "max_batch_frames": 20_000}})
+    bound = bound_to(seven_b, code2wav={"options": {"max_streams": 3, "max_batch_frames": 20_000}})
     fixed = needs_of(bound, 80 * GIB)[2].fixed
     config = build_config("7b").token2wav_config
     # A piece makes the next state of its stream beside the last one: twice as many as there are streams.
@@ -229,29 +230,29 @@ def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
 
 def test_a_vocoder_in_float16_is_there_in_float32_too(seven_b: Path) -> None:
     float32, float16 = (
-        needs_of(bound_to(seven_b, code2wav={"diffusion": {"vocoder_dtype": dtype}}), 80 * GIB)[2].fixed
+        needs_of(bound_to(seven_b, code2wav={"options": {"vocoder_dtype": dtype}}), 80 * GIB)[2].fixed
         for dtype in ("float32", "float16")
     )
     sizes = stage_sizes(seven_b, "code2wav")
     assert isinstance(sizes, DiffusionSizes)
-    assert float16.weights - float32.weights == weight_bytes(seven_b, sizes.vocoder_weights, 2, 1) > 0
+    assert float16.weights - float32.weights == weight_bytes(seven_b, sizes.weights[1].groups, 2, 1) > 0
 
 
 def test_float8_takes_a_byte_a_weight_more_than_bfloat16_whose_layers_small_steps_need(seven_b: Path) -> None:
     bfloat16, float8 = (
-        needs_of(bound_to(seven_b, code2wav={"diffusion": {"dtype": dtype}}), 80 * GIB)[2].fixed
+        needs_of(bound_to(seven_b, code2wav={"options": {"dtype": dtype}}), 80 * GIB)[2].fixed
         for dtype in ("bfloat16", "float8")
     )
     sizes = stage_sizes(seven_b, "code2wav")
     assert isinstance(sizes, DiffusionSizes)
-    dit = weight_bytes(seven_b, sizes.weights, 1, 1)
+    dit = weight_bytes(seven_b, sizes.weights[0].groups, 1, 1)
     assert float8.weights - bfloat16.weights == dit > 0
     assert float8.streams == bfloat16.streams
 
 
 def test_a_batch_is_never_smaller_than_the_longest_answer(seven_b: Path) -> None:
     activations = [
-        needs_of(bound_to(seven_b, code2wav={"diffusion": {"max_batch_frames": frames}}), 80 * GIB)[2].fixed.activations
+        needs_of(bound_to(seven_b, code2wav={"options": {"max_batch_frames": frames}}), 80 * GIB)[2].fixed.activations
         for frames in (1, 2 * 4096)
     ]
     assert activations[0] == activations[1]

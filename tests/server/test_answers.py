@@ -68,9 +68,9 @@ def test_a_seed_goes_to_every_stage_that_samples() -> None:
     assert stage_sampling(chat(seed=5), CONFIG) == {"thinker": {"seed": 5}, "talker": {"seed": 5}}
 
 
-def test_what_samples_is_the_familys_word_also_without_settings_of_diffusion() -> None:
+def test_what_samples_is_the_familys_word_also_without_options() -> None:
     *others, last = CONFIG.stages
-    bare = CONFIG.model_copy(update={"stages": [*others, last.model_copy(update={"diffusion": None})]})
+    bare = CONFIG.model_copy(update={"stages": [*others, last.model_copy(update={"options": {}})]})
     assert stage_sampling(chat(seed=5), bare) == {"thinker": {"seed": 5}, "talker": {"seed": 5}}
 
 

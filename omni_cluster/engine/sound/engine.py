@@ -41,8 +41,8 @@ class SoundEngine:
     def __init__(self, stage: StageConfig, pipeline: PipelineConfig, spec: SoundSpec, model: str) -> None:
         self._stage = stage
         self._spec = spec
+        self._options = spec.options(stage)
         self._args = OmniEngineArgs.for_sound_stage(stage, pipeline, model)
-        self._config = stage.diffusion_settings
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
         self._worker: StageWorker | None = None
@@ -52,7 +52,7 @@ class SoundEngine:
 
     async def start(self) -> None:
         self._worker = await self._in_thread(lambda: StageWorker(self._args))
-        steps, config, priors = await self._call("steps_of_a_job"), self._config, self._spec.priors
+        steps, config, priors = await self._call("steps_of_a_job"), self._options, self._spec.priors
         cost, most = StepCost(priors.step, priors.usual_sizes), config.max_batch_frames
         scheduler = StepScheduler(most, config.max_batch_size, priors, cost, time.monotonic)
         self._slack = Slack(steps, most, priors, cost, time.monotonic)
@@ -94,7 +94,7 @@ class SoundEngine:
         return self._slack.player(request.request_id)
 
     def _session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk]) -> SoundSession:
-        return self._spec.session(request, upstream, self._config)
+        return self._spec.session(request, upstream, self._options)
 
     def _running_loop(self) -> StepLoop:
         if self._loop is None or not self._runs:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
 from omni_cluster.engine.sound.scheduler import Slack, StepScheduler
@@ -42,7 +42,7 @@ class StepLoop:
         call: Call,
         steps: int,
         sample_rate_hz: int,
-        config: DiffusionConfig,
+        config: SoundOptions,
         scheduler: StepScheduler,
         stopped: Callable[[], SoundEngineStopped],
         slack: Slack,

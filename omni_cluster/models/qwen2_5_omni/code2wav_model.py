@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from omni_cluster.config.schema import DiffusionConfig, Precision
+from omni_cluster.config.precision import Precision
 from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models import float8
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
 from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluation_times, graph_sizes
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
@@ -89,10 +90,10 @@ class Code2WavModel:
         folder: Path,
         voices: dict[str, Voice],
         device: torch.device,
-        config: DiffusionConfig | None = None,
+        config: Code2WavOptions | None = None,
         shares_card: bool = False,
     ) -> None:
-        self._config = config or DiffusionConfig()
+        self._config = config or Code2WavOptions()
         self._shares_card = shares_card
         self._device = device
         self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}

@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, TowerSizes, WeightGroup
+from omni_cluster.memory.needs import DTYPE_BYTES
+from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StoredWeights, TowerSizes, WeightGroup
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 
 FLOAT32_BYTES = 4
 EVALUATIONS = 36
@@ -96,15 +98,23 @@ def _decoder(
     )
 
 
-def code2wav_sizes(folder: Path) -> DiffusionSizes:
+def code2wav_sizes(folder: Path, options: Code2WavOptions) -> DiffusionSizes:
     config = _config(folder).token2wav_config
+    dtype, vocoder_dtype = DTYPE_BYTES[options.dtype], DTYPE_BYTES[options.vocoder_dtype]
+    twice = int(options.dtype == "float8")  # small steps need the layers in bfloat16 too
+    if options.vocoder_dtype == "float16":
+        vocoder_dtype += DTYPE_BYTES["float32"]  # for sound past its range
     return DiffusionSizes(
-        weights=(WeightGroup("token2wav.code2wav_dit_model."),),
-        vocoder_weights=(WeightGroup("token2wav.code2wav_bigvgan_model."),),
-        stream_elements=stream_elements(config.dit_config),
+        options=options,
+        weights=(
+            StoredWeights((WeightGroup("token2wav.code2wav_dit_model."),), dtype + twice),
+            StoredWeights((WeightGroup("token2wav.code2wav_bigvgan_model."),), vocoder_dtype),
+        ),
+        state_bytes=stream_elements(config.dit_config) * dtype,
         frames_per_code=config.dit_config.repeats,
         # The DiT's stay in its graphs' pool while the vocoder runs.
         frame_bytes=dit_frame_bytes(config.dit_config) + vocoder_frame_bytes(config.bigvgan_config),
+        has_graphs=options.cuda_graphs,
     )
 
 

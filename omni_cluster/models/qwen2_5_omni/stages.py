@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.schema import SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.memory.sizes import ARSizes, DiffusionSizes
 from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THINKER
 from omni_cluster.models.qwen2_5_omni.thinker import ROWS, ThinkerSession
 from omni_cluster.models.sound import LinearCost, SoundModel, SoundPriors, SoundSession
@@ -40,8 +41,7 @@ class Thinker(ARSpec):
 
         return EngineTraits(thinker_config, relied_on=THINKER, signatures=SIGNATURES, tool_parser="hermes")
 
-    @property
-    def sizes(self) -> ARSizes:
+    def sizes(self, config: StageConfig) -> ARSizes:
         return memory.thinker_sizes(self._family.folder)
 
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
@@ -67,8 +67,7 @@ class Talker(ARSpec):
             talker_config, has_tokenizer=False, is_compiled=False, relied_on=DECODER, signatures=SIGNATURES
         )
 
-    @property
-    def sizes(self) -> ARSizes:
+    def sizes(self, config: StageConfig) -> ARSizes:
         return memory.talker_sizes(self._family.folder)
 
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
@@ -86,6 +85,7 @@ class Code2Wav(SoundSpec):
 
     name = "code2wav"
     source = "talker"
+    Options = Code2WavOptions
     # Measured on one H200, in bfloat16 and TF32. Sizes are mel frames.
     priors = SoundPriors(
         step=LinearCost(3e-3, 6e-6),
@@ -113,17 +113,16 @@ class Code2Wav(SoundSpec):
     def samples_per_code(self) -> int:
         return self._family.blocks.samples_per_code
 
-    @property
-    def sizes(self) -> DiffusionSizes:
-        return memory.code2wav_sizes(self._family.folder)
+    def sizes(self, config: StageConfig) -> DiffusionSizes:
+        return memory.code2wav_sizes(self._family.folder, cast(Code2WavOptions, self.options(config)))
 
-    def session(
-        self, request: OmniRequest, upstream: AsyncIterator[StageChunk], config: DiffusionConfig
-    ) -> SoundSession:
+    def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk], options: SoundOptions) -> SoundSession:
         family, voice = self._family, self._family.check_voice(request.voice)
-        return Code2WavSession(request, upstream, family.ids, family.blocks, voice, config.max_piece_blocks)
+        blocks = cast(Code2WavOptions, options).max_piece_blocks
+        return Code2WavSession(request, upstream, family.ids, family.blocks, voice, blocks)
 
-    def model(self, device: torch.device, config: DiffusionConfig, shares_card: bool) -> SoundModel:
+    def model(self, device: torch.device, options: SoundOptions, shares_card: bool) -> SoundModel:
         from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 
-        return Code2WavModel(self._family.folder, self._family.loaded_voices, device, config, shares_card)
+        own = cast(Code2WavOptions, options)
+        return Code2WavModel(self._family.folder, self._family.loaded_voices, device, own, shares_card)

@@ -35,7 +35,8 @@ class GPUSoundModelRunner:
         config = self._omni_config
         family = family_class(config.family)(Path(self.vllm_config.model_config.model))
         spec = cast(SoundSpec, family.specs[config.model_stage])
-        self._model = spec.model(self.device, config.diffusion, config.shares_card)
+        options = spec.Options.model_validate(config.options)
+        self._model = spec.model(self.device, options, config.shares_card)
 
     def begin(self, number: int, job: SoundJob) -> None:
         self.model.begin(number, job)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_cluster.config.schema import DiffusionConfig
+from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
@@ -26,7 +26,7 @@ from tests.engine.sound.causal import (
     samples_of,
 )
 
-CONFIG = DiffusionConfig(max_streams=3, max_wait_ms=0, max_batch_frames=40)
+CONFIG = SoundOptions(max_streams=3, max_wait_ms=0, max_batch_frames=40)
 
 
 class Stage:

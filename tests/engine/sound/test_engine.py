@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from omni_cluster.config.schema import DiffusionConfig, PipelineConfig, StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.engine import SoundEngine, is_device_error
@@ -54,14 +54,14 @@ seed or voice is ten times as far away."""
 
 
 def config() -> PipelineConfig:
-    diffusion = DiffusionConfig(max_streams=MAX_STREAMS, max_piece_blocks=MAX_PIECE_BLOCKS, max_wait_ms=1)
+    options = {"max_streams": MAX_STREAMS, "max_piece_blocks": MAX_PIECE_BLOCKS, "max_wait_ms": 1}
     code2wav = StageConfig(
         stage_id=2,
         model_stage="code2wav",
         engine_input_source=[1],
         num_gpus=0,
         final_output_type="audio",
-        diffusion=diffusion,
+        options=options,
     )
     return PipelineConfig(
         model="preset:tiny", family="qwen2_5_omni", stages=[thinker_stage(), talker_stage(), code2wav]

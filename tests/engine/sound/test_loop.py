@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.config.schema import DiffusionConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
@@ -24,6 +23,7 @@ from omni_cluster.errors import JobFailed, SoundEngineStopped, TokenError
 from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob, StepTime
@@ -32,7 +32,7 @@ from omni_cluster.progress import Progress
 from tests.engine.stages import PATIENCE_S, at_once
 
 BLOCK = 12
-CONFIG = DiffusionConfig(max_streams=2, max_piece_blocks=2, max_wait_ms=0)
+CONFIG = Code2WavOptions(max_streams=2, max_piece_blocks=2, max_wait_ms=0)
 
 
 class Broke(JobFailed):

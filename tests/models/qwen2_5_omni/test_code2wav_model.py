@@ -15,10 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from omni_cluster.config.schema import DiffusionConfig, LayerPrecision, Precision
+from omni_cluster.config.precision import LayerPrecision, Precision
 from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
@@ -265,7 +266,7 @@ def test_a_forgotten_stream_leaves_nothing_to_the_next(model: Code2WavModel) -> 
 
 
 def test_as_many_streams_as_there_is_room_for(tiny: Path) -> None:
-    small = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), DiffusionConfig(max_streams=2))
+    small = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), Code2WavOptions(max_streams=2))
     begun = [pieces(job(40), [1], name)[0] for name in ("a", "b", "c")]
     made_by(small, begun[:2])
     with pytest.raises(RuntimeError, match="2 streams are open"):
@@ -330,7 +331,7 @@ def test_a_job_of_another_models_kind_is_refused(model: Code2WavModel, fields: d
 
 
 def test_bfloat16_is_near_the_reference(tiny: Path, reference: Reference) -> None:
-    config = DiffusionConfig(dtype="bfloat16", vocoder_dtype="bfloat16")
+    config = Code2WavOptions(dtype="bfloat16", vocoder_dtype="bfloat16")
     fast = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), config)
     (made,) = made_by(fast, [job(60)])
     assert snr_db(made, wanted(reference, job(60))) >= BFLOAT16_SNR_DB
@@ -345,13 +346,13 @@ BFLOAT16_SNR_DB = 25.0
 def test_layers_of_small_steps_are_one_kernel_beside_all_other_stages(
     tiny: Path, dtype: Precision, shares_card: bool, blocks: int
 ) -> None:
-    config = DiffusionConfig(dtype=dtype)
+    config = Code2WavOptions(dtype=dtype)
     model = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), config, shares_card)
     assert model._dit.resident_blocks == blocks
 
 
 def with_vocoder_in(dtype: Precision, folder: Path) -> Code2WavModel:
-    return Code2WavModel(folder, load_voices(folder), torch.device("cpu"), DiffusionConfig(vocoder_dtype=dtype))
+    return Code2WavModel(folder, load_voices(folder), torch.device("cpu"), Code2WavOptions(vocoder_dtype=dtype))
 
 
 def test_a_vocoder_in_float16_is_near_the_reference_whole_and_in_pieces(
@@ -393,7 +394,7 @@ def test_sound_past_the_range_of_float16_is_made_in_float32(loud: Path, caplog: 
 
 @pytest.fixture(scope="module")
 def in_float8(tiny: Path) -> Code2WavModel:
-    return Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), DiffusionConfig(dtype="float8"))
+    return Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), Code2WavOptions(dtype="float8"))
 
 
 def test_float8_is_near_the_reference_whole_and_in_pieces(in_float8: Code2WavModel, reference: Reference) -> None:
@@ -421,7 +422,7 @@ def test_float8_is_the_same_beside_others(in_float8: Code2WavModel) -> None:
 
 
 def on_cuda(tiny: Path, precision: LayerPrecision, vocoder: Precision) -> Code2WavModel:
-    config = DiffusionConfig(dtype=precision, vocoder_dtype=vocoder, max_streams=4, max_batch_frames=480)
+    config = Code2WavOptions(dtype=precision, vocoder_dtype=vocoder, max_streams=4, max_batch_frames=480)
     return Code2WavModel(tiny, load_voices(tiny), torch.device("cuda"), config)
 
 
