@@ -288,15 +288,15 @@ class StageConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _options_by_their_old_name(cls, given: object) -> object:
-        if not (isinstance(given, dict) and isinstance(given.get("diffusion"), dict)):
+        if not (isinstance(given, dict) and isinstance(given.get("diffusion", 0), dict | None)):
             return given
-        if given.get("options"):
+        if given["diffusion"] and given.get("options"):
             refuse(
                 [Problem("diffusion", given["diffusion"], "it is called options now, which is there too, join them")]
             )
         logger.warning("stage %s: diffusion is called options now; rename it.", given.get("stage_id"))
         others = {key: value for key, value in given.items() if key != "diffusion"}
-        return {**others, "options": given["diffusion"]}
+        return others | ({"options": given["diffusion"]} if given["diffusion"] else {})
 
     @model_validator(mode="before")
     @classmethod

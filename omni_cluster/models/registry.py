@@ -33,11 +33,14 @@ def known_families() -> tuple[str, ...]:
 
 
 def family_class(name: str) -> type[Family]:
-    """Raises ConfigError for a family that is not registered."""
+    """Raises ConfigError for a family that is not registered, or whose package is broken."""
     if name not in _families():
         raise ConfigError(f"family is {name!r}; use one of {', '.join(_families())}.")
     module, attribute = _families()[name]
-    return cast(type[Family], getattr(import_module(module), attribute))
+    try:
+        return cast(type[Family], getattr(import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"family is {name!r}, but {module}:{attribute} cannot be had ({error}).") from error
 
 
 def measured_file(family: str) -> Path:

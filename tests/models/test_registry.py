@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from omni_cluster.errors import ConfigError
+from omni_cluster.models import registry
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class, known_families
 
@@ -17,3 +18,9 @@ def test_every_known_family_can_be_had_and_says_its_name(name: str) -> None:
 def test_unknown_family_is_refused_with_those_that_are_known(name: str) -> None:
     with pytest.raises(ConfigError, match=f"family is '{name}'; use one of qwen2_5_omni"):
         family_class(name)
+
+
+def test_a_family_whose_package_is_broken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_families", lambda: {"lost": ("no_such_module", "Lost")})
+    with pytest.raises(ConfigError, match="family is 'lost', but no_such_module:Lost cannot be had"):
+        family_class("lost")
