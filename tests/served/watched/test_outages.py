@@ -16,7 +16,7 @@ from tests.served.at_work import asked, at_work, is_whole
 from tests.served.leftovers import store_bytes
 from tests.served.replaced import NOTICED_S, all_are_replaced, process_ids
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.full
 
 
 async def test_a_frozen_replica_is_noticed_and_its_requests_go_on(watched: ServedApp) -> None:
