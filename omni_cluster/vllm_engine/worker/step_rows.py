@@ -172,7 +172,7 @@ class OmniModelInputBuilder:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What goes with a request's first rows: see `Rows`. `positions`: int64 `[3, P]` on the CPU."""
+    """What goes with a request's first rows: see `Rows`. `positions`: int64 `[3, P]`."""
 
     positions: torch.Tensor | None = None
     prefix: PrefixHashes | None = None
@@ -231,7 +231,7 @@ class RowsOfStep:
 
     def _rows(self, span: TokenSpan, rows: torch.Tensor) -> Rows:
         facts = self.facts[span.request_id]
-        positions = None if facts.positions is None else facts.positions.numpy()
+        positions = None if facts.positions is None else facts.positions.cpu().numpy()
         return Rows.of(self.kind, span.start, rows, positions, facts.prefix)
 
     def attach_to(self, output: ModelRunnerOutput) -> OmniModelRunnerOutput:
