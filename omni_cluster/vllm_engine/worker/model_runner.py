@@ -29,7 +29,6 @@ from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     NOWHERE,
     OmniModelInputBuilder,
-    OmniModelInputForGPU,
     PromptFacts,
     RowsOfStep,
     TokenSpan,
@@ -319,9 +318,10 @@ class OmniGPUModelRunner(_Runner):
         if self._inputs is not None:
             self._feed(self._inputs.build(spans, is_further=True))
 
-    def _feed(self, step: OmniModelInputForGPU) -> None:
-        if step.changed:
-            self.get_model().extra_rows[: step.rows.shape[0]].copy_(step.rows, non_blocking=True)
+    def _feed(self, rows: torch.Tensor | None) -> None:
+        """None: the model has them already."""
+        if rows is not None:
+            self.get_model().extra_rows[: len(rows)].copy_(rows, non_blocking=True)
 
     def _rows_to_sample(self, tokens: int) -> SampledRows:
         """How the batch is sampled for so many tokens of each request."""

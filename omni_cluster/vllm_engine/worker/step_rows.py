@@ -26,17 +26,6 @@ NOWHERE = 1 << 62
 """A position behind all rows, for a request that a step computes to no effect."""
 
 
-@dataclass(frozen=True, slots=True)
-class OmniModelInputForGPU:
-    """What a step feeds beside vLLM's own inputs. `rows`: `[num_tokens, H]` on the host, in the batch's order.
-
-    `changed`: False when they are those of the step before, as in a batch whose requests are all past their last rows.
-    """
-
-    rows: torch.Tensor
-    changed: bool = True
-
-
 class RequestRows:
     """The rows of one request, growing while it decodes; positions past the last row take the pad row.
 
@@ -142,10 +131,11 @@ class OmniModelInputBuilder:
         request = self._requests.get(request_id)
         return None if request is None else request.positions
 
-    def build(self, spans: Sequence[TokenSpan], *, is_further: bool = False) -> OmniModelInputForGPU:
-        """Rows of every position of the step; zero for requests that brought none.
+    def build(self, spans: Sequence[TokenSpan], *, is_further: bool = False) -> torch.Tensor | None:
+        """Rows `[num_tokens, H]` of every position of the step, on the host; zero for requests that brought none.
 
-        `is_further`: what was built before is still on its way to the device.
+        None where they are those of the step before, as of requests that are all past their last rows. `is_further`:
+        what was built before is still on its way to the device.
         """
         first = self._staged if is_further else 0
         num_tokens = sum(span.length for span in spans)
@@ -153,10 +143,10 @@ class OmniModelInputBuilder:
         unchanged = len(padded) == len(spans) and padded == self._padded
         self._padded = padded if len(padded) == len(spans) else []
         self._staged = first + num_tokens
+        if unchanged:
+            return None
         rows = self._staging[first : self._staged]
-        if not unchanged:
-            torch.cat([piece for span in spans for piece in self._pieces(span)], out=rows)
-        return OmniModelInputForGPU(rows, not unchanged)
+        return torch.cat([piece for span in spans for piece in self._pieces(span)], out=rows)
 
     def _only_pads(self, span: TokenSpan) -> bool:
         request = self._requests.get(span.request_id)

@@ -33,7 +33,8 @@ def builder() -> OmniModelInputBuilder:
 
 
 def numbers(builder: OmniModelInputBuilder, *spans: tuple[str, int, int]) -> list[float]:
-    step = builder.build([TokenSpan(*span) for span in spans]).rows
+    step = builder.build([TokenSpan(*span) for span in spans])
+    assert step is not None
     assert torch.equal(step, step[:, :1].expand(-1, WIDTH))
     return step[:, 0].tolist()
 
@@ -132,8 +133,8 @@ def test_rows_are_staged_in_the_models_dtype() -> None:
     builder = OmniModelInputBuilder(torch.zeros(4, WIDTH, dtype=torch.bfloat16), max_elements=1000)
     builder.admit("a", extra(torch.full((1, WIDTH), 0.1)))
     builder.push("a", torch.full((1, WIDTH), 0.3))
-    step = builder.build([TokenSpan("a", 0, 3)]).rows
-    assert torch.equal(step[:, 0], torch.tensor([0.1, 0.3, -1.0], dtype=torch.bfloat16))
+    step = builder.build([TokenSpan("a", 0, 3)])
+    assert step is not None and torch.equal(step[:, 0], torch.tensor([0.1, 0.3, -1.0], dtype=torch.bfloat16))
 
 
 def test_rows_that_come_in_parts_of_several_dtypes_follow_each_other(builder: OmniModelInputBuilder) -> None:
@@ -158,7 +159,7 @@ def test_rows_above_the_limit_are_refused() -> None:
 
 
 def test_a_step_without_requests_is_empty(builder: OmniModelInputBuilder) -> None:
-    assert builder.build([]).rows.shape == (0, WIDTH)
+    assert builder.build([]) is None
 
 
 def test_steps_of_pad_rows_alone_say_that_nothing_changed(builder: OmniModelInputBuilder) -> None:
@@ -166,7 +167,7 @@ def test_steps_of_pad_rows_alone_say_that_nothing_changed(builder: OmniModelInpu
     builder.admit("b", extra(rows(20, 1)))
 
     def changed(*spans: tuple[str, int, int]) -> bool:
-        return builder.build([TokenSpan(*span) for span in spans]).changed
+        return builder.build([TokenSpan(*span) for span in spans]) is not None
 
     assert changed(("a", 1, 1), ("b", 1, 1))
     assert changed(("a", 2, 1), ("b", 2, 1))
@@ -184,5 +185,6 @@ def test_rows_of_further_steps_lie_behind_those_that_are_still_on_their_way(buil
     first = builder.build([TokenSpan("a", 0, 3), TokenSpan("b", 0, 2)])
     second = builder.build([TokenSpan("a", 3, 1), TokenSpan("b", 2, 1)], is_further=True)
     third = builder.build([TokenSpan("a", 4, 1), TokenSpan("b", NOWHERE, 1)], is_further=True)
-    assert [step.rows[:, 0].tolist() for step in (first, second, third)] == [[10, 11, 12, 20, 21], [13, 22], [14, -1]]
-    assert numbers(builder, ("a", 0, 1)) == [10] and first.rows[0, 0] == 10
+    assert first is not None and second is not None and third is not None
+    assert [step[:, 0].tolist() for step in (first, second, third)] == [[10, 11, 12, 20, 21], [13, 22], [14, -1]]
+    assert numbers(builder, ("a", 0, 1)) == [10] and first[0, 0] == 10
