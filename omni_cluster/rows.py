@@ -7,14 +7,13 @@ is checked before memory is taken, and nothing here is ever unpickled or given t
 
 from __future__ import annotations
 
-import math
 import struct
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -110,9 +109,9 @@ class Rows:
         if rows.dim() != 2:
             raise PayloadError(f"Rows have shape {list(rows.shape)}, but they must be [n, H].")
         dtype = str(rows.dtype).removeprefix("torch.")
-        row_bytes = rows.shape[1] * _item_bytes(dtype)
+        _item_bytes(dtype)
         # numpy knows no bfloat16, so every dtype leaves torch as bytes.
-        raw = rows.detach().cpu().contiguous().view(-1).view(torch.uint8).view(rows.shape[0], row_bytes)
+        raw = rows.detach().cpu().contiguous().view(torch.uint8)
         return cls(kind, dtype, start, raw.numpy(), positions, prefix)
 
     def tensor(self) -> torch.Tensor:
@@ -120,7 +119,9 @@ class Rows:
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
-        return torch.from_numpy(self.raw.reshape(-1)).view(dtype).view(len(self.raw), self.width)
+        raw = torch.from_numpy(self.raw.reshape(-1))
+        aligned = raw.clone() if raw.data_ptr() % ITEM_BYTES[self.dtype] else raw
+        return aligned.view(dtype).view(len(self.raw), self.width)
 
     @property
     def width(self) -> int:
@@ -183,7 +184,7 @@ class Rows:
         """Everything but `earlier` as bytes, uint8 `[bytes]`: header, rows, padding to 8 bytes, positions, hashes."""
         if self.packed is not None:
             return self.packed
-        return self._with(self.start, [self.raw]).packed  # type: ignore[return-value]
+        return np.frombuffer(bytearray().join(self._parts(self.start, [self.raw])), np.uint8)
 
     def to_bytes(self) -> bytes:
         """As `pack`."""
@@ -214,24 +215,23 @@ class Rows:
 
     @staticmethod
     def unpack(packed: np.ndarray | bytes, *, max_elements: int | None) -> Rows:
-        """The rows in packed bytes, as views (they are copied only if they are not 8-byte aligned).
+        """The rows in packed bytes, as views.
 
         Raises PayloadError when a field of the header is not allowed, when rows, positions and hashes together have
         more than `max_elements` elements, or when the length is not what the header says. `max_elements`: None for
         rows that this process made.
         """
-        whole = np.frombuffer(packed, np.uint8) if isinstance(packed, bytes) else packed
+        whole = np.frombuffer(packed, np.uint8) if isinstance(packed, bytes) else np.ascontiguousarray(packed)
         header = _Header.read(whole)
         header.check_size(len(whole), max_elements)
-        aligned = whole.copy() if whole.ctypes.data % 8 or not whole.flags.c_contiguous else whole
         return Rows(
             header.kind,
             header.dtype,
             header.start,
-            header.rows_in(aligned),
-            header.positions_in(aligned),
-            header.prefix_in(aligned),
-            packed=aligned,
+            header.rows_in(whole),
+            header.positions_in(whole),
+            header.prefix_in(whole),
+            packed=whole,
         )
 
 
@@ -257,8 +257,7 @@ def check_next(rows: Rows, end: int, width: int) -> None:
         raise PayloadError(f"Rows have shape {[len(rows.raw), rows.width]}, but those before them are [n, {width}].")
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     """The first bytes of packed rows, and where they say that the rows, the positions and the hashes lie."""
 
     kind: str
@@ -281,26 +280,23 @@ class _Header:
             raise PayloadError(f"Packed rows are {_described(packed)}, but they must be one dimension of uint8.")
         if len(packed) < HEADER.size:
             raise PayloadError(f"Packed rows have {len(packed)} bytes, but the header alone takes {HEADER.size}.")
-        magic, kind, code, start, *numbers = HEADER.unpack(packed[: HEADER.size].tobytes())
+        magic, kind, code, start, *numbers = HEADER.unpack_from(packed.data)
         if magic != MAGIC:
             raise PayloadError(
                 "Packed rows do not begin with the mark of this version; both stages must run the same one."
             )
         if not 0 <= code < len(_DTYPE_CODES):
             raise PayloadError(f"Packed rows have dtype code {code}, which is none of {_known_dtypes()}.")
-        name = kind.rstrip(b"\0").decode("ascii", "replace")
-        _check_kind(name)
-        _check_start(start)
-        return cls(name, _DTYPE_CODES[code], start, *numbers)
+        return cls(kind.rstrip(b"\0").decode("ascii", "replace"), _DTYPE_CODES[code], start, *numbers)
 
     def check_size(self, packed_bytes: int, max_elements: int | None) -> None:
         if self.position_count < -1:
             raise PayloadError(f"Packed rows have {self.position_count} positions; -1 is the least, for none.")
         if self.hash_count < -1:
             raise PayloadError(f"Packed rows have {self.hash_count} hashes; -1 is the least, for none.")
-        elements = _count_elements((self.row_count, self.width))
-        elements += _count_elements((3, max(self.position_count, 0)))
-        elements += _count_elements((max(self.hash_count, 0), HASH_BYTES))
+        elements = _count_elements(self.row_count, self.width)
+        elements += _count_elements(3, self.position_count) if self.position_count > 0 else 0
+        elements += _count_elements(self.hash_count, HASH_BYTES) if self.hash_count > 0 else 0
         if max_elements is not None and elements > max_elements:
             raise PayloadError(f"Packed rows have {elements} elements, but at most {max_elements} are taken.")
         if packed_bytes != self.hashes_end:
@@ -329,7 +325,9 @@ class _Header:
     def positions_in(self, packed: np.ndarray) -> np.ndarray | None:
         if self.position_count < 0:
             return None
-        return packed[self.positions_start : self.positions_end].view(np.int64).reshape(3, self.position_count)
+        raw = packed[self.positions_start : self.positions_end]
+        positions = raw.view(np.int64).reshape(3, self.position_count)
+        return positions if positions.flags.aligned else positions.copy()
 
     def prefix_in(self, packed: np.ndarray) -> PrefixHashes | None:
         if self.hash_count < 0:
@@ -355,7 +353,7 @@ def _check_follows(before: Rows, part: Rows) -> None:
 
 
 def _check_kind(kind: str) -> None:
-    if not (1 <= len(kind) <= KIND_BYTES and kind.isascii() and kind.isprintable()):
+    if not (0 < len(kind) <= KIND_BYTES and kind.isascii() and kind.isprintable()):
         raise PayloadError(f"The kind of rows is {kind[:KIND_BYTES]!r}; it must be 1 to {KIND_BYTES} letters of ASCII.")
 
 
@@ -371,12 +369,12 @@ def _check_prefix(prefix: PrefixHashes) -> None:
         raise PayloadError(f"A prompt's hashes must have {HASH_BYTES} bytes each.")
 
 
-def _count_elements(shape: tuple[int, int]) -> int:
-    if any(not 0 <= size <= _MAX_EXTENT for size in shape):
-        raise PayloadError(f"The shape {list(shape)} has a dimension that is negative or above {_MAX_EXTENT}.")
-    if math.prod(max(size, 1) for size in shape) > _MAX_EXTENT:
-        raise PayloadError(f"The shape {list(shape)} spans more than {_MAX_EXTENT} places.")
-    return math.prod(shape)
+def _count_elements(count: int, width: int) -> int:
+    if not (0 <= count <= _MAX_EXTENT and 0 <= width <= _MAX_EXTENT):
+        raise PayloadError(f"The shape {[count, width]} has a dimension that is negative or above {_MAX_EXTENT}.")
+    if max(count, 1) * max(width, 1) > _MAX_EXTENT:
+        raise PayloadError(f"The shape {[count, width]} spans more than {_MAX_EXTENT} places.")
+    return count * width
 
 
 def _item_bytes(name: str) -> int:
