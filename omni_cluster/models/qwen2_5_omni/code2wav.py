@@ -33,6 +33,10 @@ REPLAYED_BLOCKS = 4
 """Of a request that is begun again, so many blocks are made again before the one in which the client's sound ends. What
 a block leaves in those behind it fades by some 40 dB with each; docs/reliability.md has the measurement."""
 
+DIT_DEFAULTS = {"repeats": 2, "block_size": 24}
+VOCODER_DEFAULTS = {"upsample_rates": (5, 3, 2, 2, 2, 2)}
+"""Those of transformers' classes, which a checkpoint may leave out."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodeBlocks:
@@ -50,12 +54,11 @@ class CodeBlocks:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CodeBlocks:
-        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
-
-        # Through transformers' class: a checkpoint may leave out what equals the class's defaults.
-        token2wav = Qwen2_5OmniToken2WavConfig.from_dict(dict(config["token2wav_config"]))
-        dit, vocoder = token2wav.dit_config, token2wav.bigvgan_config
-        return cls(dit.repeats, dit.block_size // dit.repeats, math.prod(vocoder.upsample_rates))
+        """Without transformers, which the ingress does not load."""
+        token2wav = config["token2wav_config"]
+        dit = {**DIT_DEFAULTS, **token2wav.get("dit_config", {})}
+        vocoder = {**VOCODER_DEFAULTS, **token2wav.get("bigvgan_config", {})}
+        return cls(dit["repeats"], dit["block_size"] // dit["repeats"], math.prod(vocoder["upsample_rates"]))
 
 
 class Code2WavSession:

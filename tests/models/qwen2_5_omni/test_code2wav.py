@@ -12,11 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 
 from omni_cluster.errors import TokenError
 from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
-from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS, Code2WavSession, CodeBlocks, piece_range
+from omni_cluster.models.qwen2_5_omni.code2wav import (
+    DIT_DEFAULTS,
+    REPLAYED_BLOCKS,
+    VOCODER_DEFAULTS,
+    Code2WavSession,
+    CodeBlocks,
+    piece_range,
+)
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.sound import SoundJob
 from omni_cluster.outputs import StageChunk
@@ -396,3 +404,10 @@ def test_a_config_that_leaves_the_blocks_out_means_those_of_transformers(tiny: P
         del config["token2wav_config"]["dit_config"][key]
     del config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
     assert CodeBlocks.from_config(config) == CodeBlocks(frames_per_code=2, codes_per_block=12, samples_per_frame=240)
+
+
+def test_what_a_checkpoint_leaves_out_is_what_transformers_takes() -> None:
+    of_transformers = Qwen2_5OmniToken2WavConfig()
+    dit, vocoder = of_transformers.dit_config, of_transformers.bigvgan_config
+    assert {name: getattr(dit, name) for name in DIT_DEFAULTS} == DIT_DEFAULTS
+    assert {name: tuple(getattr(vocoder, name)) for name in VOCODER_DEFAULTS} == VOCODER_DEFAULTS
