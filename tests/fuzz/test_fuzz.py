@@ -12,13 +12,18 @@ from tests.fuzz.driver import MOST_BLOCKED_S, MOST_MB, Findings, Plan, fuzz, run
 from tests.fuzz.hostile import MODEL
 from tests.fuzz.kinds import KINDS
 
+EVERY_KIND = 20_000
+"""So many that of each kind one is whole enough to be taken."""
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.full)])
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(EVERY_KIND, marks=pytest.mark.full)])
 def test_no_mutated_input_breaks_what_takes_it(count: int) -> None:
     findings = fuzz(count, Plan(0, sorted(KINDS)), workers=1)
     assert not findings.crashes and findings.count == count
     assert findings.is_within_bounds, (findings.peak_mb, findings.slowest_s)
-    assert set(findings.refused) == set(findings.taken) == set(KINDS)  # none is refused at the door
+    assert set(findings.refused) == set(KINDS)
+    if count == EVERY_KIND:
+        assert set(findings.taken) == set(KINDS)  # none is refused at the door
 
 
 def test_an_input_is_made_again_from_its_number() -> None:
