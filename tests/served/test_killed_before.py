@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from ray._private.utils import read_ray_address, write_ray_address
-from tests.cluster.conftest import SingleFlightCache
 
-from tests.served.app import ServedApp, forget_killed_cluster
+from tests.served.app import forget_killed_cluster
 
 
 def test_a_killed_clusters_address_is_forgotten_and_a_living_ones_is_not(tmp_path: Path) -> None:
@@ -23,19 +19,3 @@ def test_a_killed_clusters_address_is_forgotten_and_a_living_ones_is_not(tmp_pat
         assert read_ray_address(str(tmp_path)) == address
     forget_killed_cluster(str(tmp_path))
     assert read_ray_address(str(tmp_path)) is None
-
-
-def test_an_application_that_did_not_come_up_is_started_once() -> None:
-    starts = []
-
-    @contextmanager
-    def start() -> Iterator[ServedApp]:
-        starts.append(len(starts))
-        raise AssertionError("it did not come up")
-        yield  # type: ignore[unreachable]
-
-    shared = SingleFlightCache(start)
-    for _ in range(2):
-        with pytest.raises(AssertionError, match="it did not come up"):
-            shared.app()
-    assert starts == [0]
