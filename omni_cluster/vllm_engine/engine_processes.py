@@ -15,7 +15,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver, resource_tracker, util
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import (
+    ForkContext,
+    ForkProcess,
+    ForkServerContext,
+    ForkServerProcess,
+    SpawnContext,
+    SpawnProcess,
+)
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from omni_cluster.vllm_engine.install import replaced
@@ -35,7 +43,7 @@ class ForkedProcess(ForkServerProcess):
 
     def run(self) -> None:
         _die_with_server()
-        _die_with_replica()
+        _die_with_starter()
         _change_environment(self._environment)
         super().run()
 
@@ -46,8 +54,36 @@ class ForkedContext(ForkServerContext):
     Process = ForkedProcess  # type: ignore[assignment]
 
 
+class _EndsWithStarter(BaseProcess):
+    """A process that ends when the one that started it does, however that ends."""
+
+    def run(self) -> None:
+        _die_with_starter()
+        super().run()
+
+
+class SpawnedProcess(_EndsWithStarter, SpawnProcess):
+    """One that begins anew."""
+
+
+class SpawnedContext(SpawnContext):
+    """What vLLM asks for processes that begin anew."""
+
+    Process = SpawnedProcess  # type: ignore[assignment]
+
+
+class CopiedProcess(_EndsWithStarter, ForkProcess):
+    """A copy of the one that starts it."""
+
+
+class CopiedContext(ForkContext):
+    """What vLLM asks for copies of this process."""
+
+    Process = CopiedProcess  # type: ignore[assignment]
+
+
 class EngineProcesses:
-    """How this process starts those of its engine: by a fork once `import_beside` was called, else as vLLM does."""
+    """How this process starts those of its engine: by a fork once `import_beside` was called, else in vLLM's way."""
 
     def __init__(self) -> None:
         self._context: ForkedContext | None = None
@@ -62,13 +98,11 @@ class EngineProcesses:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Engines that vLLM constructs inside start their processes so."""
-        context = self._context
-        if context is None:
-            yield
-            return
         from vllm.v1.engine import utils
         from vllm.v1.executor import multiproc_executor
 
+        own = {"spawn": SpawnedContext, "fork": CopiedContext}
+        context = self._context or own[utils.get_mp_context().get_start_method()]()
         with (
             replaced(utils, "get_mp_context", lambda: context),
             replaced(multiproc_executor, "get_mp_context", lambda: context),
@@ -109,11 +143,11 @@ def _die_with_server() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _die_with_replica() -> None:
-    """This process ends when the one that asked for it does, which is not its parent. Then the fork server ends too."""
-    replica = multiprocessing.parent_process()
-    if replica is not None:
-        threading.Thread(target=_kill_this_after, args=(replica.sentinel,), daemon=True).start()
+def _die_with_starter() -> None:
+    """This process ends when the one that asked for it does, which need not be its parent: a fork server ends too."""
+    starter = multiprocessing.parent_process()
+    if starter is not None:
+        threading.Thread(target=_kill_this_after, args=(starter.sentinel,), daemon=True).start()
 
 
 def _kill_this_after(sentinel: int) -> None:

@@ -38,6 +38,14 @@ if __name__ == "__main__":
     ForkedContext().Process(target=exec, args=({CHILD!r},)).start()
     time.sleep(600)
 """
+EMBEDDED = f"""
+import time
+from omni_cluster.vllm_engine.engine_processes import SpawnedContext
+
+if __name__ == "__main__":
+    SpawnedContext().Process(target=exec, args=({CHILD!r},)).start()
+    time.sleep(600)
+"""
 ENGINE = f"""
 import asyncio, json, os, sys
 import psutil
@@ -114,6 +122,25 @@ def test_an_engine_does_not_outlive_the_process_that_it_was_forked_from() -> Non
     with replica() as running:
         running.server.kill()
         assert ended([running.forked])
+
+
+def test_an_engine_does_not_outlive_a_process_that_embeds_it_and_is_killed(tmp_path: Path) -> None:
+    """A spawned process reads the file of its starter."""
+    (tmp_path / "embedded.py").write_text(EMBEDDED)
+    variables = {**os.environ, "SET_LATER": "before", "PYTHONPATH": str(ROOT)}
+    starter = subprocess.Popen(
+        [sys.executable, str(tmp_path / "embedded.py")], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert starter.stdout is not None
+        _, pid, parent, _ = starter.stdout.readline().split()
+        spawned = psutil.Process(int(pid))
+        assert int(parent) == starter.pid
+        starter.kill()
+        assert ended([spawned])
+    finally:
+        starter.kill()
+        starter.communicate()
 
 
 def test_a_forked_engine_equals_the_reference_and_ends(reference: Reference) -> None:
