@@ -42,6 +42,7 @@ def video_file(
         stream = output.add_stream(codec, rate=rate, options={"preset": "ultrafast"} if codec == "libx264" else {})
         stream.options = QUIET.get(codec, stream.options)
         stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        stream.codec_context.thread_count = 1  # VP8's threads wait for each other in loops that take all cores
         if rotation is not None:
             stream.set_display_rotation(rotation)
         track = sound_track(output, sound) if sound else None

@@ -59,6 +59,7 @@ def ramp_film(container: str, codec: str, layout: str) -> bytes:
     ramp = np.repeat(np.tile(np.linspace(0, 255, 256, dtype=np.uint8), (128, 1))[..., None], 3, axis=2)
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=4, options=QUIET.get(codec, {}))
+        stream.codec_context.thread_count = 1
         stream.width, stream.height, stream.pix_fmt = 256, 128, layout
         for _ in range(4):
             output.mux(stream.encode(av.VideoFrame.from_ndarray(ramp, format="rgb24")))
@@ -71,6 +72,7 @@ def pcm_mov(samples: npt.NDArray[Any], rate: int, layout: str) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="mov") as output:
         stream = output.add_stream("libx264", rate=30)
+        stream.codec_context.thread_count = 1
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         codec, kind = ("pcm_s16le", "s16") if samples.dtype == np.int16 else ("pcm_f32le", "flt")
         track = output.add_stream(codec, rate=rate, layout=layout)
@@ -223,6 +225,7 @@ def video_of_one_colour(
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=10)
+        stream.codec_context.thread_count = 1
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, pix_fmt
         picture = np.full((HEIGHT, WIDTH, 3), colour, np.uint8)
         for _ in range(4):
@@ -255,6 +258,7 @@ def vp8_file(packets: Sequence[bytes]) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="webm") as output:
         stream = output.add_stream("libvpx", rate=30)
+        stream.codec_context.thread_count = 1
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         for number, data in enumerate(packets):
             packet = av.Packet(data)
@@ -571,6 +575,7 @@ def matroska_in_pieces(samples: int) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as output:
         stream = output.add_stream("libx264", rate=4)
+        stream.codec_context.thread_count = 1
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         track = output.add_stream("pcm_s16le", rate=samples, layout="mono")
         for number in range(4):
