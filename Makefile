@@ -21,7 +21,7 @@ demo: $(READY)
 
 # Two at once: one has what asks a cluster or engines, which are shared, the other what needs neither.
 PYTEST := $(BIN)/python -m pytest --durations=15
-PAIR := -n 2 --dist loadgroup
+PAIR := -n 2
 
 # What every change runs: all but what is marked in pyproject.toml. CONTRIBUTING.md has the tiers.
 test: $(READY)

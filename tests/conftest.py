@@ -11,11 +11,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.ending"]
 TESTS = Path(__file__).parent
@@ -41,12 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--apart", action="store_true", help="`served` has each stage on a node of its own")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.path.relative_to(TESTS).parts[0] not in TRACED:
             item.add_marker(pytest.mark.no_cover)
         if torch.cuda.is_available():
@@ -56,10 +55,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
 
 
-def _group(item: pytest.Item) -> str:
+class ByGroup(LoadScopeScheduling):
     """Tests of one group are run by one process, in their order: there they share a cluster, or engines."""
-    path = item.path.relative_to(TESTS)
-    return GROUPS.get(path.parts[0], path.as_posix())
+
+    def _split_scope(self, nodeid: str) -> str:
+        _, folder, *rest = nodeid.partition("::")[0].split("/")
+        return GROUPS.get(folder, "/".join([folder, *rest]))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")
