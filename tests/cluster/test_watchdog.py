@@ -28,7 +28,7 @@ REPLICA = """
     from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
     from omni_cluster.errors import StageDied
 
-    beats = 0
+    beats, is_watched = 0, False
 
     async def check_health():
         global beats
@@ -42,6 +42,8 @@ REPLICA = """
             while unread[0]:
                 await asyncio.sleep(0.01)
                 fcntl.ioctl(watchdog._process.stdin, termios.FIONREAD, unread)
+        global is_watched
+        is_watched = True
 
     async def main():
         watchdog = Watchdog({patience_s})
@@ -126,7 +128,8 @@ def test_a_replica_whose_loop_hangs_is_ended() -> None:
 
 
 def test_a_replica_whose_engine_died_ends_itself_and_says_why() -> None:
-    with replica(check="if beats > 1: raise StageDied('the engine of stage talker died')") as running:
+    died = "if is_watched: raise StageDied('the engine of stage talker died')"
+    with replica(check=died, then="await until_watched(watchdog); await beating") as running:
         assert running.all_end() and running.process.returncode == 1
         assert "this replica ends: the engine of stage talker died" in running.errors()
 
