@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_cluster.config.schema import Precision
+from omni_cluster.config.precision import Precision
 from omni_cluster.models.precision import products_in, tensor_dtype
 
 
