@@ -66,7 +66,8 @@ class ServedApp:
         """All that it printed, once it has ended."""
         self.client = httpx.Client(base_url=BASE_URL, timeout=120)
         self._handles: dict[str, Any] = {}
-        self.stages = tuple(self.client.get("/ready").json()["replicas"])
+        authorized = {"Authorization": f"Bearer {KEY}"}  # where no key is needed, none is looked at
+        self.stages = tuple(self.client.get("/ready", headers=authorized).json()["replicas"])
 
     @property
     def model(self) -> str:
