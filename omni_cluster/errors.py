@@ -35,7 +35,7 @@ class GrammarRefused(RequestError):
 class StageDied(OmniError):
     """What worked on a request is gone, an engine, a replica or its host: the same request may be sent again.
 
-    `replica_id`: of the replica that was lost, "" if nobody knows; pickling and `cluster/wire.py` keep it.
+    `replica_id`: of the replica that was lost, "" if that is not known; pickling and `cluster/wire.py` keep it.
     """
 
     replica_id: str = ""

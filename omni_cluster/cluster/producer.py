@@ -184,7 +184,7 @@ class MessagePublisher:
         self._make_ready(cursor)
 
     def abandon(self) -> None:
-        """The consumer disappeared without closing: nobody can finish requests that it has not read to their end."""
+        """The consumer disappeared without closing: requests that it has not read to their end cannot finish."""
         for cursor in self._cursors:
             cursor.abandon()
 

@@ -31,7 +31,7 @@ from omni_cluster.errors import NO_ROOM, StoreFull
 from omni_cluster.rows import LARGE_BYTES
 
 IDLE_S: Final = 2.0
-"""How long a call that nobody reads stays open: a replica that is to end waits for its calls."""
+"""How long a call that is not read stays open: a replica that is to end waits for its calls."""
 PATIENCE_S: Final = 10.0
 """How long a call waits for the connection whose rows it asks for."""
 DIRECT_BYTES: Final = 64 << 10
@@ -188,7 +188,7 @@ class RowsReader:
         return self.broke.done()
 
     def open(self) -> None:
-        """Calls the producer, unless a call is open. The producer ends a call that nobody reads."""
+        """Calls the producer, unless a call is open. The producer ends a call that is not read."""
         if not self.is_broken and (self._call is None or self._call.done()):
             # In a context of its own: Serve ends the calls that a request made when that request ends.
             self._call = asyncio.create_task(self._read(), context=contextvars.Context())
@@ -209,7 +209,7 @@ class RowsReader:
             await self._take_items()
             while any(not rows.done() for rows in self._half_met.values()):
                 await self._take_items()
-        except Exception as raised:  # given to every reader of the connection, who raises it
+        except Exception as raised:  # every reader of the connection raises it
             self._fail(named(raised))
 
     async def _take_items(self) -> None:

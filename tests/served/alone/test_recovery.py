@@ -93,7 +93,7 @@ async def kill_engine(app: ServedApp, stage: str) -> None:
 
 
 async def stop_engine(app: ServedApp, stage: str) -> None:
-    """As who ends all processes of a host one by one: the engine ends its requests first, as if they were aborted."""
+    """As when a host ends its processes one by one: the engine ends its requests first, as if they were aborted."""
     os.kill(engine_of((await at_work(app, stage))["pid"]), signal.SIGTERM)
 
 
