@@ -38,8 +38,8 @@ from omni_cluster.bench.table import wide_console
 from omni_cluster.cluster.local import LocalCluster
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
-from omni_cluster.errors import OmniError
 from omni_cluster.models.registry import known_families
+from omni_cluster.types.errors import OmniError
 
 MIN_REQUESTS = 16
 """Of a number of streams: fewer have no p99 to speak of."""

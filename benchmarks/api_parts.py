@@ -19,9 +19,9 @@ from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.completion import ChatStream
-from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import StreamedSound, stage_sampling
 from omni_cluster.server.limits import api_limits
+from omni_cluster.types.outputs import AudioChunk
 
 MIN_REPETITIONS = 200
 PIECE_S = 0.24

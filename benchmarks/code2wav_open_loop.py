@@ -39,8 +39,6 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
-from omni_cluster.errors import SoundEngineStopped
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession, CodeBlocks
@@ -50,7 +48,9 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob, StepTime
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import SoundEngineStopped
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 PRIORS = Code2Wav.priors
 TEXT_TOKENS = 64

@@ -69,8 +69,8 @@ def copies_ms(count: int, at_once: int) -> dict[str, float]:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from omni_cluster.inputs import StageExtra
-    from omni_cluster.rows import Rows
+    from omni_cluster.types.inputs import StageExtra
+    from omni_cluster.types.rows import Rows
 
     def request(packed: bytes) -> EngineCoreRequest:
         params = SamplingParams(extra_args=StageExtra("a", rows=(packed,)).to_extra_args())

@@ -28,12 +28,12 @@ from omni_cluster.bench.machine import this_machine
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind, make_stage
 from omni_cluster.engine.fitting import fit_process
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.thinker import ROWS
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import Rows
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 
 PROMPT_ROWS, TEXT_ROWS = 100, 64
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Ma
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_cluster.errors import OmniError
+from omni_cluster.types.errors import OmniError
 
 Event = dict[str, Any]
 

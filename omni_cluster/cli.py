@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from omni_cluster.cli_values import count, port, positive, precision, share, whole
-from omni_cluster.errors import OmniError
+from omni_cluster.types.errors import OmniError
 
 if TYPE_CHECKING:
     from omni_cluster.bench.capacity import Search

@@ -32,10 +32,10 @@ from omni_cluster.api_client import (
     refusal,
 )
 from omni_cluster.config.loader import load_config
-from omni_cluster.errors import OmniError
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.audio import wav_bytes
-from omni_cluster.outputs import StageTimes
+from omni_cluster.types.errors import OmniError
+from omni_cluster.types.outputs import StageTimes
 
 if TYPE_CHECKING:
     from omni_cluster.cluster.local import LocalCluster

@@ -15,9 +15,9 @@ import uvicorn
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.pipeline import Pipeline
-from omni_cluster.errors import OmniError
 from omni_cluster.server.app import HttpServer
 from omni_cluster.server.http_protocol import HttpProtocol
+from omni_cluster.types.errors import OmniError
 
 LAST_ANSWERS_S = 5
 """How long requests that run may take when the server is to end."""

@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.audio import wav_bytes
+from omni_cluster.types.inputs import OmniRequest
 from tests.reference import media
 from tests.served.app import ServedApp
 from tests.served.leftovers import KEPT

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import LogitsProcessor, Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-from omni_cluster.inputs import Video
+from omni_cluster.types.inputs import Video
 
 KINDS = ("text", "audio", "image", "audio+image")
 VIDEO_KINDS = (

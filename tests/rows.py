@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from omni_cluster.rows import Earlier, PrefixHashes, Rows
+from omni_cluster.types.rows import Earlier, PrefixHashes, Rows
 
 KIND = "of tests"
 

@@ -18,7 +18,7 @@ from omni_cluster.batch.errors import ApplicationLost, BatchError
 from omni_cluster.batch.limits import BatchLimits
 from omni_cluster.batch.sources import Source
 from omni_cluster.batch.worker import Answering
-from omni_cluster.errors import ConfigError, OmniError
+from omni_cluster.types.errors import ConfigError, OmniError
 
 RESUMING_CPUS = 2
 """Ray Data leaves out finished rows in an actor that takes a CPU, beside the task that reads."""

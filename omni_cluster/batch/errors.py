@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cluster.errors import OmniError, RequestError
+from omni_cluster.types.errors import OmniError, RequestError
 
 
 class BatchError(OmniError):

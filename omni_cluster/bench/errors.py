@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cluster.errors import OmniError
+from omni_cluster.types.errors import OmniError
 
 
 class BenchError(OmniError):

@@ -18,10 +18,10 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.pipeline import answer_builder
-from omni_cluster.errors import OmniError
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
-from omni_cluster.outputs import OmniRequestOutput, StageChunk
+from omni_cluster.types.errors import OmniError
+from omni_cluster.types.inputs import Media, OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput, StageChunk
 
 
 class OfflineClient:

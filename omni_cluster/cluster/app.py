@@ -27,10 +27,10 @@ from omni_cluster.config.plan import in_data_order, resolve_plan
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import check_stages
 from omni_cluster.engine.cards import stage_environment
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.answers import api_keys
 from omni_cluster.server.refusals import RETRY_AFTER_S
+from omni_cluster.types.errors import ConfigError
 
 CALLS_PER_REQUEST = 2
 """What one request has open at a replica at most: `generate`, and `bring` while its media come."""

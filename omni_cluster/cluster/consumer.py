@@ -37,9 +37,9 @@ from omni_cluster.cluster.wire import (
 )
 from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.engine.output_log import chunk_bytes
-from omni_cluster.errors import StageDied
-from omni_cluster.outputs import StageChunk, answering
-from omni_cluster.rows import Rows
+from omni_cluster.types.errors import StageDied
+from omni_cluster.types.outputs import StageChunk, answering
+from omni_cluster.types.rows import Rows
 
 GREETINGS = 4
 """Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""

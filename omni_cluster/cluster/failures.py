@@ -10,7 +10,7 @@ import grpc
 from ray import exceptions as ray_exceptions
 from ray.serve.exceptions import RayServeException, RequestCancelledError
 
-from omni_cluster.errors import DIED, NO_ROOM, OmniError, RequestGone, StageDied, StoreFull
+from omni_cluster.types.errors import DIED, NO_ROOM, OmniError, RequestGone, StageDied, StoreFull
 
 
 class StageFailed(Exception):

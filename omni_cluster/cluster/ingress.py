@@ -22,11 +22,11 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.metric_definitions import INGRESS
 from omni_cluster.engine.pipeline import whole_answer
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.server import http_protocol
 from omni_cluster.server.app import HttpServer
 from omni_cluster.server.log import logger
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
 
 CLIENT_LEFT: Mapping[str, Message] = {
     "http": {"type": "http.disconnect"},

@@ -28,7 +28,7 @@ from omni_cluster.cluster.serve_private import (
     set_global_client,
 )
 from omni_cluster.cluster.starting import steps_now
-from omni_cluster.errors import OmniError
+from omni_cluster.types.errors import OmniError
 
 APP_NAME = "default"
 POLL_S = 0.5

@@ -17,7 +17,7 @@ from ray.serve.metrics import Counter, Gauge
 from omni_cluster.cluster.transport import ask_all, known_replicas
 from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
 from omni_cluster.engine.metric_definitions import MISSING, MetricDefinition
-from omni_cluster.errors import OmniError
+from omni_cluster.types.errors import OmniError
 
 logger = logging.getLogger("ray.serve")
 

@@ -26,8 +26,8 @@ from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import Emit, FanIn, Producer, StageEvent
 from omni_cluster.engine.recovery import UNKNOWN, AnswerDiffers, Loss, RecoverableRequest
-from omni_cluster.errors import RequestGone, StageDied
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.types.errors import RequestGone, StageDied
+from omni_cluster.types.inputs import OmniRequest
 
 logger = logging.getLogger("ray.serve")
 

@@ -29,9 +29,9 @@ from omni_cluster.cluster.wire import (
     write_frame,
 )
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, chunk_bytes
-from omni_cluster.errors import OmniError
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import Rows
+from omni_cluster.types.errors import OmniError
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 
 logger = logging.getLogger("ray.serve")
 

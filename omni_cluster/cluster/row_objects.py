@@ -27,8 +27,8 @@ import numpy as np
 from omni_cluster.cluster.failures import named
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.memory_budget import MemoryBudget
-from omni_cluster.errors import NO_ROOM, StoreFull
-from omni_cluster.rows import LARGE_BYTES
+from omni_cluster.types.errors import NO_ROOM, StoreFull
+from omni_cluster.types.rows import LARGE_BYTES
 
 IDLE_S: Final = 2.0
 """How long a call that is not read stays open: a replica that is to end waits for its calls."""

@@ -19,8 +19,8 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.exposition import ReplicaMetrics
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.pipeline import StatusUnknown
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.server.single_flight import SingleFlightCache
+from omni_cluster.types.inputs import OmniRequest
 
 READY_FRESH_S = 1.0
 READY_STALE_S = 5.0

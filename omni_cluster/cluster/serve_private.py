@@ -7,8 +7,8 @@ from typing import Any
 
 from ray import __version__
 
-from omni_cluster.errors import VersionError
-from omni_cluster.members import has_member
+from omni_cluster.types.errors import VersionError
+from omni_cluster.vllm_engine.members import has_member
 
 CHECKED_RAY = "2.60.0"
 """The version that `pyproject.toml` pins."""

@@ -37,9 +37,9 @@ from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
-from omni_cluster.errors import OmniError
-from omni_cluster.inputs import Media, OmniRequest
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import OmniError
+from omni_cluster.types.inputs import Media, OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
 logger = logging.getLogger("ray.serve")

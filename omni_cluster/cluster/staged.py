@@ -19,8 +19,8 @@ from PIL import Image
 
 from omni_cluster.cluster.failures import named_failures, without_frames
 from omni_cluster.cluster.transport import RemoteStage, Ticket
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.media import Media
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.media import Media
 
 MAX_CARRIED_BYTES = 2 << 20
 """Of media that travel with their request: half a minute of sound, or a picture of 800 x 600."""

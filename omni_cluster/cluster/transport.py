@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
-from omni_cluster.errors import StageDied
+from omni_cluster.types.errors import StageDied
 
 ADDRESS_PREFIX = "@"
 """Of a session id that names one exact replica."""

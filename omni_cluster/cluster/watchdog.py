@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from omni_cluster.cluster.watchdog_process import GOOD_BYE
-from omni_cluster.errors import StageDied
+from omni_cluster.types.errors import StageDied
 
 BEAT_S = 1.0
 

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from omni_cluster.cluster.failures import StageFailed, lost_with
-from omni_cluster.errors import OmniError, PayloadError
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import OmniError, PayloadError
+from omni_cluster.types.outputs import StageChunk
 
 _HEAD = struct.Struct("<II")
 _LENGTH = struct.Struct("<Q")

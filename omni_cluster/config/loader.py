@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, REMOVED, Strict, nearest
 from omni_cluster.config.schema import PipelineConfig
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
 

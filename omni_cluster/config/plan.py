@@ -11,7 +11,7 @@ from typing import Literal
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import by_fractions, on_pinned_cards
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 _KIB = 1 << 10
 

@@ -15,7 +15,7 @@ from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.problems import Problem, Strict, refuse
-from omni_cluster.sampling import sampling_faults
+from omni_cluster.types.sampling import sampling_faults
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from omni_cluster.outputs import (
+from omni_cluster.types.outputs import (
     AudioChunk,
     CallDelta,
     HandoverTimes,

@@ -9,13 +9,13 @@ from pathlib import Path
 from omni_cluster.config.loader import check_options
 from omni_cluster.config.plan import in_data_order
 from omni_cluster.config.schema import PRESET_PREFIX, PipelineConfig, StageConfig
-from omni_cluster.errors import ConfigError, PromptTooLong, RequestError
-from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class
 from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, StageSpec
+from omni_cluster.types.errors import ConfigError, PromptTooLong, RequestError
+from omni_cluster.types.inputs import OmniRequest, Prompt
 from omni_cluster.vllm_engine.version_check import check_vllm
 
 

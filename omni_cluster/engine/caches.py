@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from omni_cluster.config.caches import compiled_folder
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 # Each is read when something is compiled or looked up. Unset, most would be folders of the home; Triton's would be one
 # thing where torch compiles a model, and another where it reads what it compiled before: the same kernels again.

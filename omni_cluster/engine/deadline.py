@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from omni_cluster.errors import OmniError
+from omni_cluster.types.errors import OmniError
 
 
 class DeadlineExceeded(OmniError):

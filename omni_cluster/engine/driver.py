@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 from omni_cluster.engine.handover import Handover
 from omni_cluster.engine.metrics import RequestMeter
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 
 async def run_stage(

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.outputs import StageChunk
 
 MAX_WAITING_EVENTS = 1024
 """If a reader lags by more chunks than this, the stages of its request wait for it."""

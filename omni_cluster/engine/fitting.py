@@ -10,10 +10,10 @@ from pathlib import Path
 from omni_cluster.config.schema import PRESET_PREFIX, PipelineConfig, StageConfig
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.cards import VARIABLE, visible_cards
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory, cards_of_one_process, cards_of_replicas
 from omni_cluster.memory.needs import EngineNeed, engine_needs
 from omni_cluster.memory.plan import MemoryPlan, plan_memory, with_memory
+from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.card_memory import measure_cards
 
 

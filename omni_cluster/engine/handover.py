@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from opentelemetry import trace
 from opentelemetry.context import get_current
 
-from omni_cluster.outputs import HandoverTimes, StageChunk
+from omni_cluster.types.outputs import HandoverTimes, StageChunk
 
 TRACER: Final = trace.get_tracer("omni_cluster")
 """Does nothing where the process has no provider of traces: Ray Serve's, or vLLM's."""

@@ -9,8 +9,8 @@ from typing import Final, Literal, get_args
 from prometheus_client import CollectorRegistry
 
 from omni_cluster.engine import metric_definitions as define
-from omni_cluster.inputs import NOTHING_KNOWN, KnownOutput
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import NOTHING_KNOWN, KnownOutput
+from omni_cluster.types.outputs import StageChunk
 
 Outcome = Literal["finished", "failed", "cancelled"]
 

@@ -30,11 +30,11 @@ from omni_cluster.engine.fitting import fit_process
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.output_log import OutputLog
 from omni_cluster.engine.pipeline import whole_answer
-from omni_cluster.errors import RequestError, StageDied
-from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.types.errors import RequestError, StageDied
+from omni_cluster.types.inputs import Media, OmniRequest, Prompt
+from omni_cluster.types.outputs import OmniRequestOutput
 
 MODALITIES = ("text", "audio")
 REPLICA = "local"

@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from omni_cluster.engine.memory_budget import MemoryBudget
-from omni_cluster.errors import OmniError, RequestGone
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import LARGE_BYTES, Rows
+from omni_cluster.types.errors import OmniError, RequestGone
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import LARGE_BYTES, Rows
 
 
 class OutputLogFull(OmniError):

@@ -12,9 +12,9 @@ from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import Observer, StageEvent
-from omni_cluster.errors import OmniError
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import OmniRequestOutput
+from omni_cluster.types.errors import OmniError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
 
 
 class StatusUnknown(OmniError):

@@ -11,9 +11,9 @@ from msgspec import structs
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.fan_in import Recovery, StageEvent
-from omni_cluster.errors import StageDied
-from omni_cluster.inputs import KnownOutput, OmniRequest
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.types.errors import StageDied
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 
 UNKNOWN = "unknown"
 EVENT_S = 5.0

@@ -19,8 +19,8 @@ from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.caches import use_cache_dir
 from omni_cluster.engine.cards import environment, stage_environment
 from omni_cluster.engine.fitting import fit_replica, measure_replica
-from omni_cluster.errors import StageDied
 from omni_cluster.models.stage import Stage
+from omni_cluster.types.errors import StageDied
 
 _STDOUT, _STDERR = 1, 2
 

@@ -14,8 +14,8 @@ from omni_cluster.config.sharing import (
     on_pinned_cards,
     with_cards_alone,
 )
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB, gib
+from omni_cluster.types.errors import ConfigError
 
 CARD_RESERVE_BYTES = 1 * GIB
 """What nobody gets of a card: the driver's part, which counts as taken on an idle card too."""

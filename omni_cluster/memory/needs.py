@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, TowerSizes, gib, weight_bytes
+from omni_cluster.types.errors import ConfigError
 
 MIB = 1 << 20
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 
 from omni_cluster.config.plan import columns
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.devices import Card
 from omni_cluster.memory.needs import EngineNeed, FixedParts, given_args, part_names
 from omni_cluster.memory.sizes import gib
+from omni_cluster.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cluster.config.schema import SoundOptions
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 GIB = 1 << 30
 INDEX_NAME = "model.safetensors.index.json"

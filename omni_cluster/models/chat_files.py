@@ -14,7 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

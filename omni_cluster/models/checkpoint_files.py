@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cluster.config.schema import PRESET_PREFIX
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import INDEX_NAME, SINGLE_NAME
+from omni_cluster.types.errors import ConfigError
 
 if TYPE_CHECKING:  # a process that only asks for files starts without torch
     import torch

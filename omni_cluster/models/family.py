@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import KnownOutput, Prompt
-from omni_cluster.media import ALL_FRAMES, FramePolicy
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import Part, StageSpec
-from omni_cluster.rows import PrefixHashes, Rows
+from omni_cluster.types.errors import ConfigError, RequestError
+from omni_cluster.types.inputs import KnownOutput, Prompt
+from omni_cluster.types.media import ALL_FRAMES, FramePolicy
+from omni_cluster.types.rows import PrefixHashes, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models import float8_kernels
 from omni_cluster.models.float8_kernels import LARGEST, SMALLEST
+from omni_cluster.types.errors import ConfigError
 
 VALUES = torch.float8_e4m3fn
 LEAST_CAPABILITY = (8, 9)

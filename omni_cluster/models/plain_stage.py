@@ -6,9 +6,9 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from omni_cluster.errors import StageDied
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import StageDied
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 
 class PlainStage(ABC):

@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from omni_cluster.inputs import Prompt
-from omni_cluster.nested import all_strings
+from omni_cluster.types.inputs import Prompt
+from omni_cluster.types.nested import all_strings
 
 Objects = Sequence[Mapping[str, Any]]
 Template = Callable[[Objects, Objects], str]

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import cast
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.family import Family
+from omni_cluster.types.errors import ConfigError
 
 ENTRY_POINTS = "omni_cluster_families"
 """The group in which another package names its families: `name = "module:class"`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 
 class Stage(Protocol):

@@ -10,11 +10,11 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.config.problems import Strict
 from omni_cluster.config.schema import PipelineConfig, SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
-from omni_cluster.errors import ConfigError
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import ConfigError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 if TYPE_CHECKING:
     import torch

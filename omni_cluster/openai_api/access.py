@@ -14,8 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.openai_api.errors import error_body
+from omni_cluster.types.errors import ConfigError
 
 OPEN_PATHS = frozenset({"/health"})
 REQUEST_ID_HEADER = "x-request-id"

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
-from omni_cluster.media import Video
 from omni_cluster.openai_api.bodies import check_size, parsed, validated
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
@@ -51,8 +50,9 @@ from omni_cluster.openai_api.wire import (
     shown,
     within,
 )
-from omni_cluster.sampling import BOUNDS
-from omni_cluster.tool_use import ToolUse
+from omni_cluster.types.media import Video
+from omni_cluster.types.sampling import BOUNDS
+from omni_cluster.types.tool_use import ToolUse
 
 AnswerFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_cluster.openai_api.chat import ChatRequest, FinishReason
-from omni_cluster.outputs import Call, CallDelta, TokenChoice, TokenLogprob
+from omni_cluster.types.outputs import Call, CallDelta, TokenChoice, TokenLogprob
 
 _LEAST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON has no word for."""

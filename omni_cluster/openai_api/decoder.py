@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
@@ -31,6 +30,7 @@ from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, packed, unpacked
 from omni_cluster.openai_api.responses import CheckedResponses, check_responses_request, open_responses_request
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, open_transcription
+from omni_cluster.types.errors import RequestError
 
 READY: Final = b"ready"
 JOB: Final = b"job"

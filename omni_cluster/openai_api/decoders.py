@@ -21,7 +21,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from omni_cluster.errors import OmniError
 from omni_cluster.openai_api import decoder
 from omni_cluster.openai_api.chat import ChatRequest
 from omni_cluster.openai_api.decoder import (
@@ -42,6 +41,7 @@ from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
 from omni_cluster.openai_api.responses import ResponsesRequest
 from omni_cluster.openai_api.transcription import TranscriptionRequest
+from omni_cluster.types.errors import OmniError
 
 T = TypeVar("T")
 Fetch = Callable[[Sequence[MediaUrl]], Awaitable[Mapping[str, bytes]]]

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from omni_cluster.errors import RequestError
+from omni_cluster.types.errors import RequestError
 
 _SHOWN_CHARS = 60
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable_error", 504: "server_error"}

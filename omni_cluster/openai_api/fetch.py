@@ -23,8 +23,8 @@ from typing import Final
 
 import httpx
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.types.errors import ConfigError
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, ConfigDict, Discriminator, Tag
 
-from omni_cluster.media import Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others, nothings
@@ -33,6 +32,7 @@ from omni_cluster.openai_api.sound_formats import audio_format_of
 from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
 from omni_cluster.openai_api.video import decode_video, take_frames, video_of_frames
 from omni_cluster.openai_api.wire import SOME, Wire, at_most, not_blank, shown, string_or_list
+from omni_cluster.types.media import Video
 
 TemplateMessage = dict[str, Any]
 

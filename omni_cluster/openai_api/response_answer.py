@@ -9,7 +9,7 @@ from typing import Any
 
 from omni_cluster.openai_api.completion import Usage, logprobs
 from omni_cluster.openai_api.responses import ResponsesRequest
-from omni_cluster.outputs import CallDelta, TokenChoice
+from omni_cluster.types.outputs import CallDelta, TokenChoice
 
 Event = dict[str, Any]
 

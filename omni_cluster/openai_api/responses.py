@@ -35,7 +35,7 @@ from omni_cluster.openai_api.wire import (
     string_or_list,
     within,
 )
-from omni_cluster.sampling import BOUNDS
+from omni_cluster.types.sampling import BOUNDS
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64

@@ -17,7 +17,7 @@ from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import NamedVoice, Wire, check_model, not_blank, within
-from omni_cluster.sampling import BOUNDS
+from omni_cluster.types.sampling import BOUNDS
 
 MAX_INPUT_CHARS = 4096
 """OpenAI's."""

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cluster.errors import GrammarRefused
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.wire import Wire, at_most, shown
+from omni_cluster.types.errors import GrammarRefused
 
 MAX_BYTES = 65_536
 """Of a schema or grammar as JSON."""

@@ -19,8 +19,8 @@ from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.wire import Sampling, Wire, check_model, within
-from omni_cluster.outputs import TokenChoice
-from omni_cluster.sampling import BOUNDS, TOKEN_ID
+from omni_cluster.types.outputs import TokenChoice
+from omni_cluster.types.sampling import BOUNDS, TOKEN_ID
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from omni_cluster.nested import all_strings
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import Message
 from omni_cluster.openai_api.tools import Tool
+from omni_cluster.types.nested import all_strings
 
 
 def check_text(messages: Sequence[Message], tools: Sequence[Tool], limits: ApiLimits) -> None:

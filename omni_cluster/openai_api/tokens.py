@@ -19,7 +19,7 @@ from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import SOME, Wire, at_most, check_model, not_blank
-from omni_cluster.sampling import TOKEN_ID
+from omni_cluster.types.sampling import TOKEN_ID
 
 
 @dataclass(frozen=True)

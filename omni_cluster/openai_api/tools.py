@@ -12,7 +12,7 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.structured import Structure, check_schema, check_size
 from omni_cluster.openai_api.wire import Wire, at_most, shown
-from omni_cluster.tool_use import ToolUse
+from omni_cluster.types.tool_use import ToolUse
 
 MAX_ID_CHARS = 4096
 

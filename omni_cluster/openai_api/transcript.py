@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_cluster.openai_api.completion import token_logprob
 from omni_cluster.openai_api.transcription import TranscriptionRequest
-from omni_cluster.outputs import OmniRequestOutput, TokenChoice
+from omni_cluster.types.outputs import OmniRequestOutput, TokenChoice
 
 
 def transcript(asked: TranscriptionRequest, output: OmniRequestOutput) -> dict[str, Any]:

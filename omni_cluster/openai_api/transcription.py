@@ -21,7 +21,7 @@ from omni_cluster.openai_api.multipart import FILE, FORM_TYPE, Part, parse_form,
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.sound_formats import audio_format_of
 from omni_cluster.openai_api.wire import Wire, at_most, check_model, refusal, within
-from omni_cluster.sampling import BOUNDS
+from omni_cluster.types.sampling import BOUNDS
 
 Task = Literal["transcribe", "translate"]
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]

@@ -20,12 +20,12 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from omni_cluster.media import ALL_FRAMES, FramePolicy, Video
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.containers import FAULTS, is_decoded_by, is_matroska, is_mov, opened, read_only
 from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
 from omni_cluster.openai_api.kept_frames import scaled, spread_indices
 from omni_cluster.openai_api.media import Block, Picture, check_aspect_ratio, check_length, mono_blocks, resampled
+from omni_cluster.types.media import ALL_FRAMES, FramePolicy, Video
 
 Demuxer = Literal["mov", "matroska"]
 

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others, is_nothing, kinds_of, nothings
-from omni_cluster.sampling import (
+from omni_cluster.types.sampling import (
     BOUNDS,
     CLIENT_BIAS,
     MAX_ALLOWED_TOKENS,

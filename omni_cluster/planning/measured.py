@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import family_class, measured_file
+from omni_cluster.types.errors import ConfigError
 
 Layout = Literal["together", "split", "apart"]
 """All stages on each card; the first over two cards, with the sound stage beside it on one; the sound stage alone."""

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.planning.curves import AnswerTime, OpenLoop
 from omni_cluster.planning.measured import Layout, Measured, Request
 from omni_cluster.planning.work import Pipeline, apart, prompt_s, together
+from omni_cluster.types.errors import ConfigError
 
 NEAR = 0.05
 """A load that differs from a measured one by no more is that one."""

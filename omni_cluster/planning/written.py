@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from omni_cluster.config.schema import PipelineConfig, SignalsConfig
-from omni_cluster.errors import ConfigError
 from omni_cluster.planning.plan import ClusterPlan, StagePart
+from omni_cluster.types.errors import ConfigError
 
 PLACED_BY = ("gpus", "tensor_parallel_size", "autoscaling", "num_replicas")
 """Keys of a stage that a plan decides anew."""

@@ -20,7 +20,7 @@ from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.outputs import AudioChunk, OmniRequestOutput
+from omni_cluster.types.outputs import AudioChunk, OmniRequestOutput
 
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"

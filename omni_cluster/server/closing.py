@@ -7,8 +7,8 @@ import contextlib
 from typing import Final
 
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.errors import ServerClosing
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.types.errors import ServerClosing
 
 CLOSING: Final = "server_closing"
 LAST_WORDS_S: Final = 5.0

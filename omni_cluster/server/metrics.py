@@ -15,11 +15,11 @@ from starlette.websockets import WebSocketDisconnect
 from omni_cluster.engine import metric_definitions as define
 from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.playback import Playback
-from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.body import Uploads
 from omni_cluster.server.log import logger
 from omni_cluster.server.refusals import status_and_body
 from omni_cluster.server.slots import AdmissionSlots
+from omni_cluster.types.outputs import AudioChunk
 
 PROBES: Final = frozenset({"/health", "/ready", "/metrics"})
 """Paths that never wait behind requests, and are not logged."""

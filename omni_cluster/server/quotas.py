@@ -12,7 +12,7 @@ from typing import Final
 from omni_cluster.config.access import ApiConfig
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.outputs import AudioChunk
+from omni_cluster.types.outputs import AudioChunk
 
 MINUTE_S: Final = 60.0
 TOO_MANY: Final = 429

@@ -9,7 +9,10 @@ from typing import Any, Final
 from starlette.responses import JSONResponse
 
 from omni_cluster.engine.deadline import DeadlineExceeded
-from omni_cluster.errors import (
+from omni_cluster.openai_api.errors import BadRequest, error_body
+from omni_cluster.server.closing import CLOSING
+from omni_cluster.server.log import logger
+from omni_cluster.types.errors import (
     DIED,
     NotFinite,
     OmniError,
@@ -19,9 +22,6 @@ from omni_cluster.errors import (
     StageDied,
     StoreFull,
 )
-from omni_cluster.openai_api.errors import BadRequest, error_body
-from omni_cluster.server.closing import CLOSING
-from omni_cluster.server.log import logger
 
 RETRY_AFTER_S: Final = 2
 

@@ -7,11 +7,11 @@ import uuid
 from dataclasses import replace
 
 from omni_cluster.engine.pipeline import Pipeline
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.openai_api.chat import ChatRequest
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.server.answers import check_token_ids, stage_sampling
 from omni_cluster.server.conversation import conversation_of
+from omni_cluster.types.inputs import Media, OmniRequest
 
 
 class RequestBuilder:

@@ -11,11 +11,11 @@ from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, is_quick
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event
-from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import finish_reason, whole_sound
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.streamed import AnswerStream
+from omni_cluster.types.outputs import AudioChunk
 
 
 async def spoken_sound(

@@ -10,9 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.fan_in import Observer, StageEvent
 from omni_cluster.engine.pipeline import Pipeline, answer_progress, whole_answer
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import OmniRequestOutput, StageChunk
 from omni_cluster.server.admission import AdmittedRequest
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput, StageChunk
 
 T = TypeVar("T")
 P = TypeVar("P", bound=AnswerProgress)

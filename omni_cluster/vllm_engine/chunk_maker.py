@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from omni_cluster.inputs import KnownOutput
 from omni_cluster.models.family import GivenReply
-from omni_cluster.outputs import CallDelta, StageChunk, TokenChoice, TokenLogprob
-from omni_cluster.rows import Rows
+from omni_cluster.types.inputs import KnownOutput
+from omni_cluster.types.outputs import CallDelta, StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.tool_calls import CallReader
 

@@ -14,9 +14,9 @@ from vllm.platforms import current_platform
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import all_share_a_card
 from omni_cluster.config.traits import EngineTraits
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.sizes import GIB
 from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.grammar import SETTINGS
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 

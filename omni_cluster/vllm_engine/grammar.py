@@ -11,8 +11,8 @@ from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from omni_cluster.errors import GrammarRefused, RequestError
-from omni_cluster.sampling import STRUCTURE
+from omni_cluster.types.errors import GrammarRefused, RequestError
+from omni_cluster.types.sampling import STRUCTURE
 
 SETTINGS: dict[str, Any] = {"backend": "xgrammar", "disable_any_whitespace": True}
 """One backend for all requests: an engine keeps the one that its first request took. Without free whitespace, of which

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from omni_cluster.rows import HASH_BYTES, PrefixHashes
+from omni_cluster.types.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.holders import Holders
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from omni_cluster.rows import Rows
+from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.holders import Holders
 
 Hashes = Sequence[bytes]

@@ -12,9 +12,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.engine.output_processor import RequestState as StockRequestState
 
-from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.rows import LARGE_BYTES, Rows
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.rows import LARGE_BYTES, Rows
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from omni_cluster.errors import PayloadError
-from omni_cluster.inputs import RowsPush
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.inputs import RowsPush
 
 GATHERING_S = 0.001
 """Rows of one step of the source come within about this time, and leave as one message: an engine's loop is busy with

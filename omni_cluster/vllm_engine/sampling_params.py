@@ -13,10 +13,10 @@ from vllm.sampling_params import RequestOutputKind
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import StageConfig
-from omni_cluster.errors import GrammarRefused, RequestError
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.stage_spec import ARSpec
-from omni_cluster.sampling import LEAST_TOP_P, STRUCTURE, check_sampling
+from omni_cluster.types.errors import GrammarRefused, RequestError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.sampling import LEAST_TOP_P, STRUCTURE, check_sampling
 from omni_cluster.vllm_engine.grammar import INVALID, with_grammar
 from omni_cluster.vllm_engine.tool_calls import structure_with_calls
 

@@ -17,9 +17,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 
-from omni_cluster.errors import PayloadError
-from omni_cluster.inputs import RowsPush, StageExtra
-from omni_cluster.rows import HASH_BYTES, PrefixHashes, Rows, check_next
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.inputs import RowsPush, StageExtra
+from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_next
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks

@@ -23,7 +23,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import (
+from omni_cluster.models.family import ARSession, EngineInput
+from omni_cluster.models.progress import Probe, Progress, StallWatch
+from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.types.errors import (
     GrammarRefused,
     NotFinite,
     OmniError,
@@ -32,12 +35,9 @@ from omni_cluster.errors import (
     RequestGone,
     StageDied,
 )
-from omni_cluster.inputs import OmniRequest, RowsPush, StageExtra
-from omni_cluster.models.family import ARSession, EngineInput
-from omni_cluster.models.stage_spec import ARSpec
-from omni_cluster.outputs import StageChunk, answering
-from omni_cluster.progress import Probe, Progress, StallWatch
-from omni_cluster.rows import PrefixHashes, Rows, check_together
+from omni_cluster.types.inputs import OmniRequest, RowsPush, StageExtra
+from omni_cluster.types.outputs import StageChunk, answering
+from omni_cluster.types.rows import PrefixHashes, Rows, check_together
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES

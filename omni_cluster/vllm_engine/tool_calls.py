@@ -16,8 +16,8 @@ from vllm.tokenizers import TokenizerLike
 from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
 from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 
-from omni_cluster.inputs import ToolUse
-from omni_cluster.outputs import CallDelta
+from omni_cluster.types.inputs import ToolUse
+from omni_cluster.types.outputs import CallDelta
 
 MOST_WHITESPACE = 1
 """Between two marks of a call's JSON: a model may make no end of it."""

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.errors import VersionError
-from omni_cluster.members import has_member, looks_up, signature_of
+from omni_cluster.types.errors import VersionError
+from omni_cluster.vllm_engine.members import has_member, looks_up, signature_of
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA, Names
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import pytest
 
 from omni_cluster.batch.dataset import finished_of, purpose_of
 from omni_cluster.batch.errors import ApplicationLost, BatchError
-from omni_cluster.errors import ConfigError, OmniError
+from omni_cluster.types.errors import ConfigError, OmniError
 
 ACCOUNT = """ray::MapWorker(MapBatches(Answering)).submit() (pid=1038, ip=192.0.2.2)
   File "omni_cluster/batch/client.py", line 142, in _heard
@@ -30,7 +30,7 @@ Failed to apply UDF transform after 1/1 attempts (total backoff 0.0s)."""
     [
         ("omni_cluster.batch.errors.ApplicationLost: the application is lost.", ApplicationLost),
         ("omni_cluster.batch.errors.BatchError: the key is wrong.", BatchError),
-        ("omni_cluster.errors.ConfigError: model is 'x'.", ConfigError),
+        ("omni_cluster.types.errors.ConfigError: model is 'x'.", ConfigError),
     ],
 )
 def test_an_error_on_purpose_is_found_in_the_account_of_ray(said: str, kind: type[OmniError]) -> None:

@@ -19,9 +19,9 @@ from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.metric_definitions import INGRESS, STAGE
 from omni_cluster.engine.metrics import StageMetrics
-from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.admission import Admission
 from omni_cluster.server.metrics import IngressMetrics, ResponseMeter
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 
 EVERY_S = 0.05
 SOUND = AudioChunk(0, np.zeros(480, np.float32), 24_000)

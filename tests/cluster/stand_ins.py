@@ -17,10 +17,10 @@ from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.output_log import OutputLogs
-from omni_cluster.errors import StageDied
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import StageDied
+from omni_cluster.types.inputs import Media, OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 STAGES = ("thinker", "talker", "code2wav")
 ANSWER = (1, 2, 3, 4, 5, 6)

@@ -26,8 +26,8 @@ from omni_cluster.cluster.app import (
 from omni_cluster.cluster.autoscaling import DeploymentPolicy, recorded
 from omni_cluster.config.loader import DEFAULT_CONFIG, load_config
 from omni_cluster.config.schema import AutoscalingConfig, SignalsConfig, StageConfig
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
+from omni_cluster.types.errors import ConfigError
 
 
 def stage(**fields: object) -> StageConfig:

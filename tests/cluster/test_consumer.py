@@ -22,9 +22,9 @@ from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import MessageItem, Subscription
 from omni_cluster.engine.memory_budget import MemoryBudget
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
-from omni_cluster.errors import PayloadError, RequestError, RequestGone, StageDied
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import HASH_BYTES, PrefixHashes, Rows
+from omni_cluster.types.errors import PayloadError, RequestError, RequestGone, StageDied
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows
 from tests.rows import rows_of
 
 MAX_ITEM_BYTES = 256

@@ -23,8 +23,8 @@ from omni_cluster.cluster.transport import ReplicaSilent
 from omni_cluster.cluster.wire import MessageItem, packed, unpacked
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
 from omni_cluster.engine.sound.engine import SoundEngineStopped
-from omni_cluster.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
 from omni_cluster.server.refusals import error_answer
+from omni_cluster.types.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
 
 
 def rpc_error(code: grpc.StatusCode) -> Exception:

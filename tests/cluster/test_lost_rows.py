@@ -15,7 +15,7 @@ from omni_cluster.cluster import row_objects
 from omni_cluster.cluster.row_objects import RowsFuture, RowsItem, RowsPublisher, RowsPublishers, RowsReader
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.memory_budget import MemoryBudget
-from omni_cluster.errors import NO_ROOM, StoreFull
+from omni_cluster.types.errors import NO_ROOM, StoreFull
 
 SMALL_BYTES = 100
 LARGE_BYTES = 10_000

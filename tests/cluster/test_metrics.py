@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from omni_cluster.cluster import metrics
-from omni_cluster.errors import StageDied
+from omni_cluster.types.errors import StageDied
 from tests.served.app import PATIENCE_S, ROOT, until
 from tests.served.prometheus_server import expressions, needs_prometheus, prometheus
 

@@ -21,9 +21,9 @@ from omni_cluster.cluster.staged import StagedRequest
 from omni_cluster.cluster.transport import ReplicaSilent, Ticket
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.recovery import MOST_FREE, AnswerDiffers
-from omni_cluster.errors import RequestError, RequestGone, StageDied
-from omni_cluster.inputs import Media, OmniRequest
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import RequestError, RequestGone, StageDied
+from omni_cluster.types.inputs import Media, OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from tests.cluster.stand_ins import ANSWER, CHUNKS, STAGES, Cluster, once, recovered_from, tokens_of
 
 

@@ -32,8 +32,8 @@ from omni_cluster.cluster.wire import (
     write_frame,
 )
 from omni_cluster.engine.output_log import OutputLogs
-from omni_cluster.errors import PayloadError, RequestError, StageDied
-from omni_cluster.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.types.errors import PayloadError, RequestError, StageDied
+from omni_cluster.types.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
 from tests.rows import rows_of
 
 SOUND = StageChunk(audio=AudioChunk(0, np.arange(4, dtype=np.float32), 24_000), finish_reason="stop")

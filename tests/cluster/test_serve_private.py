@@ -11,7 +11,7 @@ from ray.serve.request_router import RequestRouter
 
 from omni_cluster.cluster.app import build_app
 from omni_cluster.cluster.serve_private import CHECKED_RAY, PRIVATE, check_ray
-from omni_cluster.errors import VersionError
+from omni_cluster.types.errors import VersionError
 from tests.served.app import ROOT
 from tests.used_names import UsedNames, is_private
 

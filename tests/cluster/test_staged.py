@@ -17,9 +17,9 @@ from ray.exceptions import ObjectStoreFullError
 from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.staged import MAX_CARRIED_BYTES, IncomingMedia, StagedRequest, as_arrays, as_images, staged
 from omni_cluster.cluster.transport import MAX_VALUE_BYTES, RemoteStage, Ticket
-from omni_cluster.errors import StoreFull
-from omni_cluster.inputs import Media, OmniRequest, Video
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+from omni_cluster.types.errors import StoreFull
+from omni_cluster.types.inputs import Media, OmniRequest, Video
 from tests.reference import media as media_of
 
 NOISE = np.random.default_rng(0)

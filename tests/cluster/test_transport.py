@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omni_cluster.cluster.row_objects import RowsItem
-from omni_cluster.rows import Rows
+from omni_cluster.types.rows import Rows
 from tests.rows import rows_of
 
 

@@ -26,7 +26,7 @@ FOR_EVER = 1e6
 REPLICA = """
     import array, asyncio, fcntl, multiprocessing, subprocess, sys, termios, time
     from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
-    from omni_cluster.errors import StageDied
+    from omni_cluster.types.errors import StageDied
 
     beats, is_watched = 0, False
 

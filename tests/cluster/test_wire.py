@@ -6,8 +6,8 @@ import msgpack
 import numpy as np
 
 from omni_cluster.cluster.wire import MessageItem, packed
-from omni_cluster.errors import RequestError
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 
 
 def test_another_reader_of_messagepack_reads_a_links_message() -> None:

@@ -17,8 +17,8 @@ from omni_cluster.cluster.producer import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.cluster.wire import NONCE_BYTES, PROOF_BYTES, Subscription, _proof, prove_secret, write_frame
 from omni_cluster.engine.output_log import OutputLogs
-from omni_cluster.errors import StageDied
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import StageDied
+from omni_cluster.types.outputs import StageChunk
 
 READER = Subscription(3, "r", "publisher")
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

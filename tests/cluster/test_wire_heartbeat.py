@@ -20,8 +20,8 @@ from omni_cluster.cluster.producer import Address, SocketServer
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.cluster.wire import BEAT_S, MISSED_BEATS, Subscription, keep_alive, read_frame, write_frame
 from omni_cluster.engine.output_log import OutputLog, OutputLogs
-from omni_cluster.errors import StageDied
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import StageDied
+from omni_cluster.types.outputs import StageChunk
 
 READER = Subscription(3, "r", "publisher")
 NOTICED_S = 10.0

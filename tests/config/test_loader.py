@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omni_cluster.config.loader import DEFAULT_CONFIG, MAX_CONFIG_BYTES, STAGE_CONFIGS, load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 FAMILIES = ("qwen2_5_omni",)
 SHIPPED = sorted(STAGE_CONFIGS.glob("*.yaml"))

@@ -10,7 +10,7 @@ import pytest
 from omni_cluster.config.loader import DEFAULT_CONFIG, STAGE_CONFIGS, load_config
 from omni_cluster.config.plan import HandOver, Plan, render_plan, resolve_plan
 from omni_cluster.config.schema import PipelineConfig
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 FAMILIES = ("qwen2_5_omni",)
 

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.schema import PipelineConfig
-from omni_cluster.errors import StageDied
 from omni_cluster.models.stage import Stage
+from omni_cluster.types.errors import StageDied
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     TALKER_STEP_TOKENS,

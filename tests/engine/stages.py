@@ -12,11 +12,11 @@ import torch
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, make_stage
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import Rows
+from omni_cluster.types.inputs import Media, OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
 from tests.rows import rows_of
 

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 
 from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
-from omni_cluster.outputs import AudioChunk, Call, CallDelta, StageChunk, TokenCounts
+from omni_cluster.types.outputs import AudioChunk, Call, CallDelta, StageChunk, TokenCounts
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import Rows
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 from tests.engine.stages import MAX_CODES, MAX_TOKENS, Feed, Speak, at_once, request, thinker_chunks, until_free
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference, media, prompt_text

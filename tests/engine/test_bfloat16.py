@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import MAX_TOKENS, collect, pipeline_config, request, running, thinker_stage
 from tests.reference import KINDS, Reference, ThinkerReference, media, prompt_text
 

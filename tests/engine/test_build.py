@@ -8,9 +8,9 @@ from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.limits import api_defaults
+from omni_cluster.types.errors import ConfigError
 from tests.engine.stages import code2wav_stage, pipeline_config, talker_stage, thinker_stage
 
 TOY = Path(__file__).parents[1] / "families" / "toy" / "toy.yaml"

@@ -12,7 +12,7 @@ import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from omni_cluster.engine.caches import PARTS, use_cache_dir
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 # Torch's word for Triton's folder is the one that a process which compiles a graph would set, had it none.
 SHOW = """

@@ -7,9 +7,9 @@ import pytest
 
 from omni_cluster.engine.driver import run_stage
 from omni_cluster.engine.metrics import StageMetrics
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 
 class Kept:

@@ -10,7 +10,7 @@ import torch
 
 from omni_cluster.engine.deadline import Deadline, DeadlineExceeded
 from omni_cluster.engine.fan_in import MAX_WAITING_EVENTS, Emit, FanIn, StageEvent
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.outputs import StageChunk
 from tests.rows import rows_of
 
 LONG_S = 60.0

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from omni_cluster.engine import handover as handover_module
 from omni_cluster.engine.handover import Handover
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.outputs import StageChunk
 
 
 async def given(*chunks: StageChunk) -> AsyncGenerator[StageChunk, None]:

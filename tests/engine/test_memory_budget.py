@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omni_cluster.engine.output_log import OutputLogs
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.outputs import StageChunk
 from tests.rows import rows_of
 
 ROW_BYTES = 16

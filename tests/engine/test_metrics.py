@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from omni_cluster.engine.metrics import StageMetrics
-from omni_cluster.inputs import KnownOutput
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.types.inputs import KnownOutput
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 
 SOUND = StageChunk(audio=AudioChunk(0, np.zeros(480, np.float32), 24_000))
 

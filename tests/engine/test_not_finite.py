@@ -17,12 +17,12 @@ from msgspec.structs import replace as replaced
 from safetensors.torch import load_file, save_file
 
 from omni_cluster.config.handover import HandoverConfig
-from omni_cluster.errors import NotFinite, RequestError
-from omni_cluster.inputs import Media
 from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import Rows
+from omni_cluster.types.errors import NotFinite, RequestError
+from omni_cluster.types.inputs import Media
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     THINKER_STEP_TOKENS,

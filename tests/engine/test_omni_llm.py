@@ -12,8 +12,8 @@ import pytest
 
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.omni_llm import OmniLLM, OmniPrompt, check_modalities
-from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import Media
+from omni_cluster.types.errors import ConfigError, RequestError
+from omni_cluster.types.inputs import Media
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import Speak, code2wav_stage, pipeline_config, talker_stage, thinker_stage
 from tests.processes import running_after

@@ -14,8 +14,8 @@ from omni_cluster.engine.output_log import (
     OutputLogUnknown,
     chunk_bytes,
 )
-from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.rows import LARGE_BYTES, Rows
+from omni_cluster.types.outputs import AudioChunk, StageChunk
+from omni_cluster.types.rows import LARGE_BYTES, Rows
 from tests.rows import rows_of
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import OmniRequestOutput
-from omni_cluster.rows import PrefixHashes
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
+from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT
 from omni_cluster.vllm_engine.stage_llm import StageLLM

@@ -14,9 +14,9 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, DeliveredOutputs, Loss, RecoverableRequest
-from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.registry import known_families
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 
 TOKENS = tuple(range(100, 140))
 SOUND = np.arange(5_000, dtype=np.float32)

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import (
     MAX_TOKENS,
     Feed,

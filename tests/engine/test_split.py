@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from omni_cluster.engine.build import bind, make_stage
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 from tests.engine.stages import MAX_TOKENS, pipeline_config, request, running, talker_stage, thinker_stage
 from tests.engine.thinking import assert_equal, think
 from tests.reference import KINDS, Reference, media, prompt_text

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.errors import GrammarRefused, NotFinite, RequestError
-from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import GrammarRefused, NotFinite, RequestError
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import collect, request, until_free
 
 SCHEMA = {

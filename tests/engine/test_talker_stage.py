@@ -12,12 +12,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni_cluster.errors import PayloadError, RequestError, StageDied
+from omni_cluster.models.progress import StallWatch
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
-from omni_cluster.progress import StallWatch
-from omni_cluster.rows import Rows
+from omni_cluster.types.errors import PayloadError, RequestError, StageDied
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     MAX_CODES,

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest, Prompt
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import Media, OmniRequest, Prompt
+from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,

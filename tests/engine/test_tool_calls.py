@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.inputs import KnownOutput, OmniRequest, ToolUse
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import Call, StageChunk, join_calls
+from omni_cluster.types.inputs import KnownOutput, OmniRequest, ToolUse
+from omni_cluster.types.outputs import Call, StageChunk, join_calls
 from tests.engine.stages import collect, request, until_free
 
 MOST_TOKENS = 100

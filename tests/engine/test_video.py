@@ -11,9 +11,9 @@ import pytest_asyncio
 import torch
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import KnownOutput, Media, OmniRequest, Video
 from omni_cluster.models.stage import Stage
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import KnownOutput, Media, OmniRequest, Video
 from tests.engine.stages import (
     MAX_TOKENS,
     collect,

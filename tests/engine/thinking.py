@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.stage import Stage
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import (
     collect,
 )

@@ -18,9 +18,9 @@ from toy import stages
 from toy.family import Toy
 
 from omni_cluster.engine.omni_llm import OmniLLM, OmniPrompt
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import KnownOutput, Media, OmniRequest, Prompt
 from omni_cluster.models.registry import family_class, known_families
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import KnownOutput, Media, OmniRequest, Prompt
 from tests.server.local import LocalApp, local_app
 
 FAMILIES = Path(__file__).parent

@@ -10,8 +10,8 @@ from random import Random
 import numpy as np
 
 from omni_cluster.cluster.wire import MessageItem, frame_head, packed, read_frame, unpacked
-from omni_cluster.errors import RequestError
-from omni_cluster.outputs import AudioChunk, HandoverTimes, StageChunk
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.outputs import AudioChunk, HandoverTimes, StageChunk
 from tests.fuzz.mutate import changed_bytes
 
 MAX_FRAME_BYTES = 100_000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import av
 import msgspec
 
-from omni_cluster.errors import PayloadError, RequestError
+from omni_cluster.types.errors import PayloadError, RequestError
 from tests.fuzz import bodies, frames, media, payloads
 from tests.fuzz.driver import Kind
 

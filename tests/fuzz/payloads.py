@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import torch
 
-from omni_cluster.inputs import EXTRA_KEY, StageExtra
-from omni_cluster.rows import HEADER, Rows, check_together
+from omni_cluster.types.inputs import EXTRA_KEY, StageExtra
+from omni_cluster.types.rows import HEADER, Rows, check_together
 from tests.fuzz.mutate import changed_bytes, changed_values
 
 MAX_ELEMENTS = 10_000

@@ -21,7 +21,6 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine import fitting
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fitting import fit_cards, fit_process, fit_replica, memory_plan, needs_of
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory import needs
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
 from omni_cluster.memory.needs import CUDA_CONTEXT_BYTES, NCCL_BYTES, ar_parts, cache_bytes_per_token, sequence_bytes
@@ -31,6 +30,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, vocoder_frame_bytes
+from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.card_memory import measure_cards
 
 CARD = CardMemory(80 * GIB, 80 * GIB)

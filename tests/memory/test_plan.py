@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cluster.config.schema import StageConfig
-from omni_cluster.errors import ConfigError
 from omni_cluster.memory.devices import Card, cards_of_one_process, cards_of_replicas
 from omni_cluster.memory.needs import CacheNeed, EngineNeed, FixedParts, Knob
 from omni_cluster.memory.plan import plan_memory, render_memory
 from omni_cluster.memory.sizes import GIB
+from omni_cluster.types.errors import ConfigError
 
 Sizes = tuple[int, int, int, int]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoProcessor
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer, special_tokens
+from omni_cluster.types.errors import ConfigError
 
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "description": "é <b>"}}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}

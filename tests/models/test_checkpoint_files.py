@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.checkpoint_files import (
     checkpoint_folder,
     load_tensors,
@@ -17,6 +16,7 @@ from omni_cluster.models.checkpoint_files import (
     tensor_names,
     tensor_rows,
 )
+from omni_cluster.types.errors import ConfigError
 
 TENSORS = {
     "a.table": torch.arange(20, dtype=torch.float32).view(10, 2),

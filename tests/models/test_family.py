@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.config.limits import Limits
-from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import Prompt
 from omni_cluster.models.family import Hearing
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav, Talker, Thinker
+from omni_cluster.types.errors import ConfigError, RequestError
+from omni_cluster.types.inputs import Prompt
 
 
 @pytest.fixture(scope="module")

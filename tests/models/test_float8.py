@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models import float8
 from omni_cluster.models.float8 import Float8Rows
+from omni_cluster.types.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = [16, 48, 1024]

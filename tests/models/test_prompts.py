@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_cluster.inputs import Prompt
 from omni_cluster.models.prompts import LONG_CHARS, PromptMaker
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
+from omni_cluster.types.inputs import Prompt
 
 TOKENIZER = build_tokenizer("tiny")
 MAKER = PromptMaker(copy.deepcopy(TOKENIZER))

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models import registry
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class, known_families
+from omni_cluster.types.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", known_families())

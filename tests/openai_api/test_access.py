@@ -23,8 +23,8 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.openai_api.access import ApiKeys, KeyGuard, RequestId, cors, guarded
+from omni_cluster.types.errors import ConfigError
 
 FIRST, SECOND, THIRD = "sk-first-0123456789", "sk-second-0123456789", "sk-third-0123456789"
 KEYS = ApiKeys([FIRST.encode(), SECOND.encode(), THIRD.encode()])

@@ -13,7 +13,7 @@ from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_c
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
-from omni_cluster.outputs import Call, CallDelta, TokenChoice, TokenLogprob
+from omni_cluster.types.outputs import Call, CallDelta, TokenChoice, TokenLogprob
 
 LIMITS = ApiLimits(10_000, 1, 1, 1, 10_000, 1.0, 100, 300, 64, VideoLimits(1.0, 2, 100), 28_000)
 

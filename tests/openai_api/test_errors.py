@@ -5,8 +5,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
-from omni_cluster.errors import OmniError, RequestError
 from omni_cluster.openai_api.errors import BadRequest, blamed_on, error_body, route_refused
+from omni_cluster.types.errors import OmniError, RequestError
 
 
 def test_a_refusal_is_one_of_our_errors_and_carries_its_fields() -> None:

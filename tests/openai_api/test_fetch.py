@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fetch import Fetched, Fetcher, FetchLimits, Resolve
+from omni_cluster.types.errors import ConfigError
 
 PARAM = "messages[0].content[1].image_url.url"
 HOST = "media.example.org"

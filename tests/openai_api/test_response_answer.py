@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import error_body
 from omni_cluster.openai_api.response_answer import ResponseAnswer
-from omni_cluster.outputs import CallDelta, TokenChoice, TokenLogprob
+from omni_cluster.types.outputs import CallDelta, TokenChoice, TokenLogprob
 from tests.openai_api.response_bodies import TOOL, parse
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

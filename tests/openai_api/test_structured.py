@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.errors import GrammarRefused
 from omni_cluster.openai_api.chat import check_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.structured import (
@@ -17,6 +16,7 @@ from omni_cluster.openai_api.structured import (
     Structure,
     structure_named,
 )
+from omni_cluster.types.errors import GrammarRefused
 from tests.openai_api.parts import LIMITS
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -16,7 +16,7 @@ from omni_cluster.openai_api.text_completion import (
     TextStream,
     parse_completion,
 )
-from omni_cluster.outputs import TokenChoice, TokenLogprob
+from omni_cluster.types.outputs import TokenChoice, TokenLogprob
 from tests.openai_api.parts import LIMITS
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from omni_cluster.openai_api.transcript import delta_event, done_event, plain_transcript, transcript
 from omni_cluster.openai_api.transcription import TranscriptFormat, TranscriptionRequest
-from omni_cluster.outputs import OmniRequestOutput, TokenChoice, TokenLogprob
+from omni_cluster.types.outputs import OmniRequestOutput, TokenChoice, TokenLogprob
 
 CHOICES = (TokenChoice(TokenLogprob("Hel", -0.5)), TokenChoice(TokenLogprob("lo", -1.5)))
 OUTPUT = OmniRequestOutput("r", "Hello", (5, 6, 9), tuple(range(40)), "stop", choices=CHOICES, prompt_audio_tokens=25)

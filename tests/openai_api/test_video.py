@@ -18,13 +18,13 @@ import pytest
 import torch
 from PIL import Image
 
-from omni_cluster.inputs import Video
 from omni_cluster.models.qwen2_5_omni.video_frames import FRAMES
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.kept_frames import spread_indices
 from omni_cluster.openai_api.media import Picture, read_picture
 from omni_cluster.openai_api.video import VideoLimits, decode_video, video_of_frames
+from omni_cluster.types.inputs import Video
 from tests.openai_api.films import HEIGHT, QUIET, WIDTH, box_place, mux_tone, numbered, patched, sound_track, video_file
 
 PARAM = "messages[0].content[0].video_url.url"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.planning.curves import AnswerTime, Curve, OpenLoop
 from omni_cluster.planning.measured import Cell, measured_of
+from omni_cluster.types.errors import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MEASURED = measured_of(known_families()[0])

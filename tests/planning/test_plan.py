@@ -10,10 +10,10 @@ import yaml
 
 from omni_cluster.cli import main
 from omni_cluster.config.loader import STAGE_CONFIGS
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.planning.measured import measured_of
 from omni_cluster.planning.plan import ClusterPlan, Range, Target, plan_cluster
+from omni_cluster.types.errors import ConfigError
 
 MEASURED = measured_of(known_families()[0])
 CONFIG = str(STAGE_CONFIGS / "qwen2_5_omni.yaml")

@@ -28,8 +28,8 @@ from ray.serve.context import _set_global_client
 
 from omni_cluster.cluster.transport import ANSWER_S, ask_all
 from omni_cluster.engine.exposition import CONTENT_TYPE
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+from omni_cluster.types.inputs import Media, OmniRequest
 from tests.processes import command_line
 from tests.reference import media, prompt_text
 from tests.server.samples import totals

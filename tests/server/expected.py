@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from omni_cluster.inputs import Video
+from omni_cluster.types.inputs import Video
 from tests.http_app import HttpApp, chat, events
 from tests.reference import Reference, media, prompt_text, videos
 

@@ -15,10 +15,10 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.serve_local import listening, serving
 from omni_cluster.server.app import ENDPOINTS, HttpServer, MakeEndpoint
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 
 RATE_HZ = 24_000
 CHAT = "/v1/chat/completions"

@@ -16,15 +16,15 @@ from av.audio.resampler import AudioResampler
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.deadline import DeadlineExceeded
 from omni_cluster.engine.output_log import OutputLogFull
-from omni_cluster.errors import RequestError, StageDied, StoreFull
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
-from omni_cluster.outputs import AudioChunk
 from omni_cluster.server.answers import StreamedSound, stage_sampling, whole_audio
 from omni_cluster.server.refusals import error_answer
+from omni_cluster.types.errors import RequestError, StageDied, StoreFull
+from omni_cluster.types.outputs import AudioChunk
 
 RATE_HZ = 24_000
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20), 28_000)

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from omni_cluster.config.loader import load_config
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.registry import known_families
-from omni_cluster.sampling import BOUNDS
 from omni_cluster.server.endpoints.chat import choices_of
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.sampling import BOUNDS
 from tests.engine.stages import until
 from tests.server.speaker import CHAT, face_of
 

@@ -13,8 +13,8 @@ import pytest
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.deadline import Deadline
-from omni_cluster.errors import ServerClosing
 from omni_cluster.models.registry import known_families
+from omni_cluster.types.errors import ServerClosing
 from tests.server.speaker import Face, face_of
 from tests.server.streams import SPOKEN, begun
 

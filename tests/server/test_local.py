@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omni_cluster.engine.build import make_stage
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.serve_local import AddressTaken, listening, run_server, serving
 from omni_cluster.server.app import HttpServer
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
 from tests.engine.stages import MAX_TOKENS, PATIENCE_S, until, until_counts
 from tests.reference import media
 

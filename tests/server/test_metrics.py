@@ -23,10 +23,10 @@ from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.playback import Playback
 from omni_cluster.openai_api.access import ApiKeys, guarded
-from omni_cluster.outputs import AudioChunk, StageChunk
 from omni_cluster.server.log import logger
 from omni_cluster.server.metrics import IngressMetrics, Metered, reason_of
 from omni_cluster.server.streamed import AnswerStream
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 from tests.server.samples import Totals, totals
 
 # ------------------------------------------------------------ the middleware

@@ -31,8 +31,6 @@ from openai.types.responses.response_create_params import (
 )
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import is_nothing
@@ -42,6 +40,8 @@ from omni_cluster.openai_api.transcription import open_transcription
 from omni_cluster.server.limits import api_defaults, api_limits
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import OmniRequest
 from tests.engine.stages import short_default, until
 from tests.server.local import LocalApp
 from tests.server.schema_requests import MODEL, WAV, Maker

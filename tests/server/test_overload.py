@@ -11,9 +11,9 @@ import pytest
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import load_config
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.slots import AdmissionSlots
+from omni_cluster.types.errors import ConfigError
 from tests.server.keyed import ONE, OTHER, config_of
 from tests.server.speaker import CHAT, face_of
 from tests.server.streams import SPOKEN, begun

@@ -9,10 +9,10 @@ import pytest
 
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import Media, OmniRequest
 from tests.server.speaker import Speaker
 
 TALK = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is said?"}]}]

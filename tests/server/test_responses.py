@@ -18,11 +18,11 @@ from pydantic import BaseModel, TypeAdapter
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.errors import DIED, StageDied
 from omni_cluster.openai_api.audio import wav_bytes
-from omni_cluster.outputs import StageChunk
 from omni_cluster.server.endpoints.responses import response_events
 from omni_cluster.server.streamed import AnswerStream
+from omni_cluster.types.errors import DIED, StageDied
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import until
 from tests.openai_api.response_bodies import parse
 from tests.server.bad_inputs import MODEL

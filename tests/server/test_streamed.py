@@ -9,8 +9,8 @@ import pytest
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.fan_in import StageEvent
-from omni_cluster.outputs import StageChunk, TokenCounts
 from omni_cluster.server.streamed import AnswerStream, gathered, merged
+from omni_cluster.types.outputs import StageChunk, TokenCounts
 
 
 class Source:

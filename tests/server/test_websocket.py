@@ -15,10 +15,10 @@ from fastapi import FastAPI, WebSocket
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.exposition import ReplicaMetrics, text_of
 from omni_cluster.engine.pipeline import answer_progress
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.server.app import ENDPOINTS, Services
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.streamed import open_stream
+from omni_cluster.types.inputs import OmniRequest
 from tests.server.keyed import ONE, config_of
 from tests.server.samples import Totals, totals
 from tests.server.speaker import Face, face_of

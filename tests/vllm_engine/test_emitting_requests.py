@@ -24,9 +24,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import bind
-from omni_cluster.inputs import StageExtra
 from omni_cluster.models.stage_spec import ARSpec
-from omni_cluster.rows import PrefixHashes, Rows
+from omni_cluster.types.inputs import StageExtra
+from omni_cluster.types.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine import scheduler as scheduler_module
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.output_processor import RowsSink

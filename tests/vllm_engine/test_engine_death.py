@@ -16,10 +16,10 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from omni_cluster.engine.build import bind, make_stage
-from omni_cluster.errors import RequestGone, StageDied
-from omni_cluster.inputs import OmniRequest
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import PrefixHashes
+from omni_cluster.types.errors import RequestGone, StageDied
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine import stage_llm
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.stage_llm import MOST_SENDINGS, StageLLM

@@ -49,7 +49,7 @@ if __name__ == "__main__":
 ENGINE = f"""
 import asyncio, json, os, sys
 import psutil
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from tests.engine.stages import pipeline_config, running
 from tests.processes import command_line, running_after

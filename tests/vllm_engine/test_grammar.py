@@ -10,7 +10,7 @@ import torch
 import xgrammar
 from transformers import AutoTokenizer
 
-from omni_cluster.errors import RequestError
+from omni_cluster.types.errors import RequestError
 from omni_cluster.vllm_engine.grammar import valid_strings, with_grammar
 
 

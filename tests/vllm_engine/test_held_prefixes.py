@@ -17,9 +17,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_cluster.engine.build import bind
-from omni_cluster.inputs import RowsPush, StageExtra
 from omni_cluster.models.stage_spec import ARSpec
-from omni_cluster.rows import HASH_BYTES, PrefixHashes
+from omni_cluster.types.inputs import RowsPush, StageExtra
+from omni_cluster.types.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.scheduler import OmniScheduler
 from tests.engine.stages import pipeline_config, talker_stage, thinker_stage, tight

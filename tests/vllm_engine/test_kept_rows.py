@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from omni_cluster.rows import Rows
+from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.kept_rows import EmittedRows, KeptRows
 from tests.rows import rows_of
 

@@ -19,9 +19,9 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from omni_cluster.errors import PayloadError
 from omni_cluster.models.family import StreamInterval
-from omni_cluster.rows import LARGE_BYTES, PrefixHashes, Rows
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.rows import LARGE_BYTES, PrefixHashes, Rows
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from tests.rows import rows_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.rows import PrefixHashes
+from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 
 PREFIX = PrefixHashes(16, (bytes(32), bytes([1]) * 32))

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
-from omni_cluster.errors import PayloadError
-from omni_cluster.inputs import RowsPush
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.inputs import RowsPush
 from omni_cluster.vllm_engine.rows_pusher import MAX_MESSAGES, MAX_PUSHES, PushWindow, Refusals, RowsPusher, Sent
 from tests.rows import rows_of
 

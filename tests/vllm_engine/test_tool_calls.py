@@ -11,9 +11,9 @@ import torch
 from transformers import AutoTokenizer
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from omni_cluster.inputs import KnownOutput, ToolUse
-from omni_cluster.outputs import Call, CallDelta, StageChunk, join_calls
-from omni_cluster.rows import Rows
+from omni_cluster.types.inputs import KnownOutput, ToolUse
+from omni_cluster.types.outputs import Call, CallDelta, StageChunk, join_calls
+from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker
 from omni_cluster.vllm_engine.output_processor import RowsSink
 from omni_cluster.vllm_engine.tool_calls import CallReader, structure_with_calls

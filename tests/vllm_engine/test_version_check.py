@@ -11,8 +11,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import stage_class
-from omni_cluster.errors import VersionError
 from omni_cluster.models.registry import known_families
+from omni_cluster.types.errors import VersionError
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM
 from omni_cluster.vllm_engine.version_check import check_names, check_vllm
 

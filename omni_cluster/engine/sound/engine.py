@@ -17,12 +17,12 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import COUNTED, StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
-from omni_cluster.errors import ConfigError, JobFailed, OmniError, SoundEngineStopped
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.progress import Probe, Progress, StallWatch
 from omni_cluster.models.sound import SoundSession
 from omni_cluster.models.stage_spec import SoundSpec
-from omni_cluster.outputs import AudioChunk, StageChunk
-from omni_cluster.progress import Probe, Progress, StallWatch
+from omni_cluster.types.errors import ConfigError, JobFailed, OmniError, SoundEngineStopped
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.stage_worker import StageWorker
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.errors import JobFailed
 from omni_cluster.models.sound import SoundJob
+from omni_cluster.types.errors import JobFailed
 
 
 class LoopJob:

@@ -16,9 +16,9 @@ from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
 from omni_cluster.engine.sound.scheduler import Slack, StepScheduler
-from omni_cluster.errors import OmniError, SoundEngineStopped
+from omni_cluster.models.progress import Progress
 from omni_cluster.models.sound import SoundJob, SoundSession, StepTime
-from omni_cluster.progress import Progress
+from omni_cluster.types.errors import OmniError, SoundEngineStopped
 
 logger = logging.getLogger(__name__)
 

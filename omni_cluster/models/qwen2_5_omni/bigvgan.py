@@ -26,7 +26,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     kaiser_sinc_filter1d,
 )
 
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 BLOCKS_A_STAGE = 3
 FOLD = 8

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cluster.config.caches import cache_folder
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import PRESETS, build_config, text_ends
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, TokenLayout, build_tokenizer, token_layout
+from omni_cluster.types.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

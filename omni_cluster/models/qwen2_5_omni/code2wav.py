@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.errors import TokenError
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.sound import SoundJob
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import TokenError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 SAMPLE_RATE_HZ = 24_000
 """Of the vocoder; no checkpoint says it."""

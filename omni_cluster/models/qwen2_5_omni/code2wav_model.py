@@ -13,7 +13,6 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_cluster.config.precision import Precision
-from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models import float8
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
@@ -25,6 +24,7 @@ from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.models.step_clock import StepClock
+from omni_cluster.types.errors import NotFinite, PayloadError
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import Prompt
 from omni_cluster.models.chat_files import ChatTemplate, FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import Family, Hearing
@@ -27,6 +25,8 @@ from omni_cluster.models.qwen2_5_omni.voices import (
     voice_names,
 )
 from omni_cluster.models.stage_spec import StageSpec, by_name
+from omni_cluster.types.errors import ConfigError, RequestError
+from omni_cluster.types.inputs import Prompt
 
 if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name, starts without torch
     from omni_cluster.models.qwen2_5_omni.talker import TextEmbeddings

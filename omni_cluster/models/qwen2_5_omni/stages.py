@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 from omni_cluster.config.schema import SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.memory.sizes import ARSizes, DiffusionSizes
 from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import memory
@@ -17,7 +16,8 @@ from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THIN
 from omni_cluster.models.qwen2_5_omni.thinker import ROWS, ThinkerSession
 from omni_cluster.models.sound import LinearCost, SoundModel, SoundPriors, SoundSession
 from omni_cluster.models.stage_spec import ARSpec, SoundSpec
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 
 if TYPE_CHECKING:
     import torch

@@ -19,14 +19,14 @@ import msgspec
 import numpy as np
 import torch
 
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import tensor_rows
 from omni_cluster.models.family import EngineInput, Hold, LaterRows, StreamInterval
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.thinker import ROWS
 from omni_cluster.models.qwen2_5_omni.voices import Voice
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import Rows
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import Rows
 
 TOKEN_TABLE = "thinker.model.embed_tokens.weight"
 PART_ROWS = 2048

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import NOTHING_KNOWN, Media, OmniRequest, Prompt
 from omni_cluster.models.family import EngineInput, GivenReply, LaterRows
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import NOTHING_KNOWN, Media, OmniRequest, Prompt
 
 SAMPLE_RATE_HZ = 16_000
 ROWS = "hidden+embedding"

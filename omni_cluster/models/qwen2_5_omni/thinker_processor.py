@@ -24,11 +24,11 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig,
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate, PromptUpdateDetails
 
-from omni_cluster.errors import RequestError
 from omni_cluster.models.qwen2_5_omni import pixels
 from omni_cluster.models.qwen2_5_omni.audio_tower import sound_tokens
 from omni_cluster.models.qwen2_5_omni.thinker import SAMPLE_RATE_HZ, video_item
 from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, Grid, Place, heard_tokens
+from omni_cluster.types.errors import RequestError
 
 SOUND = "heard_features"
 """Mel frames of the videos' sound, `[mel bins, frames]`; beside it `SOUND_LENGTHS`, the frames of each video."""

@@ -7,7 +7,7 @@ refuses a file of one frame.
 
 from __future__ import annotations
 
-from omni_cluster.media import FramePolicy
+from omni_cluster.types.media import FramePolicy
 
 _PATCH = 28
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cluster.errors import ConfigError
+from omni_cluster.types.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

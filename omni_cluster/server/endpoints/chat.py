@@ -14,13 +14,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatRequest, chat_body
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
 from omni_cluster.openai_api.structured import structure_named
-from omni_cluster.outputs import OmniRequestOutput
-from omni_cluster.sampling import BOUNDS
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import (
     StreamedSound,
@@ -36,6 +33,9 @@ from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
+from omni_cluster.types.sampling import BOUNDS
 
 
 class ChatEndpoint:

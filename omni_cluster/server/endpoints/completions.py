@@ -12,12 +12,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.text_completion import ChoiceText, CompletionRequest, TextStream, completion_body
-from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import check_text_ids, finish_reason, text_sampling, usage
 from omni_cluster.server.endpoints.chat import choices_of
@@ -25,6 +23,8 @@ from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
 
 _PROMPT = "prompt"
 _Group = list[tuple[OmniRequest, AnswerStream[AnswerProgress]]]

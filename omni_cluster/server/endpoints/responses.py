@@ -13,20 +13,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline, answer_progress
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.response_answer import Event, ResponseAnswer
 from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
-from omni_cluster.outputs import OmniRequestOutput
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason, timings, usage
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
 
 _PROMPT = "input"
 """The field that has the prompt."""

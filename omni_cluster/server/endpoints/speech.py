@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from omni_cluster.engine.pipeline import Pipeline, answer_progress
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
@@ -24,6 +23,7 @@ from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import open_stream, whole_output
+from omni_cluster.types.inputs import OmniRequest
 
 """Of a whole file, which has no place to say how it ended."""
 

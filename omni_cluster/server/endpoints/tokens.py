@@ -8,13 +8,13 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.build import BoundPipeline
-from omni_cluster.inputs import Prompt
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.errors import BadRequest, blamed_on
 from omni_cluster.openai_api.tokens import TokenizeRequest, detokenize_body, tokenize_body
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer, refusal
+from omni_cluster.types.inputs import Prompt
 
 
 class TokensEndpoint:

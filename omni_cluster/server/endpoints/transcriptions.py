@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from omni_cluster.engine.answer import AnswerBuilder
 from omni_cluster.engine.pipeline import Pipeline, answer_builder
-from omni_cluster.inputs import Media, OmniRequest
 from omni_cluster.models.family import Hearing
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.access import FINISH_HEADER
@@ -26,6 +25,7 @@ from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
+from omni_cluster.types.inputs import Media, OmniRequest
 
 
 class TranscriptionsEndpoint:

@@ -16,8 +16,8 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
-from omni_cluster.inputs import StageExtra
-from omni_cluster.rows import PrefixHashes
+from omni_cluster.types.inputs import StageExtra
+from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.worker.finite import finite_logits
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.inputs import StageExtra
-from omni_cluster.rows import PrefixHashes, Rows, check_together
+from omni_cluster.types.inputs import StageExtra
+from omni_cluster.types.rows import PrefixHashes, Rows, check_together
 from omni_cluster.vllm_engine.worker.finite import finite_rows
 
 

@@ -14,7 +14,7 @@ from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
-from omni_cluster.errors import JobFailed, SoundEngineStopped
+from omni_cluster.types.errors import JobFailed, SoundEngineStopped
 from tests.engine.sound.causal import (
     CODEBOOKS,
     NO_CODES,

@@ -21,13 +21,13 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.engine import SoundEngine, is_device_error
-from omni_cluster.errors import ConfigError, JobFailed, PayloadError, SoundEngineStopped, StageDied, TokenError
-from omni_cluster.inputs import KnownOutput, OmniRequest
+from omni_cluster.models.progress import StallWatch
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
 from omni_cluster.models.sound import SoundJob, StepTime
-from omni_cluster.outputs import AudioChunk, OmniRequestOutput, StageChunk
-from omni_cluster.progress import StallWatch
+from omni_cluster.types.errors import ConfigError, JobFailed, PayloadError, SoundEngineStopped, StageDied, TokenError
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.vllm_engine.worker import sound_worker
 from tests.engine.stages import (
     PATIENCE_S,
@@ -616,7 +616,7 @@ def test_an_index_out_of_range_on_a_card_stops_the_stage_and_its_health_says_so(
     code = """
         import asyncio
         import torch
-        from omni_cluster.errors import SoundEngineStopped
+        from omni_cluster.types.errors import SoundEngineStopped
         from tests.engine.stages import at_once, running
         from tests.engine.sound.test_engine import codes, config, sound, spoken
 
@@ -677,7 +677,7 @@ def test_an_error_of_a_card_that_nobody_waited_for_is_found_by_an_idle_stage() -
     code = """
         import asyncio
         import torch
-        from omni_cluster.errors import SoundEngineStopped
+        from omni_cluster.types.errors import SoundEngineStopped
         from tests.engine.stages import running
         from tests.engine.sound.test_engine import config
 

@@ -19,16 +19,16 @@ from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import LoopJob
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import AnyJob, Slack, StepCost, StepScheduler
-from omni_cluster.errors import JobFailed, SoundEngineStopped, TokenError
-from omni_cluster.inputs import OmniRequest
+from omni_cluster.models.progress import Progress
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob, StepTime
-from omni_cluster.outputs import StageChunk
-from omni_cluster.progress import Progress
+from omni_cluster.types.errors import JobFailed, SoundEngineStopped, TokenError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import PATIENCE_S, at_once
 
 BLOCK = 12

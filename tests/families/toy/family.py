@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omni_cluster.errors import ConfigError, RequestError
-from omni_cluster.inputs import Prompt
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import Family
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import StageSpec, by_name
+from omni_cluster.types.errors import ConfigError, RequestError
+from omni_cluster.types.inputs import Prompt
 from toy.stages import Codes, Sound, Text
 from toy.tokenizer import VOCAB_SIZE, ByteTokenizer
 

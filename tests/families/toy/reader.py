@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.inputs import OmniRequest, Prompt
 from omni_cluster.models.family import Family
 from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import StageSpec, by_name
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.inputs import OmniRequest, Prompt
+from omni_cluster.types.outputs import StageChunk
 from toy.stages import Codes, CodesStage, Sound
 
 

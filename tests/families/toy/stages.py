@@ -13,12 +13,12 @@ from pydantic import Field
 
 from omni_cluster.config.problems import Strict
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.errors import RequestError
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.plain_stage import PlainStage
 from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import PlainSpec, SoundFacts, StageSpec
-from omni_cluster.outputs import AudioChunk, StageChunk
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import AudioChunk, StageChunk
 from toy.tokenizer import END
 
 if TYPE_CHECKING:

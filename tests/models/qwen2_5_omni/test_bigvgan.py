@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.qwen2_5_omni import bigvgan
 from omni_cluster.models.qwen2_5_omni.bigvgan import Snake, Vocoder
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
+from omni_cluster.types.errors import ConfigError
 
 CPU = torch.device("cpu")
 SAMPLES_PER_FRAME = 240

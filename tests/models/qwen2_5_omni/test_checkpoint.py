@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.qwen2_5_omni import checkpoint as checkpoint_module
 from omni_cluster.models.qwen2_5_omni.checkpoint import (
     RECIPE_VERSION,
@@ -23,6 +22,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint import (
 )
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import build_tokenizer, token_layout
+from omni_cluster.types.errors import ConfigError
 
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 

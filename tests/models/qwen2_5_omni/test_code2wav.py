@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniToken2WavConfig
 
-from omni_cluster.errors import TokenError
-from omni_cluster.inputs import KnownOutput, OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.qwen2_5_omni.code2wav import (
     DIT_DEFAULTS,
@@ -27,7 +25,9 @@ from omni_cluster.models.qwen2_5_omni.code2wav import (
 )
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.sound import SoundJob
-from omni_cluster.outputs import StageChunk
+from omni_cluster.types.errors import TokenError
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.stages import PATIENCE_S, Feed, at_once
 
 IDS = SpecialIds(codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80)

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omni_cluster.config.precision import LayerPrecision, Precision
-from omni_cluster.errors import NotFinite, PayloadError
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob
+from omni_cluster.types.errors import NotFinite, PayloadError
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import EngineInput, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import talker as talker_module
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
-from omni_cluster.outputs import StageChunk
-from omni_cluster.rows import PrefixHashes, Rows, check_together
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from omni_cluster.types.rows import PrefixHashes, Rows, check_together
 from tests.engine.stages import Speak, at_once
 from tests.reference import Reference, media, prompt_text
 from tests.rows import rows_of

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.qwen2_5_omni.voices import (
     VOICE_FILE,
     Voice,
@@ -15,6 +14,7 @@ from omni_cluster.models.qwen2_5_omni.voices import (
     load_voices,
     voice_names,
 )
+from omni_cluster.types.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.caches import PARTS
-from omni_cluster.errors import ConfigError
 from omni_cluster.models.registry import known_families
+from omni_cluster.types.errors import ConfigError
 
 pytestmark = pytest.mark.cluster
 

@@ -22,8 +22,8 @@ from omni_cluster.cluster.consumer import ReplicaConnections
 from omni_cluster.cluster.transport import RemoteStage, Ticket
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.engine.caches import PARTS
-from omni_cluster.errors import RequestError
-from omni_cluster.rows import Rows
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.rows import Rows
 from tests.engine.stages import whole_rows
 from tests.http_app import (
     MODEL,

@@ -13,9 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from omni_cluster.inputs import OmniRequest
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.types.inputs import OmniRequest
 from tests.fuzz.bodies import chat_body, speech_body, take_chat, take_speech
 from tests.fuzz.hostile import HOSTILE
 from tests.http_app import nothing_is_left

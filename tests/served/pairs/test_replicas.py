@@ -22,7 +22,7 @@ import ray
 from openai import AuthenticationError, OpenAI
 
 from omni_cluster.cluster.transport import RemoteStage
-from omni_cluster.errors import StageDied
+from omni_cluster.types.errors import StageDied
 from tests.http_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 from tests.served.app import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until, whole_scrape

@@ -20,7 +20,7 @@ import ray
 
 from omni_cluster.cluster.metrics import missing
 from omni_cluster.engine.exposition import text_of
-from omni_cluster.errors import RequestError
+from omni_cluster.types.errors import RequestError
 from tests.served.app import (
     BASE_URL,
     KEY,

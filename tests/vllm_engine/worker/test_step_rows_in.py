@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_cluster.errors import PayloadError
-from omni_cluster.inputs import StageExtra
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.inputs import StageExtra
 from omni_cluster.vllm_engine.worker.step_rows import NOWHERE, OmniModelInputBuilder, TokenSpan
 from tests.rows import rows_of
 

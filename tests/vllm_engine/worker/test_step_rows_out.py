@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from omni_cluster.rows import PrefixHashes, Rows
+from omni_cluster.types.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     AsyncRowsOutput,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from omni_cluster.errors import StageDied
+from omni_cluster.types.errors import StageDied
 
 ANSWER_S = 1.0
 """How long one look waits for the engine's answer: one in a long step answers at a later look."""

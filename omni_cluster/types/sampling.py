@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from omni_cluster.errors import RequestError
+from omni_cluster.types.errors import RequestError
 
 INT32_MAX = 2**31 - 1
 MAX_STOPS = 4

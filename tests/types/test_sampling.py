@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from vllm._custom_ops import apply_repetition_penalties
 
 from omni_cluster.config.schema import StageConfig
-from omni_cluster.errors import RequestError
 from omni_cluster.openai_api.wire import Sampling, StageSampling
-from omni_cluster.sampling import BOUNDS, NAMES, SWITCHES, check_sampling
+from omni_cluster.types.errors import RequestError
+from omni_cluster.types.sampling import BOUNDS, NAMES, SWITCHES, check_sampling
 
 ODD = [0, -1, 1e-300, 5e-324, 1e-45, 1.1e-38, 1e-10, 0.009, 0.01, 0.5, 1, 2, 2.1, 100, 101, 1e38, 1e308, 2**31, 2**63]
 ODD += [-(2**63), -(2**63) - 1, 10**40, True, "1", math.nan, math.inf, -math.inf, [1], {}]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from omni_cluster.rows import Earlier, Rows
+from omni_cluster.types.rows import Earlier, Rows
 
 if TYPE_CHECKING:
     MaybeRows = Rows | None

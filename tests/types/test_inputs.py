@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from omni_cluster.inputs import Media, OmniRequest, Video
+from omni_cluster.types.inputs import Media, OmniRequest, Video
 
 
 def test_a_request_without_its_media_is_the_same_in_all_else() -> None:

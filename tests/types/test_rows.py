@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from omni_cluster.errors import PayloadError
-from omni_cluster.inputs import EXTRA_KEY, StageExtra
-from omni_cluster.rows import HASH_BYTES, HEADER, ITEM_BYTES, MAGIC, PrefixHashes, Rows, check_together
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.inputs import EXTRA_KEY, StageExtra
+from omni_cluster.types.rows import HASH_BYTES, HEADER, ITEM_BYTES, MAGIC, PrefixHashes, Rows, check_together
 from tests.rows import KIND, rows_of
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

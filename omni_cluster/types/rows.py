@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from omni_cluster.errors import PayloadError
+from omni_cluster.types.errors import PayloadError
 
 if TYPE_CHECKING:  # a process that computes nothing starts without torch: the functions import it
     import torch

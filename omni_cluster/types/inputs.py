@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from omni_cluster.media import Media as Media
-from omni_cluster.media import Video as Video
-from omni_cluster.tool_use import ToolUse as ToolUse
+from omni_cluster.types.media import Media as Media
+from omni_cluster.types.media import Video as Video
+from omni_cluster.types.tool_use import ToolUse as ToolUse
 
 EXTRA_KEY = "omni"
 """The key of vLLM's `SamplingParams.extra_args` under which a `StageExtra` travels to the workers."""

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from omni_cluster import progress
-from omni_cluster.errors import StageDied
-from omni_cluster.progress import MAX_LAPSE_S, Probe, Progress, StallWatch
+from omni_cluster.models import progress
+from omni_cluster.models.progress import MAX_LAPSE_S, Probe, Progress, StallWatch
+from omni_cluster.types.errors import StageDied
 
 TIMEOUT_S = 10.0
 LOOK_S = 2.0
