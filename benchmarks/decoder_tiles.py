@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 import triton
 
-from omni_cluster.models import float8
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
+from omni_cluster.kernels import float8
+from omni_cluster.kernels.decoder_kernels import (
     NUM_COUNTERS,
     Weight,
     can_overlap,
@@ -34,7 +34,7 @@ from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
     norm_linear,
     padded_rows,
 )
-from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
+from omni_cluster.kernels.decoder_tiles import (
     GATE_UP_TILES,
     LINEAR_ADD_TILES,
     QKV_TILES,

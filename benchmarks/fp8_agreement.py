@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import Qwen2_5OmniProcessor, Qwen2_5OmniThinkerForConditionalGeneration
 
-from omni_cluster.models.float8 import VALUES
-from omni_cluster.models.float8_kernels import LARGEST
+from omni_cluster.kernels.float8 import VALUES
+from omni_cluster.kernels.float8_kernels import LARGEST
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 
 WORDS = "below ships letters where people and bread met seven roads mill gardens lamps talk turn old winter rain of"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "omni_cluster"
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 500
-KERNELS = "models/qwen2_5_omni/decoder_kernels.py"
+KERNELS = "kernels/decoder_kernels.py"
 
 VLLM_ROOM = "vllm_engine"
 PUBLIC_LAYERS = re.compile(r"vllm\.([A-Z]\w*$|config\.|model_executor\.|multimodal\.)")
@@ -54,9 +54,9 @@ ALLOWED: Mapping[str, str] = {
     "cluster/metrics.py imports vllm.v1.metrics.ray_wrappers.RayHistogramWrapper": "it imports Ray, as no room "
     "but cluster does",
     "cluster/metrics.py imports vllm.v1.metrics.ray_wrappers.RayPrometheusStatLogger": "the same",
-    "models/qwen2_5_omni/fused_decoder.py imports vllm.forward_context.get_forward_context": "a layer learns in "
+    "kernels/fused_decoder.py imports vllm.forward_context.get_forward_context": "a layer learns in "
     "no other way of the step that it is in",
-    "models/qwen2_5_omni/fused_decoder.py imports vllm.v1.attention.backends.flash_attn.FlashAttentionMetadata": "its "
+    "kernels/fused_decoder.py imports vllm.v1.attention.backends.flash_attn.FlashAttentionMetadata": "its "
     "kernels read the cache whose layout this one has",
     "engine/cards.py sets variables": "how a stage's processes share a card, and only while they are started",
     "engine/cards.py sets name": "which cards a stage's processes see, and only while they are started",
@@ -135,13 +135,13 @@ def modules_named(source: Source) -> Iterator[str]:
 
 
 def vllm_out_of_place(source: Source) -> Iterator[str]:
-    """A family's models are made of vLLM's public layers; all else of vLLM is one room's."""
+    """Models and their kernels are made of vLLM's public layers; all else of vLLM is one room's."""
     if source.room == VLLM_ROOM:
         return
-    is_of_family = source.room == "models" and source.path.count("/") > 1
+    is_of_model = source.room == "kernels" or (source.room == "models" and source.path.count("/") > 1)
     dotted = (text for text in strings(source) if re.fullmatch(r"vllm(\.\w+)+", text))
     for name in sorted({name for name in (*imported(source), *dotted) if name.split(".")[0] == "vllm"}):
-        if not (is_of_family and PUBLIC_LAYERS.match(name)):
+        if not (is_of_model and PUBLIC_LAYERS.match(name)):
             yield f"imports {name}"
 
 

@@ -18,7 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as stock
 
-from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
+from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
 
 GRAPH_POSITIONS = (128, 256, 512, 1024, 2048)
 """Of all sounds of a step together, which the layers are captured for. A second of sound has 50."""

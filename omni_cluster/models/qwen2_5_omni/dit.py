@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_cluster.models import float8
-from omni_cluster.models.float8 import Float8Rows
+from omni_cluster.kernels import float8
+from omni_cluster.kernels.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
 from omni_cluster.models.qwen2_5_omni.dit_resident_kernel import ResidentLayers
 from omni_cluster.models.qwen2_5_omni.voices import Voice

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from omni_cluster.models.float8_kernels import store_quantized
+from omni_cluster.kernels.float8_kernels import store_quantized
 
 if TYPE_CHECKING:
     from omni_cluster.models.qwen2_5_omni.dit import PackedBlocks

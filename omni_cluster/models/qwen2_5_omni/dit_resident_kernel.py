@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from omni_cluster.models.float8_kernels import gelu_by_tanh
+from omni_cluster.kernels.float8_kernels import gelu_by_tanh
 from omni_cluster.models.qwen2_5_omni.dit_kernels import add_and_norm_row, attend_block, keep_row
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
+from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, NO_BLOCK, BlockDiT, PackedBlocks
 
 NUM_STEPS = 10

@@ -16,8 +16,8 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, make_layers, maybe_prefix
 
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import MAX_REQUESTS
-from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
+from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
+from omni_cluster.kernels.fused_decoder import FusedDecoder
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 
 ARCHITECTURE = "Qwen2_5OmniTalker"

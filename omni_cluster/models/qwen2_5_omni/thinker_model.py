@@ -15,10 +15,10 @@ from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VisionTransformer
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
+from omni_cluster.kernels.fused_decoder import FusedDecoder
 from omni_cluster.models.kept_tables import KeptTables
 from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import MAX_REQUESTS
-from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder
 from omni_cluster.models.qwen2_5_omni.memory import KEPT_ANGLES_BYTES
 from omni_cluster.models.qwen2_5_omni.thinker_processor import (
     IS_SOUND,

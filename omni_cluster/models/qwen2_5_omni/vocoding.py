@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
+from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
 from omni_cluster.models.qwen2_5_omni.flow import on_device
 

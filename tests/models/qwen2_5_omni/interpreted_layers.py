@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from omni_cluster.models.float8 import Float8Rows
+from omni_cluster.kernels.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
 from omni_cluster.models.qwen2_5_omni.dit import NORM_EPS, BlockDiT
 from tests.models.qwen2_5_omni.dit_cases import SIZE, blocks, make_dit

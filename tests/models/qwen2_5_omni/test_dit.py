@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.models.float8 import Float8Rows
+from omni_cluster.kernels.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
 from omni_cluster.models.qwen2_5_omni.dit import (
     FIRST_SLOT,

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cluster.models.cuda_graphs import size_at_least
+from omni_cluster.kernels.cuda_graphs import size_at_least
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS, NUM_STEPS, evaluation_times, graph_sizes, time_points
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""`python -m tests.models.qwen2_5_omni.interpreted_decoder`: products of the decoder, as Triton interprets them.
+"""`python -m tests.kernels.interpreted_decoder`: products of the decoder, as Triton interprets them.
 
 Triton decides where a kernel runs when it is imported, so this is a process of its own. Prints how far the products of
 one and of several rows are from those of plain PyTorch, with weights of float32 and of e4m3: Triton's interpreter has
@@ -14,10 +14,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from omni_cluster.models.qwen2_5_omni import decoder_kernels
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS
-from omni_cluster.models.qwen2_5_omni.decoder_tiles import Tiles
-from tests.models.qwen2_5_omni.kernel_cases import EPS, SCALES, product, rms_norm, silu_and_multiply, stored
+from omni_cluster.kernels import decoder_kernels
+from omni_cluster.kernels.decoder_kernels import NUM_COUNTERS
+from omni_cluster.kernels.decoder_tiles import Tiles
+from tests.kernels.kernel_cases import EPS, SCALES, product, rms_norm, silu_and_multiply, stored
 
 WIDTH, FEATURES = 80, 24
 ROWS = {1: Tiles(4, 128, 1, 4, 1), 3: Tiles(16, 32, 1, 4, 2)}

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from omni_cluster.models import float8
-from omni_cluster.models.float8 import Float8Rows
+from omni_cluster.kernels import float8
+from omni_cluster.kernels.float8 import Float8Rows
 from omni_cluster.types.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_a_card_without_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_kernels_as_triton_interprets_them() -> None:
     """Of rows that float8 holds exactly: Triton's interpreter loses a carry where one is rounded up."""
-    command = [sys.executable, "-m", "tests.models.interpreted_float8"]
+    command = [sys.executable, "-m", "tests.kernels.interpreted_float8"]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
     assert len(made) == 3 and all(float(difference) < 1e-6 for difference in made)
 

@@ -16,9 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from omni_cluster.models.qwen2_5_omni import decoder_kernels
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import NUM_COUNTERS
-from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
+from omni_cluster.kernels import decoder_kernels
+from omni_cluster.kernels.decoder_kernels import NUM_COUNTERS
+from omni_cluster.kernels.decoder_tiles import (
     GATE_UP_TILES,
     LINEAR_ADD_TILES,
     QKV_TILES,
@@ -26,8 +26,8 @@ from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
     TilesByDtype,
     tiles_of_nearest,
 )
-from omni_cluster.models.qwen2_5_omni.fused_decoder import FusedDecoder, _is_read, weight_of
-from tests.models.qwen2_5_omni.kernel_cases import EPS, SCALES, product, rms_norm, silu_and_multiply, stored
+from omni_cluster.kernels.fused_decoder import FusedDecoder, _is_read, weight_of
+from tests.kernels.kernel_cases import EPS, SCALES, product, rms_norm, silu_and_multiply, stored
 
 ROOT = Path(__file__).parents[3]
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 6, 2, 128, 16
@@ -314,7 +314,7 @@ def test_replayed_graph_is_the_plain_decoder(n: int, scales: int) -> None:
 
 
 def test_products_as_triton_interprets_them() -> None:
-    command = [sys.executable, "-m", "tests.models.qwen2_5_omni.interpreted_decoder"]
+    command = [sys.executable, "-m", "tests.kernels.interpreted_decoder"]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
     assert len(made) == 18 and all(float(difference) < 1e-6 for difference in made)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear, silu
 
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import Weight
+from omni_cluster.kernels.decoder_kernels import Weight
 
 EPS = 1e-6
 

@@ -1,4 +1,4 @@
-"""`python -m tests.models.interpreted_float8`: the kernels of float8, as Triton interprets them, beside plain PyTorch.
+"""`python -m tests.kernels.interpreted_float8`: the kernels of float8, as Triton interprets them, beside plain PyTorch.
 
 Triton decides where a kernel runs when it is imported, so this is a process of its own. Prints how far values and
 scales of rows are from those of plain PyTorch, and the scales of what GELU makes of them.
@@ -12,8 +12,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from omni_cluster.models import float8, float8_kernels
-from omni_cluster.models.float8 import VALUES, Float8Rows
+from omni_cluster.kernels import float8, float8_kernels
+from omni_cluster.kernels.float8 import VALUES, Float8Rows
 
 COUNT, WIDTH = 6, 48
 

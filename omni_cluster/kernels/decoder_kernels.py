@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from omni_cluster.models.qwen2_5_omni.decoder_tiles import (
+from omni_cluster.kernels.decoder_tiles import (
     GATE_UP_TILES,
     KEY_SPLITS,
     LINEAR_ADD_TILES,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from omni_cluster.models import float8_kernels
-from omni_cluster.models.float8_kernels import LARGEST, SMALLEST
+from omni_cluster.kernels import float8_kernels
+from omni_cluster.kernels.float8_kernels import LARGEST, SMALLEST
 from omni_cluster.types.errors import ConfigError
 
 VALUES = torch.float8_e4m3fn

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_cluster.models.cuda_graphs import CapturedWork, GraphPool, size_at_least
+from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (2, 2), (3, 4), (8, 8), (9, None)])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from omni_cluster.models.float8 import VALUES
+from omni_cluster.kernels.float8 import VALUES
 
 
 class Tiles(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from omni_cluster.models.float8 import VALUES
-from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
+from omni_cluster.kernels.decoder_kernels import (
     MAX_REQUESTS,
     NUM_COUNTERS,
     Weight,
@@ -20,6 +19,7 @@ from omni_cluster.models.qwen2_5_omni.decoder_kernels import (
     norm_linear,
     rotary_of_step,
 )
+from omni_cluster.kernels.float8 import VALUES
 
 
 class FusedDecoder:
