@@ -94,7 +94,8 @@ OURS = [name for name in known_families() if family_class(name).__module__.start
 
 @pytest.mark.parametrize("family", OURS)
 def test_a_family_lists_the_private_names_that_its_models_use(family: str, tiny: Path) -> None:
-    trees = read(Path(__import__(family_class(family).__module__, fromlist=["_"]).__file__).parent)
+    folder = Path(__import__(family_class(family).__module__, fromlist=["_"]).__file__).parent
+    trees = read(folder) | read(PACKAGE / "kernels")
     of_vllm = UsedNames({path: tree for path, tree in trees.items() if UsedNames({path: tree}).imports()})
     model = family_class(family)(tiny)
     stages = [spec.traits.relied_on for spec in model.specs.values() if isinstance(spec, ARSpec)]

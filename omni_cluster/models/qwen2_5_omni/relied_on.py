@@ -6,19 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-_MODEL = "vllm.model_executor.models.qwen2_5_omni_thinker"
+from omni_cluster.kernels.relied_on import DECODER
 
-DECODER: Mapping[str, tuple[str, ...]] = {
-    "vllm.forward_context:ForwardContext": ("attn_metadata", "slot_mapping"),
-    "vllm.forward_context:get_forward_context": (),
-    "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata": (
-        "block_table",
-        "max_query_len",
-        "seq_lens",
-        "use_cascade",
-    ),
-}
-"""Of the fused decoder, which thinker and talker have."""
+_MODEL = "vllm.model_executor.models.qwen2_5_omni_thinker"
 
 THINKER: Mapping[str, tuple[str, ...]] = {
     **DECODER,

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from omni_cluster.config.schema import SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
+from omni_cluster.kernels.relied_on import DECODER
 from omni_cluster.memory.sizes import ARSizes, DiffusionSizes
 from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
-from omni_cluster.models.qwen2_5_omni.relied_on import DECODER, SIGNATURES, THINKER
+from omni_cluster.models.qwen2_5_omni.relied_on import SIGNATURES, THINKER
 from omni_cluster.models.qwen2_5_omni.thinker import ROWS, ThinkerSession
 from omni_cluster.models.sound import LinearCost, SoundModel, SoundPriors, SoundSession
 from omni_cluster.models.stage_spec import ARSpec, SoundSpec
