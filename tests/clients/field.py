@@ -14,25 +14,25 @@ _TYPED = ("structured", "structured by a schema")
 _AI_SDK = ("second turn", "image", "structured", "tool")
 
 CLIENTS = (
-    Client("openai-1", "openai_python.py", "openai1", _OPENAI, slow=False),
-    Client("openai-2", "openai_python.py", "openai2", _OPENAI, slow=False),
-    Client("openai-3", "openai_python.py", None, _OPENAI, slow=False),
+    Client("openai-1", "openai_python.py", "openai1", _OPENAI, marks=("full",)),
+    Client("openai-2", "openai_python.py", "openai2", _OPENAI, marks=("full",)),
+    Client("openai-3", "openai_python.py", None, _OPENAI, marks=()),
     Client(
         "litellm", "litellm_sdk.py", "litellm",
         (*_CHAT, "sound in", "sound out", "tool", "structured", "completions", "transcription", "speech", "responses",
          "too long"),
-        slow=False,
+        marks=("full",),
     ),
     Client(
         "pydantic-ai", "pydantic_ai_agent.py", "pydantic_ai",
         (*_CHAT, "sound in", *_TYPED, "tool", "responses", "responses stream", "responses structured"),
-        slow=False,
+        marks=("full",),
     ),
     Client(
         "openai-agents", "openai_agents.py", "openai_agents",
         (*_CHAT, "structured", "tool", "responses", "responses stream", "responses image", "responses structured",
          "responses tool", "transcription", "voice"),
-        slow=False,
+        marks=("full",),
     ),
     Client(
         "langchain", "langchain_chat.py", "langchain",

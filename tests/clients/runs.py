@@ -28,13 +28,14 @@ class Client:
     """A client of the field: what its script does, and where its packages are.
 
     `requirements`: the name of its file in `requirements/`; None is this interpreter's own environment.
+    `marks`: none, and `make test` runs it; "full" for `make test-all`, "slow" for `make clients` alone.
     """
 
     name: str
     script: str
     requirements: str | None
     does: tuple[str, ...]
-    slow: bool = True
+    marks: tuple[str, ...] = ("slow",)
 
 
 @dataclass(frozen=True)

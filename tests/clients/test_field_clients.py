@@ -1,6 +1,7 @@
 """The field's clients, unmodified and with their own defaults: only address, key, model and the length are given.
 
-Each runs as a script of its own, in an environment of its own: `make clients` runs all, `make test` a few.
+Each runs as a script of its own, in an environment of its own. `make test` runs the one whose packages are here,
+`make test-all` a few, `make clients` all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SAMPLE_RATE_HZ = 24_000
 SAMPLES_A_CODE = 480
 
 EACH = [
-    pytest.param(client, did, id=f"{client.name}:{did}", marks=[pytest.mark.slow] if client.slow else [])
+    pytest.param(client, did, id=f"{client.name}:{did}", marks=[getattr(pytest.mark, mark) for mark in client.marks])
     for client in CLIENTS
     for did in client.does
 ]
