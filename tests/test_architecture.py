@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -257,6 +258,7 @@ BREACHES = [
 ]
 
 
+@functools.cache
 def found(rule: Rule) -> set[str]:
     return {f"{source.path} {breach}" for source in SOURCES for breach in rule(source)}
 
