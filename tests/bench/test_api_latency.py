@@ -145,6 +145,7 @@ def test_what_is_measured_is_as_long_as_the_load_says(bound: BoundPipeline, monk
     assert {len(text.split()) for text in texts} == {10_000}
 
 
+@pytest.mark.full
 def test_parts_only_writes_the_parts_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--config", str(TINY), "--out", str(tmp_path / "new"), "--parts-only"]
     assert main(argv) == 0

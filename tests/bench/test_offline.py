@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from omni_cluster.bench.result import read_result
 from omni_cluster.cli import main
+
+pytestmark = pytest.mark.full
 
 CODES = 30
 SAMPLES_A_CODE = 480

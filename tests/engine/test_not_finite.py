@@ -79,6 +79,7 @@ def question(number: int) -> str:
     return f"Question {number}: what do you see and hear, and what is it about?"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wants_audio", [False, True])
 @pytest.mark.parametrize("filling", ["", "long " * 20], ids=["one step", "several steps"])
 async def test_a_thinkers_request_ends_by_itself_and_its_neighbours_go_on(
@@ -96,6 +97,7 @@ async def test_a_thinkers_request_ends_by_itself_and_its_neighbours_go_on(
         assert after == before[i % NEIGHBOURS]
 
 
+@pytest.mark.full
 async def test_a_page_that_its_request_left_before_its_end_is_cleared(thinker: Stage) -> None:
     """The client leaves with the first rows, before any step has told of the rest."""
     before = [await said(thinker, f"left-before-{i}", question(i)) for i in range(NEIGHBOURS)]
@@ -112,6 +114,7 @@ async def test_a_page_that_its_request_left_before_its_end_is_cleared(thinker: S
     assert list(made) == before
 
 
+@pytest.mark.full
 async def test_the_prefix_cache_keeps_no_block_of_a_request_that_ended_so(thinker: Stage) -> None:
     start = "The same beginning of a prompt, long enough for a block of it and for one more after that. "
     before = await said(thinker, "clean-before", start)

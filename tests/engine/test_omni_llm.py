@@ -118,6 +118,7 @@ def test_modalities_say_whether_audio_is_wanted() -> None:
     assert not check_modalities(["text"])
 
 
+@pytest.mark.full
 def test_shutdown_ends_processes_and_threads_and_may_come_twice() -> None:
     before = children()
     text_only = PipelineConfig(model="preset:tiny", family="qwen2_5_omni", stages=[thinker_stage()])
@@ -132,6 +133,7 @@ def test_shutdown_ends_processes_and_threads_and_may_come_twice() -> None:
     omni.shutdown()
 
 
+@pytest.mark.full
 def test_engine_that_cannot_start_takes_the_others_down_with_it() -> None:
     processes, names = children(), sorted(threads())
     too_long = talker_stage(max_model_len=4096, kv_cache_memory_bytes=1 << 20)

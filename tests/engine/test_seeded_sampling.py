@@ -24,7 +24,7 @@ from tests.engine.stages import (
 )
 from tests.reference import Reference, media, prompt_text
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 Sampling = dict[str, Any]
 

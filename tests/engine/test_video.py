@@ -35,7 +35,7 @@ from tests.reference import (
     videos,
 )
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.full]
 MAX_MODEL_LEN = 2048
 MAX_NUM_BATCHED_TOKENS = 96
 LIMITS = {"audio": 2, "image": 2, "video": 3}

@@ -143,6 +143,7 @@ def test_an_engine_does_not_outlive_a_process_that_embeds_it_and_is_killed(tmp_p
         starter.communicate()
 
 
+@pytest.mark.full
 def test_a_forked_engine_equals_the_reference_and_ends(reference: Reference) -> None:
     prompt = prompt_text("text")
     done = subprocess.run(

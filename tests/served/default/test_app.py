@@ -334,6 +334,7 @@ def has_sound(line: str) -> bool:
     return line.startswith("data: {") and bool(sounds([json.loads(line.removeprefix("data: "))]))
 
 
+@pytest.mark.full
 async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_other(served: ServedApp) -> None:
     await until(lambda: no_call_for_rows_is_open(served), "the calls of earlier requests have ended")
     opener = asyncio.create_task(served.answer(with_lengths(request_for("text", "opens"), 4, 480)))
