@@ -471,7 +471,8 @@ def model_with_a_broken_voice(tiny: Path) -> Code2WavModel:
     voices = load_voices(tiny)
     nothing = torch.full_like(voices["Chelsie"].conditioning, torch.nan)
     broken = replace(voices["Chelsie"], name="Broken", conditioning=nothing)
-    return Code2WavModel(tiny, {"Broken": broken, **voices}, torch.device("cpu"))
+    few_places = Code2WavOptions(max_streams=3)
+    return Code2WavModel(tiny, {"Broken": broken, **voices}, torch.device("cpu"), few_places)
 
 
 def test_sound_that_is_not_finite_fails_its_job_and_leaves_its_neighbours(
