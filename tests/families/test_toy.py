@@ -76,8 +76,20 @@ def test_lengths_are_those_that_are_asked_for(toy: OmniLLM) -> None:
     assert made.finish_reason == "length"
 
 
-def test_media_are_refused_before_any_stage_begins(toy: OmniLLM) -> None:
-    with pytest.raises(RequestError, match="the toy reads text alone"):
+def test_it_says_what_pictures_it_was_shown(toy: OmniLLM) -> None:
+    (made,) = toy.generate([OmniPrompt(SAID, Media(images=(np.zeros((3, 7, 3), np.uint8),)))], modalities=["text"])
+    assert made.text == f"[7x3] {SAID}"
+
+
+def test_what_it_was_told_is_in_its_sound_whatever_it_says(toy: OmniLLM) -> None:
+    said = {"max_tokens": 4, "min_tokens": 4}
+    made = toy.generate([SAID, f"{SAID}."], [said, {}, {}])
+    sounds = [one.audio.samples.tobytes() for one in made if one.audio is not None]
+    assert made[0].text == made[1].text and sounds[0] != sounds[1]
+
+
+def test_media_that_it_does_not_take_are_refused_before_any_stage_begins(toy: OmniLLM) -> None:
+    with pytest.raises(RequestError, match="the toy takes text and pictures"):
         toy.generate([OmniPrompt(SAID, Media(audios=(np.zeros(9, np.float32),)))])
 
 

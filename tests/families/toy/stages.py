@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 from pydantic import Field
 
 from omni_cluster.config.problems import Strict
@@ -19,6 +21,7 @@ from omni_cluster.models.stage_spec import PlainSpec, SoundFacts, StageSpec
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import AudioChunk, StageChunk
+from toy.prompt import rows_of, seen, sum_of
 from toy.tokenizer import END
 
 if TYPE_CHECKING:
@@ -50,10 +53,10 @@ class ToySpec(PlainSpec):
 
 
 class Text(ToySpec):
-    """Says what it was told."""
+    """Says what it was shown and told, and hands a row on for each token that it was told."""
 
     name = "text"
-    emits = frozenset({"text"})
+    emits = frozenset({"text", "rows"})
     samples_tokens = True
 
     def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
@@ -61,12 +64,12 @@ class Text(ToySpec):
 
 
 class Codes(ToySpec):
-    """A frame of two codes for each token of text."""
+    """A frame of two codes for each token of text, in the mood of the prompt's rows."""
 
     name = "codes"
     source = "text"
     emits = frozenset({"codes"})
-    reads = frozenset({"text"})
+    reads = frozenset({"text", "rows"})
     samples_tokens = True
 
     def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
@@ -96,8 +99,8 @@ class TokenStage(PlainStage):
         self.pause_s = Options(**config.options).token_s
 
     def check(self, request: OmniRequest) -> None:
-        if any((request.media.audios, request.media.images, request.media.videos)):
-            raise RequestError("the toy reads text alone; leave the media out.")
+        if request.media.audios or request.media.videos:
+            raise RequestError("the toy takes text and pictures; leave other media out.")
 
     def _sampling(self, request: OmniRequest) -> dict[str, Any]:
         return {**self._config.default_sampling_params, **request.sampling.get(self.name, {})}
@@ -120,17 +123,28 @@ class TokenStage(PlainStage):
 
 
 class TextStage(TokenStage):
-    """The prompt, or a reply that is given, byte by byte."""
+    """The sizes of pictures and the prompt, or a reply that is given, byte by byte."""
+
+    async def generate(
+        self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
+    ) -> AsyncGenerator[StageChunk, None]:
+        """The prompt's rows come first, also where all of the text is known: they are not."""
+        prompt = tuple(str(request.prompt).encode())
+        yield StageChunk(prompt_token_ids=prompt, rows=rows_of(prompt) if prompt else None)
+        async with contextlib.aclosing(super().generate(request, upstream)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def make(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        known, prompt = request.known_of(self.name).token_ids, str(request.prompt).encode()
-        says = (request.reply.encode() if request.reply is not None else prompt) or b" "
+        known, says = request.known_of(self.name).token_ids, request.reply
+        if says is None:
+            says = seen(request.media) + str(request.prompt)
+        tokens = itertools.chain((says.encode() or b" ")[len(known) :], itertools.repeat(END))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(bytes(token for token in known if token != END))
-        yield StageChunk(len(known), prompt_token_ids=tuple(prompt))
-        async for chunk in self.made(request, _each(itertools.chain(says[len(known) :], itertools.repeat(END))), END):
+        async for chunk in self.made(request, _each(tokens), END):
             said = bytes(token for token in chunk.token_ids if token != END)
             yield StageChunk(
                 chunk.token_start, chunk.token_ids, decoder.decode(said), finish_reason=chunk.finish_reason
@@ -138,7 +152,7 @@ class TextStage(TokenStage):
 
 
 class CodesStage(TokenStage):
-    """Two codes for each byte: what it is, and where."""
+    """Two codes for each byte: what it is, and where; the latter after what the prompt was."""
 
     async def make(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
@@ -148,13 +162,13 @@ class CodesStage(TokenStage):
             yield chunk
 
     async def _codes(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
-        place = 0
-        async for token in _tokens(upstream):
-            if token == END:
-                break
-            yield token % CODES
-            yield (token // CODES + place + request.seed) % CODES
-            place += 1
+        place, mood = 0, request.seed
+        async for chunk in _unrepeated(upstream):
+            mood += 0 if chunk.rows is None else sum_of(chunk.rows)
+            for token in itertools.takewhile(lambda token: token != END, chunk.token_ids):
+                yield token % CODES
+                yield (token // CODES + place + mood) % CODES
+                place += 1
         while True:
             yield END_CODE
 
@@ -209,12 +223,18 @@ async def _frames(codes: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
 
 
 async def _tokens(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
-    """Each token once: a chunk may come twice."""
+    """Each token once."""
+    async for chunk in _unrepeated(upstream):
+        for token in chunk.token_ids:
+            yield token
+
+
+async def _unrepeated(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[StageChunk]:
+    """Chunks without the tokens that came before: a chunk may come twice."""
     place = 0
     async for chunk in upstream or _each(()):
-        for token in chunk.token_ids[max(0, place - chunk.token_start) :]:
-            place += 1
-            yield token
+        yield replace(chunk, token_ids=chunk.token_ids[max(0, place - chunk.token_start) :])
+        place = max(place, chunk.token_end)
 
 
 async def _each(values: Any) -> AsyncIterator[Any]:
