@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from omni_cluster.config.problems import Problem, Strict, refuse
+from omni_cluster.types.modalities import Modality
 
 
 class ApiConfig(Strict):
@@ -39,10 +38,10 @@ class ApiConfig(Strict):
         description="Voices by further names that requests may use, beside the family's own aliases.",
         examples=[{"alloy": "Ethan"}],
     )
-    default_modalities: list[Literal["text", "audio"]] = Field(
+    default_modalities: list[Modality] = Field(
         default=["text"],
         min_length=1,
-        description="What a chat that names no modalities gets; audio always comes with its text.",
+        description="What a chat that names no modalities gets; text always comes too.",
         examples=[["text", "audio"]],
     )
 

@@ -66,14 +66,14 @@ def _cycle_problems(stages: list[StageConfig]) -> list[Problem]:
 def _output_problems(stages: list[StageConfig]) -> list[Problem]:
     last = len(stages) - 1
     if all(stage.final_output_type is None for stage in stages):
-        fix = "no stage gives the client anything, set it to text or audio on at least one stage"
+        fix = "no stage gives the client anything, set it to text, audio or image on at least one stage"
         return [Problem(f"stages[{last}].final_output_type", None, fix)]
     consumed = {source for stage in stages for source in stage.engine_input_source}
     return [
         Problem(
             f"stages[{index}].final_output_type",
             None,
-            f"nothing consumes stage {stage.stage_id} ({stage.model_stage}), set it to text or audio "
+            f"nothing consumes stage {stage.stage_id} ({stage.model_stage}), set it to text, audio or image, "
             f"or add {stage.stage_id} to another stage's engine_input_source",
         )
         for index, stage in enumerate(stages)

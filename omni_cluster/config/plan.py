@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import Literal
 
 from omni_cluster.config.caches import compiled_folder
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import by_fractions, on_pinned_cards
 from omni_cluster.types.errors import ConfigError
+from omni_cluster.types.modalities import Modality
 
 _KIB = 1 << 10
 
@@ -27,7 +27,7 @@ class StagePlan:
     memory: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    final_output_type: Literal["text", "audio"] | None
+    final_output_type: Modality | None
     cards: tuple[int, ...]
 
 

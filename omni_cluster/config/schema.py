@@ -15,6 +15,7 @@ from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.problems import Problem, Strict, refuse
+from omni_cluster.types.modalities import Modality, not_made
 from omni_cluster.types.sampling import sampling_faults
 
 logger = logging.getLogger(__name__)
@@ -252,7 +253,7 @@ class StageConfig(Strict):
     options: dict[str, Any] = Field(
         default_factory=dict, description="What the family lets this stage be told.", examples=[{}]
     )
-    final_output_type: Literal["text", "audio"] | None = Field(
+    final_output_type: Modality | None = Field(
         default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]
     )
 
@@ -437,6 +438,5 @@ def _voice_problems(config: PipelineConfig) -> list[Problem]:
 
 def _modality_problems(config: PipelineConfig) -> list[Problem]:
     asked = config.api.default_modalities
-    if "audio" not in asked or any(stage.final_output_type == "audio" for stage in config.stages):
-        return []
-    return [Problem("api.default_modalities", asked, "no stage makes sound, use ['text']")]
+    wrong = not_made(asked, {stage.final_output_type for stage in config.stages})
+    return [Problem("api.default_modalities", asked, wrong)] if wrong else []

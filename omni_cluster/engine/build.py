@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, StageSpec
 from omni_cluster.types.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.types.inputs import OmniRequest, Prompt
+from omni_cluster.types.modalities import Modality, not_made
 from omni_cluster.vllm_engine.version_check import check_vllm
 
 
@@ -28,12 +30,12 @@ class BoundPipeline:
     family: Family
 
     def check(self, request: OmniRequest) -> None:
-        """Raises RequestError for a voice or a stage that does not exist, and for sound where no stage makes it.
+        """Raises RequestError for a voice or a stage that does not exist, and for what no stage makes.
 
         PromptTooLong for one whose tokens are counted already: others are counted by the stage that reads them.
         """
-        if request.wants_audio and all(stage.final_output_type != "audio" for stage in self.config.stages):
-            raise RequestError('modalities has "audio", but no stage here makes sound; use ["text"].')
+        if wrong := not_made(request.modalities, self.made):
+            raise RequestError(f"modalities is {json.dumps(request.modalities)}, but {wrong}.")
         self.family.check_voice(request.voice)
         unknown = sorted(set(request.sampling) - set(self.family.stages))
         if unknown:
@@ -43,11 +45,9 @@ class BoundPipeline:
             raise PromptTooLong.of(f"at least {len(token_ids)} tokens", most)
 
     def stages_for(self, request: OmniRequest) -> list[StageConfig]:
-        """The stages that a request needs, sources before consumers: all, or those that lead to text."""
+        """The stages that a request needs, sources before consumers: those that lead to what it asks for."""
         ordered = in_data_order(self.config.stages)
-        if request.wants_audio:
-            return ordered
-        needed = {s.stage_id for s in ordered if s.final_output_type == "text"}
+        needed = {s.stage_id for s in ordered if s.final_output_type in request.modalities}
         for stage in reversed(ordered):
             if stage.stage_id in needed:
                 needed.update(stage.engine_input_source)
@@ -64,6 +64,11 @@ class BoundPipeline:
     def is_read_for_tokens(self, stage: StageConfig) -> bool:
         """Whether no stage behind it needs its rows, which are made again with its tokens."""
         return all("rows" not in self.spec(each).reads for each in self.consumers(stage))
+
+    @property
+    def made(self) -> set[Modality]:
+        """What answers can be made of here."""
+        return {stage.final_output_type for stage in self.config.stages if stage.final_output_type is not None}
 
     @property
     def sound(self) -> SoundFacts | None:

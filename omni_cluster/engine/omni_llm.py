@@ -34,9 +34,9 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.models.stage import Stage
 from omni_cluster.types.errors import RequestError, StageDied
 from omni_cluster.types.inputs import Media, OmniRequest, Prompt
+from omni_cluster.types.modalities import MODALITIES
 from omni_cluster.types.outputs import OmniRequestOutput
 
-MODALITIES = ("text", "audio")
 REPLICA = "local"
 """What metrics of this process name as their replica."""
 
@@ -203,15 +203,16 @@ class OmniLLM:
         prompts: str | Prompt | OmniPrompt | Sequence[str | Prompt | OmniPrompt],
         sampling_params_list: Sequence[Mapping[str, Any]] | None = None,
         *,
-        modalities: Sequence[str] = MODALITIES,
+        modalities: Sequence[str] | None = None,
         voice: str | Sequence[str] | None = None,
         seed: int | Sequence[int] = 0,
         use_tqdm: bool = True,
     ) -> list[OmniRequestOutput]:
         """Answers to all prompts, batched by the engines.
 
-        `sampling_params_list`: one mapping a stage, in the order of the configuration. `voice` and `seed`: one for
-        all, or one a prompt. Raises RequestError before any prompt is started.
+        `sampling_params_list`: one mapping a stage, in the order of the configuration. `modalities`: None for all
+        that the stages make. `voice` and `seed`: one for all, or one a prompt. Raises RequestError before any prompt
+        is started.
         """
         requests = self._requests(prompts, sampling_params_list, modalities, voice, seed)
         return self._run(self._generate_all(requests, use_tqdm))
@@ -220,13 +221,13 @@ class OmniLLM:
         self,
         prompts: str | Prompt | OmniPrompt | Sequence[str | Prompt | OmniPrompt],
         sampling_params_list: Sequence[Mapping[str, Any]] | None,
-        modalities: Sequence[str],
+        modalities: Sequence[str] | None,
         voice: str | Sequence[str] | None,
         seed: int | Sequence[int],
     ) -> list[OmniRequest]:
         if isinstance(prompts, str | Prompt | OmniPrompt):
             prompts = [prompts]
-        wants_audio = check_modalities(modalities)
+        wanted = self._async.bound.made if modalities is None else checked_modalities(modalities)
         sampling = self._sampling(sampling_params_list)
         voices = _one_each(
             "voice", voice if not isinstance(voice, str) and voice is not None else [voice], len(prompts)
@@ -234,7 +235,9 @@ class OmniLLM:
         seeds = _one_each("seed", [seed] if isinstance(seed, int) else seed, len(prompts))
         full = [p if isinstance(p, OmniPrompt) else OmniPrompt(p) for p in prompts]
         requests = [
-            OmniRequest(uuid.uuid4().hex, p.text, p.media, wants_audio, v, sampling, s)
+            OmniRequest(
+                uuid.uuid4().hex, p.text, p.media, "audio" in wanted, v, sampling, s, wants_images="image" in wanted
+            )
             for p, v, s in zip(full, voices, seeds, strict=True)
         ]
         for request in requests:
@@ -297,12 +300,11 @@ async def _serves(stage: Stage) -> int:
     return 1
 
 
-def check_modalities(modalities: Sequence[str]) -> bool:
-    """Whether audio is wanted; RequestError for a modality that does not exist, or without text."""
-    unknown = [m for m in modalities if m not in MODALITIES]
-    if unknown or "text" not in modalities:
-        raise RequestError(f"modalities is {list(modalities)}; use ['text'] or ['text', 'audio'].")
-    return "audio" in modalities
+def checked_modalities(modalities: Sequence[str]) -> Sequence[str]:
+    """RequestError for a modality that does not exist, or without text."""
+    if "text" not in modalities or not set(modalities) <= set(MODALITIES):
+        raise RequestError(f"modalities is {list(modalities)}; use 'text', alone or with 'audio' and 'image'.")
+    return modalities
 
 
 def _one_each(name: str, values: Sequence[Any], count: int) -> list[Any]:

@@ -10,6 +10,7 @@ import msgspec
 
 from omni_cluster.types.media import Media as Media
 from omni_cluster.types.media import Video as Video
+from omni_cluster.types.modalities import Modality
 from omni_cluster.types.tool_use import ToolUse as ToolUse
 
 EXTRA_KEY = "omni"
@@ -83,6 +84,13 @@ class OmniRequest:
     conversation: bytes = b""
     known: Mapping[str, KnownOutput] = field(default_factory=dict)
     tool_use: ToolUse | None = None
+    wants_images: bool = False
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the answer is to be made of: text always."""
+        wants: dict[Modality, bool] = {"text": True, "audio": self.wants_audio, "image": self.wants_images}
+        return tuple(modality for modality, is_wanted in wants.items() if is_wanted)
 
     def known_of(self, stage: str) -> KnownOutput:
         return self.known.get(stage, NOTHING_KNOWN)

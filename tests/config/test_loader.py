@@ -103,7 +103,7 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         {("api",): {"default_modalities": ["audio"]}, ("stages",): GOOD["stages"][:1]},
         "api.default_modalities",
         "['audio']",
-        "no stage makes sound, use ['text']",
+        'no stage here makes sound, use ["text"]',
     ),
     "no modality by default": (
         {("api",): {"default_modalities": []}},
@@ -277,7 +277,12 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'64 MiB'",
         "for example 67108864",
     ),
-    "unknown output": (of_stage(0, final_output_type="video"), "stages[0].final_output_type", "'video'", "'text' or"),
+    "unknown output": (
+        of_stage(0, final_output_type="video"),
+        "stages[0].final_output_type",
+        "'video'",
+        "'text', 'audio'",
+    ),
     "id twice": (of_stage(1, stage_id=0), "stages[1].stage_id", "0", "for example 3"),
     "source that no stage is": (
         of_stage(1, engine_input_source=[7]),
@@ -304,7 +309,7 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         {("stages", 0, "final_output_type"): None, ("stages", 2, "final_output_type"): None},
         "stages[2].final_output_type",
         "null",
-        "set it to text or audio",
+        "set it to text, audio or image",
     ),
     "work for nobody": (
         of_stage(2, final_output_type=None),
