@@ -45,7 +45,7 @@ GREETINGS = 4
 """Attempts at a handshake: a replica that many connect to at once ends the oldest handshakes."""
 AGAIN_S = 0.2
 MAX_FRAME_BYTES = 64 << 20
-"""What a reader accepts: the sound in a message, and all that is around it."""
+"""What a reader accepts: the sound and pictures in a message, and all that is around it."""
 
 
 class SocketClient:

@@ -38,7 +38,7 @@ logger = logging.getLogger("ray.serve")
 PATIENCE_S = 10.0
 """How long a reader waits for its request to come here."""
 MAX_ITEM_BYTES = 16 << 20
-"""Rows and sound of one item, and of one message: bounds how long a reader waits for another's."""
+"""Rows, sound and pictures of one item, and of one message: bounds how long a reader waits for another's."""
 MAX_REQUEST_BYTES = 4096
 """The most that a reader may send in one frame."""
 MAX_STRANGERS = 16

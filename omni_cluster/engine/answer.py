@@ -111,12 +111,14 @@ class StageOutput:
         self.prompt_token_ids: tuple[int, ...] = ()
         self.choices: list[TokenChoice] = []
         self.calls: list[CallDelta] = []
+        self.images: list[bytes] = []
 
     def add(self, chunk: StageChunk) -> None:
         self.token_ids.extend(chunk.token_ids)
         self.text.append(chunk.text)
         self.choices.extend(chunk.choices)
         self.calls.extend(chunk.calls)
+        self.images.extend(image.png for image in chunk.images)
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
         if chunk.audio is not None:
             self.audio.append(chunk.audio)
@@ -154,6 +156,7 @@ class AnswerBuilder(AnswerProgress):
             cached_tokens=self.counts.cached,
             prompt_audio_tokens=self.counts.prompt_audio,
             calls=join_calls(text.calls),
+            images=tuple(self._of_type("image").images),
         )
 
     def _of_type(self, final_type: str) -> StageOutput:

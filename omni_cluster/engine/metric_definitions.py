@@ -60,7 +60,7 @@ RUNNING: Final = _stage("requests_running", "gauge", "requests", "Requests that 
 WAITING: Final = _stage("requests_waiting", "gauge", "requests", "Requests that wait for the engine.")
 HELD: Final = _stage("requests_held", "gauge", "requests", "Requests that wait for rows of the stage before.")
 HELD_BYTES: Final = _stage(
-    "held_bytes", "gauge", "bytes", "Bytes of rows and sound in logs, in inboxes and on their way."
+    "held_bytes", "gauge", "bytes", "Bytes of rows, sound and pictures in logs, in inboxes and on their way."
 )
 OPEN_LOGS: Final = _stage("open_outboxes", "gauge", "requests", "Requests whose output is kept for their readers.")
 FIRST_OUTPUT: Final = _stage_seconds("first_output", "From a request's coming to its first output here.")
@@ -73,7 +73,7 @@ HANDOVER: Final = _stage_seconds(
 TOKENS: Final = _stage("tokens_total", "counter", "tokens", "Tokens made, stop tokens included.")
 CACHED_TOKENS: Final = _stage("cached_tokens_total", "counter", "tokens", "Prompt tokens read from the prefix cache.")
 SAMPLES: Final = _stage("samples_total", "counter", "samples", "Samples of sound made.")
-PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks with tokens, text or sound made.")
+PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks with tokens, text, sound or pictures made.")
 
 STAGE: Final = (
     REQUESTS,

@@ -85,7 +85,7 @@ class RequestMeter:
         """Counts what the stage made. A chunk that only marks the end is no output."""
         samples = 0 if chunk.audio is None else len(chunk.audio.samples)
         tokens = max(0, chunk.token_end - max(chunk.token_start, self._known_tokens))
-        if not (tokens or chunk.text or samples):
+        if not (tokens or chunk.text or samples or chunk.images):
             return
         if self._is_first:
             self._is_first = False

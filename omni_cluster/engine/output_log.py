@@ -25,7 +25,7 @@ class OutputLogUnknown(RequestGone):
 class OutputLog:
     """An append-only log of one request's chunks with any number of readers, each from any chunk on.
 
-    Bounded by `max_bytes` of tensors and arrays; text and token ids are bounded by the request's own token limits.
+    Bounded by `max_bytes` of tensors, arrays and pictures; text and token ids are bounded by the request's own limits.
     `on_whole` is called once the stage has made all that it will: the last chunk is here, or there will be none.
     """
 
@@ -182,8 +182,9 @@ class OutputLog:
 
 
 def chunk_bytes(chunk: StageChunk, *, with_rows: bool = True) -> int:
-    """Bytes of the chunk's arrays and, unless they are not to be counted, of its tensors."""
-    num_bytes = 0 if chunk.audio is None else chunk.audio.samples.nbytes
+    """Bytes of the chunk's arrays and pictures and, unless they are not to be counted, of its tensors."""
+    num_bytes = sum(len(image.png) for image in chunk.images)
+    num_bytes += 0 if chunk.audio is None else chunk.audio.samples.nbytes
     if chunk.rows is not None and with_rows:
         positions = chunk.rows.positions
         num_bytes += chunk.rows.raw.nbytes + (0 if positions is None else positions.nbytes)

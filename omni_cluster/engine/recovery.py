@@ -13,7 +13,7 @@ from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.fan_in import Recovery, StageEvent
 from omni_cluster.types.errors import StageDied
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
-from omni_cluster.types.outputs import AudioChunk, StageChunk
+from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk
 
 UNKNOWN = "unknown"
 EVENT_S = 5.0
@@ -34,6 +34,7 @@ class DeliveredOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     num_samples: int = 0
+    num_images: int = 0
     has_prompt: bool = False
 
     def goes_on_with(self, chunk: StageChunk) -> bool:
@@ -41,6 +42,7 @@ class DeliveredOutput:
         return (
             (not chunk.token_ids or chunk.token_start == len(self.token_ids))
             and (chunk.audio is None or chunk.audio.start == self.num_samples)
+            and (not chunk.images or chunk.images[0].number == self.num_images)
             and (chunk.finish_reason is None or self.finish_reason is None)
             and (chunk.prompt_token_ids is None or not self.has_prompt)
         )
@@ -56,6 +58,7 @@ class DeliveredOutput:
             choices=() if self.finish_reason else chunk.choices,
             calls=() if self.finish_reason else chunk.calls,
             audio=self.new_sound(chunk.audio),
+            images=self.new_images(chunk.images),
             finish_reason=None if self.finish_reason else chunk.finish_reason,
             prompt_token_ids=None if self.has_prompt else chunk.prompt_token_ids,
         )
@@ -80,14 +83,22 @@ class DeliveredOutput:
             raise AnswerDiffers(f"sound from sample {audio.start} on does not follow sample {self.num_samples}.")
         return audio.part(self.num_samples - audio.start, len(audio.samples))
 
+    def new_images(self, images: Sequence[ImageChunk]) -> tuple[ImageChunk, ...]:
+        """Those that were not delivered. Raises AnswerDiffers if some are missing."""
+        new = tuple(image for image in images if image.number >= self.num_images)
+        if new and new[0].number > self.num_images:
+            raise AnswerDiffers(f"picture {new[0].number} does not follow the {self.num_images} that were delivered.")
+        return new
+
     def add(self, chunk: StageChunk) -> None:
         self.token_ids.extend(chunk.token_ids)
         self.num_samples += 0 if chunk.audio is None else len(chunk.audio.samples)
+        self.num_images += len(chunk.images)
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.has_prompt = self.has_prompt or chunk.prompt_token_ids is not None
 
     def known(self) -> KnownOutput:
-        return KnownOutput(tuple(self.token_ids), self.finish_reason, self.num_samples)
+        return KnownOutput(tuple(self.token_ids), self.finish_reason, self.num_samples, self.num_images)
 
 
 class DeliveredOutputs:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omni_cluster.models.family import ARSession, Family, Hold
     from omni_cluster.models.sound import SoundModel, SoundPriors, SoundSession
 
-Part = Literal["text", "codes", "rows", "sound"]
+Part = Literal["text", "codes", "rows", "sound", "image"]
 """What one stage makes that another one, or the client, reads."""
 
 

@@ -37,12 +37,13 @@ class KnownOutput:
     """What a stage made of a request before it, or another stage, was lost: never made again, and gone on from.
 
     `token_ids`: all that were handed on, an end token among them. `finish_reason`: how the stage ended, None if it had
-    not. `num_samples`: how many samples of the answer's sound, from its first on.
+    not. `num_samples`: of the answer's sound, from its first on. `num_images`: of its pictures, likewise.
     """
 
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     num_samples: int = 0
+    num_images: int = 0
 
     @property
     def has_ended(self) -> bool:

@@ -12,12 +12,18 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
+from omni_cluster.types.errors import PayloadError
 from omni_cluster.types.rows import Earlier, Rows
 
 if TYPE_CHECKING:
     MaybeRows = Rows | None
 else:
     MaybeRows = None  # on the wire: there rows are beside the chunk
+
+
+MAX_IMAGES = 16
+"""Of a request."""
+MAX_IMAGE_BYTES = 16 << 20
 
 
 class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
@@ -34,6 +40,23 @@ class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
     def part(self, first: int, end: int) -> AudioChunk:
         """Samples `first` to `end`, counted from this sound's own start, as a view."""
         return replace(self, start=self.start + first, samples=self.samples[first:end])
+
+
+class ImageChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A whole picture: a PNG file, and its `number` among those of its request, from 0.
+
+    Raises PayloadError for one beyond `MAX_IMAGES` or `MAX_IMAGE_BYTES`.
+    """
+
+    number: int
+    png: bytes
+
+    def __post_init__(self) -> None:
+        if self.number not in range(MAX_IMAGES) or len(self.png) > MAX_IMAGE_BYTES:
+            raise PayloadError(
+                f"picture {self.number} has {len(self.png)} bytes; a request has at most {MAX_IMAGES} pictures, "
+                f"each of at most {MAX_IMAGE_BYTES} bytes."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +111,8 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     """What a stage made of one request since its last chunk, in the code and, without its rows, on the wire.
 
     All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
-    `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `audio` carry their own start.
+    `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `audio` carry their own start,
+    `images` their own numbers.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
@@ -109,6 +133,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     choices: tuple[TokenChoice, ...] = ()
     cached_tokens: int = 0
     calls: tuple[CallDelta, ...] = ()
+    images: tuple[ImageChunk, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StageChunk):
@@ -124,14 +149,19 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     @property
     def only_rows(self) -> bool:
         """It hands rows of a prompt on, while more of the prompt is computed, and says nothing to a client."""
-        said = self.token_ids or self.text or self.calls
+        said = self.token_ids or self.text or self.calls or self.images
         return not (said or self.audio is not None or self.finish_reason is not None)
 
     def without_rows(self) -> StageChunk:
         return self if self.rows is None else replace(self, rows=None)
 
     def cut(self, max_samples: int) -> Iterator[StageChunk]:
-        """The same in chunks of at most `max_samples` samples; the last says all but the sound of those before it."""
+        """The same in chunks of at most a picture and `max_samples` samples; the last says all else, too."""
+        for image in self.images[:-1]:
+            yield StageChunk(self.token_start, images=(image,), made_at_s=self.made_at_s)
+        yield from replace(self, images=self.images[-1:])._cut_sound(max_samples)
+
+    def _cut_sound(self, max_samples: int) -> Iterator[StageChunk]:
         audio = self.audio
         if audio is None or len(audio.samples) <= max_samples:
             yield self
@@ -160,6 +190,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
             choices=tuple(choice for c in chunks for choice in c.choices),
             cached_tokens=sum(c.cached_tokens for c in chunks),
             calls=tuple(call for c in chunks for call in c.calls),
+            images=tuple(image for c in chunks for image in c.images),
         )
 
 
@@ -219,6 +250,7 @@ class OmniRequestOutput:
 
     `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
     them, stop codes included. `finish_reason`: "length" where any stage reached its limit. `audio`: None without sound.
+    `images`: PNG files, none unless pictures were asked for.
     `choices`, `calls`: see `StageChunk`. `cached_tokens`, `prompt_audio_tokens`: see `TokenCounts`.
     """
 
@@ -234,6 +266,7 @@ class OmniRequestOutput:
     cached_tokens: int = 0
     prompt_audio_tokens: int = 0
     calls: tuple[Call, ...] = ()
+    images: tuple[bytes, ...] = ()
 
     @property
     def codec_tokens(self) -> int:

@@ -33,7 +33,15 @@ from omni_cluster.cluster.wire import (
 )
 from omni_cluster.engine.output_log import OutputLogs
 from omni_cluster.types.errors import PayloadError, RequestError, StageDied
-from omni_cluster.types.outputs import AudioChunk, CallDelta, HandoverTimes, StageChunk, TokenChoice, TokenLogprob
+from omni_cluster.types.outputs import (
+    AudioChunk,
+    CallDelta,
+    HandoverTimes,
+    ImageChunk,
+    StageChunk,
+    TokenChoice,
+    TokenLogprob,
+)
 from tests.rows import rows_of
 
 SOUND = StageChunk(audio=AudioChunk(0, np.arange(4, dtype=np.float32), 24_000), finish_reason="stop")
@@ -114,6 +122,7 @@ def test_all_that_a_message_says_arrives() -> None:
             finish_reason="stop",
             handover=HandoverTimes(1, 2),
             calls=(CallDelta(0, "call_1", "now", "{}"), CallDelta(0, arguments="ü")),
+            images=(ImageChunk(0, b"\x89PNG"), ImageChunk(1, b"")),
         ),
     ]
     told = {name for chunk in sent for name in chunk.__struct_fields__ if getattr(chunk, name)}

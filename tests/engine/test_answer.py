@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 
 from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
-from omni_cluster.types.outputs import AudioChunk, Call, CallDelta, StageChunk, TokenCounts
+from omni_cluster.types.outputs import AudioChunk, Call, CallDelta, ImageChunk, StageChunk, TokenCounts
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
 
@@ -50,6 +50,19 @@ def test_calls_are_put_together_of_their_pieces() -> None:
     answer.add("thinker", StageChunk(2, (3,), calls=(CallDelta(1, arguments='{"a": 1}'),), finish_reason="stop"))
     made = answer.finish()
     assert (made.text, made.calls) == ("So. ", (Call("a", "f", "{}"), Call("b", "g", '{"a": 1}')))
+
+
+def test_pictures_are_kept_in_a_whole_answer_and_not_in_a_streamed_one() -> None:
+    types = {"thinker": "text", "painter": "image"}
+    answer, streamed = AnswerBuilder("r", types), AnswerProgress(types)
+    png = bytes(1 << 20)
+    tracemalloc.start()
+    for number in range(2):
+        streamed.add("painter", StageChunk(images=(ImageChunk(number, bytes(png)),)))
+        answer.add("painter", StageChunk(images=(ImageChunk(number, png),)))
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answer.finish().images == (png, png) and held_bytes < len(png)
 
 
 def test_times_are_those_of_the_first_and_last_chunk() -> None:

@@ -14,7 +14,8 @@ from omni_cluster.engine.output_log import (
     OutputLogUnknown,
     chunk_bytes,
 )
-from omni_cluster.types.outputs import AudioChunk, StageChunk
+from omni_cluster.types.errors import PayloadError
+from omni_cluster.types.outputs import MAX_IMAGE_BYTES, MAX_IMAGES, AudioChunk, ImageChunk, StageChunk
 from omni_cluster.types.rows import LARGE_BYTES, Rows
 from tests.rows import rows_of
 
@@ -250,6 +251,34 @@ def test_bytes_are_those_of_rows_and_sound() -> None:
     assert chunk_bytes(tokens(0, 1, 2)) == 0
     both = StageChunk(rows=rows_of(0, torch.zeros(2, 4, dtype=torch.bfloat16)), audio=sound)
     assert chunk_bytes(both) == 16 + 40 and chunk_bytes(both, with_rows=False) == 40
+
+
+def test_pictures_count_toward_the_bound_and_are_joined(log: OutputLog) -> None:
+    for number in range(2):
+        log.put(StageChunk(images=(ImageChunk(number, bytes(32)),)))
+    with pytest.raises(OutputLogFull, match="65 bytes"):
+        log.put(StageChunk(images=(ImageChunk(2, b"1"),)))
+    (joined, _) = log.waiting(0) or (None, 0)
+    assert joined is not None and [image.number for image in joined.images] == [0, 1]
+
+
+def test_a_chunk_is_cut_into_pictures_and_pieces_of_sound() -> None:
+    images = tuple(ImageChunk(number, b"png") for number in range(3))
+    whole = StageChunk(
+        4, (1, 2), images=images, audio=AudioChunk(0, np.arange(5, dtype=np.float32), 8_000), finish_reason="stop"
+    )
+    parts = list(whole.cut(max_samples=2))
+    assert [len(part.images) for part in parts] == [1, 1, 0, 0, 1]
+    assert [part.audio.start if part.audio else None for part in parts] == [None, None, 0, 2, 4]
+    joined = StageChunk.joined(parts)
+    assert (joined.token_ids, joined.images, joined.finish_reason) == ((1, 2), images, "stop")
+    assert not any(part.only_rows for part in parts)
+
+
+@pytest.mark.parametrize(("number", "size"), [(0, MAX_IMAGE_BYTES + 1), (MAX_IMAGES, 1), (-1, 1)])
+def test_pictures_have_bounds(number: int, size: int) -> None:
+    with pytest.raises(PayloadError, match=f"picture {number} has {size} bytes; a request has at most"):
+        ImageChunk(number, bytes(size))
 
 
 def test_positions_count_toward_the_bound() -> None:

@@ -16,7 +16,7 @@ from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, DeliveredOutputs, Loss, RecoverableRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
-from omni_cluster.types.outputs import AudioChunk, StageChunk
+from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk
 
 TOKENS = tuple(range(100, 140))
 SOUND = np.arange(5_000, dtype=np.float32)
@@ -28,6 +28,10 @@ def chunk(start: int, end: int, **fields: object) -> StageEvent:
 
 def sound(start: int, end: int) -> StageEvent:
     return StageEvent("code2wav", StageChunk(audio=AudioChunk(start, SOUND[start:end], 24_000)))
+
+
+def pictures(*numbers: int) -> StageEvent:
+    return StageEvent("painter", StageChunk(images=tuple(ImageChunk(number, b"png%d" % number) for number in numbers)))
 
 
 def pieces(length: int, chance: random.Random) -> list[tuple[int, int]]:
@@ -79,6 +83,14 @@ def test_an_end_comes_once() -> None:
     assert delivered.has_all_of("talker") and not delivered.has_all_of("code2wav")
 
 
+def test_pictures_come_once() -> None:
+    delivered, first = DeliveredOutputs(), pictures(0, 1)
+    assert delivered.new(first) is first and delivered.new(first) is None
+    new = delivered.new(pictures(1, 2))
+    assert new is not None and new.chunk.images == pictures(2).chunk.images
+    assert delivered.known() == {"painter": KnownOutput(num_images=3)}
+
+
 def test_a_given_reply_comes_once() -> None:
     delivered, reply = DeliveredOutputs(), chunk(0, 9, text="as it was asked", finish_reason="stop")
     assert delivered.new(reply) is reply and delivered.new(reply) is None
@@ -90,8 +102,9 @@ def test_a_given_reply_comes_once() -> None:
         chunk(5, 6),
         StageEvent("talker", StageChunk(1, (101, 7, 103))),
         sound(901, 950),
+        pictures(1),
     ],
-    ids=["a gap", "another token", "a gap of sound"],
+    ids=["a gap", "another token", "a gap of sound", "a gap of pictures"],
 )
 def test_an_answer_that_does_not_go_on_where_it_was_is_refused(event: StageEvent) -> None:
     delivered = DeliveredOutputs()
