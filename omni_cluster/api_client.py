@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,11 +63,18 @@ class Part:
         choice = event["choices"][0] if event.get("choices") else {}
         delta = choice.get("delta") or choice.get("message") or {}
         return cls(
-            text=delta.get("content") or "",
+            text=_text_of(delta.get("content")),
             sound=base64.b64decode((delta.get("audio") or {}).get("data") or ""),
             stages=(event.get("omni") or {}).get("stages") or {},
             usage=event.get("usage") or {},
         )
+
+
+def _text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """Of a list of parts, those that are text: beside them are pictures."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or ())
 
 
 class _Lines:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cluster.api_client import BadAnswer, Event, Refused, events_of, refusal
+from omni_cluster.api_client import BadAnswer, Event, Part, Refused, events_of, refusal
 from omni_cluster.openai_api import sse
+
+
+def test_the_text_of_an_answer_is_read_beside_its_pictures() -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,UE5H"}}]
+    for content, text in (("Hi", "Hi"), (None, ""), (parts, "Hi")):
+        assert Part.of({"choices": [{"message": {"content": content}}]}).text == text
 
 
 def read(*encoded: bytes) -> list[Event]:

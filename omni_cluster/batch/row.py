@@ -54,6 +54,8 @@ def body_of(row: Row, model: str, max_media_bytes: int) -> dict[str, Any]:
     given = {name: _given(name, row[name]) for name in _FIELDS if row.get(name) is not None}
     body = {"model": model} | {name: _without_nulls(value) for name, value in given.items()}
     body["messages"] = inlined(body.get("messages"), max_media_bytes)
+    if "image" in body.get("modalities", ()):
+        raise BadRow("modalities has 'image', but a batch's answers have no pictures; leave it out.")
     voice = row.get("voice")
     if voice is not None or "audio" in body.get("modalities", ()):
         body["audio"] = {"format": SOUND_FORMAT} | ({} if voice is None else {"voice": voice})

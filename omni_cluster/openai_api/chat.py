@@ -51,6 +51,7 @@ from omni_cluster.openai_api.wire import (
     within,
 )
 from omni_cluster.types.media import Video
+from omni_cluster.types.modalities import Modality
 from omni_cluster.types.sampling import BOUNDS
 from omni_cluster.types.tool_use import ToolUse
 
@@ -130,6 +131,7 @@ class ChatRequest:
     usage_in_chunks: bool = False
     structure: Structure | None = None
     tool_use: ToolUse | None = None
+    wants_images: bool = False
 
     def without_media(self) -> ChatRequest:
         """For what lasts as long as the answer: a video's frames are a hundred megabytes."""
@@ -198,7 +200,7 @@ class _Body(Sampling):
 
     model: str
     messages: Annotated[list[Message], AfterValidator(not_blank), SOME, at_most(MAX_MESSAGES)]
-    modalities: Annotated[list[Literal["text", "audio"]], at_most(MAX_MODALITIES)] | None = None
+    modalities: Annotated[list[Modality], at_most(MAX_MODALITIES)] | None = None
     audio: _AnswerAudio | None = None
     # vLLM-Omni's and Qwen's name of audio.voice.
     speaker: NamedVoice | None = None
@@ -315,11 +317,12 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
         usage_in_chunks=bool(wire.stream_options and wire.stream_options.continuous_usage_stats),
         structure=checked.structure,
         tool_use=checked.tool_use,
+        wants_images="image" in checked.modalities,
     )
 
 
 def _modalities(wire: _Body, defaults: ApiDefaults) -> Sequence[str]:
-    """Sound always comes with its text, as OpenAI's has a transcript."""
+    """Sound and pictures always come with the text, as OpenAI's sound has a transcript."""
     if wire.modalities is None:
         return ("text", "audio") if wire.audio or wire.speaker else defaults.modalities
     return wire.modalities

@@ -58,12 +58,12 @@ def new_answer_id() -> str:
 
 
 class ChatStream:
-    """The chunks of one choice of a streamed answer, in the order: start, text and audio, finish, usage.
+    """The chunks of one choice of a streamed answer, in the order: start; text, audio and pictures; finish, usage.
 
     Text is in `delta.content` and, when audio is wanted, also in `delta.audio.transcript`. Nothing of an answer is kept
     after it was sent, so its audio expires at the moment it was created. The audio's id and voice are told once, with
     the first of it: clients join what comes. `modality` beside `choices` is by what vLLM-Omni's clients, its benchmark
-    among them, tell text from audio.
+    among them, tell text from audio and from pictures, which are in `delta.content` too.
     `voice`: in which the answer is spoken. `used`: the tokens so far, for a client that wants them in every chunk.
     """
 
@@ -100,6 +100,10 @@ class ChatStream:
         delta = {"audio": self._of_audio(data=base64.b64encode(data).decode("ascii"))}
         return self._chunk(delta) | {"modality": "audio"}
 
+    def image(self, png: bytes) -> dict[str, Any]:
+        """A picture: a list of one part, as vLLM-Omni sends it, in place of a string."""
+        return self._chunk({"content": [_image_part(png)]}) | {"modality": "image"}
+
     def calls(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
         """Pieces of calls: of each call first its id and name, then its arguments."""
         return self._chunk({"tool_calls": [_call_piece(delta) for delta in deltas]}) | {"modality": "text"}
@@ -134,7 +138,10 @@ class ChatStream:
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """One choice of an answer that is not streamed; `audio`: encoded as the request asked, None without audio."""
+    """One choice of an answer that is not streamed.
+
+    `audio`: encoded as the request asked, None without audio. `images`: PNG files.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -142,6 +149,7 @@ class Spoken:
     audio: bytes | None = None
     choices: Sequence[TokenChoice] = ()
     calls: Sequence[Call] = ()
+    images: Sequence[bytes] = ()
 
 
 def completion(
@@ -155,7 +163,7 @@ def completion(
     """The body of an answer that is not streamed, a choice for each of `answers`.
 
     Unlike OpenAI's, `message.content` holds the text beside audio too, because clients of vLLM and DashScope read it
-    there; the same text is the audio's transcript.
+    there; the same text is the audio's transcript. Where pictures were asked for it is a list of parts, the text first.
     """
     answer_id = answer_id or new_answer_id()
     created = int(time.time()) if created is None else created
@@ -167,15 +175,25 @@ def completion(
 def _choice(
     request: ChatRequest, spoken: Spoken, index: int, answer_id: str, created: int, voice: str | None
 ) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": spoken.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": _content(request, spoken), "refusal": None}
     if spoken.calls:
-        message |= {"content": spoken.text or None, "tool_calls": [_call(call) for call in spoken.calls]}
+        message["tool_calls"] = [_call(call) for call in spoken.calls]
     if spoken.audio is not None:
         data = base64.b64encode(spoken.audio).decode("ascii")
         audio = {"id": _audio_id(answer_id, index), "data": data, "expires_at": created, "transcript": spoken.text}
         message["audio"] = audio | _of_voice(voice)
     said = logprobs(request, spoken.choices)
     return {"index": index, "message": message, "logprobs": said, "finish_reason": spoken.finish_reason}
+
+
+def _content(request: ChatRequest, spoken: Spoken) -> str | list[dict[str, Any]] | None:
+    if request.wants_images:
+        return [{"type": "text", "text": spoken.text}, *map(_image_part, spoken.images)]
+    return None if spoken.calls and not spoken.text else spoken.text
+
+
+def _image_part(png: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"}}
 
 
 def _of_voice(voice: str | None) -> dict[str, str]:

@@ -48,6 +48,7 @@ class RequestBuilder:
             prompt=prompt,
             media=Media(chat.audios, chat.images, chat.videos),
             wants_audio=chat.wants_audio,
+            wants_images=chat.wants_images,
             voice=chat.voice,
             sampling=stage_sampling(chat, self._bound.config),
             streams_audio=chat.stream and chat.wants_audio,

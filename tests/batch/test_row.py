@@ -48,6 +48,11 @@ def test_sound_is_wav_and_asked_for_by_a_voice_or_by_modalities(row: dict[str, A
     assert body(row).get("audio") == audio
 
 
+def test_pictures_are_refused() -> None:
+    with pytest.raises(BadRow, match="modalities has 'image', but a batch's answers have no pictures"):
+        body({"modalities": ["text", "image"]})
+
+
 def test_messages_may_be_json_text_and_lose_the_nulls_that_arrow_adds() -> None:
     arrow = [{"role": "user", "content": [{"type": "text", "text": "Hi", "path": None, "bytes": None}], "name": None}]
     assert body({"messages": arrow})["messages"] == [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]

@@ -173,7 +173,7 @@ BAD = [
     (with_part(audio_part("AAAA")), f"{PART}.input_audio.data", "cannot be read as a wav file"),
     (with_part(audio_part("A" * 80_000)), f"{PART}.input_audio.data", "has 60000 bytes, but at most 50000"),
     (with_part(audio_part(LONG)), f"{PART}.input_audio.data", "lasts longer than 1 s"),
-    (with_fields(modalities=["video"]), "modalities[0]", "should be 'text' or 'audio'"),
+    (with_fields(modalities=["video"]), "modalities[0]", "should be 'text', 'audio' or 'image'"),
     (with_fields(audio={"voice": "alloy"}), "audio.voice", 'is "alloy", but the voices are Chelsie, Ethan'),
     (with_fields(audio={"voice": {"id": "x"}}), "audio.voice", 'is "x", but the voices are Chelsie, Ethan'),
     (with_fields(audio={"voice": 5}), "audio.voice", "is 5, but it should be a name or {'id': <name>}"),
@@ -433,6 +433,11 @@ def test_sound_is_read_as_what_it_is_whatever_its_label_says(name: str, label: s
 )
 def test_when_audio_is_wanted(fields: dict[str, Any], wants_audio: bool) -> None:
     assert parse(with_fields(**fields)).wants_audio is wants_audio
+
+
+def test_when_pictures_are_wanted() -> None:
+    wants = [parse(with_fields(modalities=asked)).wants_images for asked in (["text", "image"], ["image"], ["text"])]
+    assert wants == [True, True, False] and not parse(with_fields()).wants_images
 
 
 def test_what_means_nothing_here_is_ignored() -> None:

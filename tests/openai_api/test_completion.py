@@ -72,6 +72,16 @@ def test_a_stream_of_text_alone_says_nothing_of_audio_or_usage() -> None:
     assert stream.usage(USAGE) is None
 
 
+def test_pictures_are_parts_of_the_content() -> None:
+    request = asked(modalities=["text", "image"])
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,UE5H"}}
+    assert ChatStream(request).image(b"PNG").items() >= {"modality": "image"}.items()
+    assert deltas([ChatStream(request).image(b"PNG")]) == [{"content": [part]}]
+    whole = completion(request, [Spoken("Hi", "stop", USAGE, images=[b"PNG"]), Spoken("", "stop", USAGE)])
+    contents = [choice["message"]["content"] for choice in whole["choices"]]
+    assert contents == [[{"type": "text", "text": "Hi"}, part], [{"type": "text", "text": ""}]]
+
+
 def test_ids_are_fresh_and_the_same_in_all_chunks() -> None:
     one, other = ChatStream(spoken()), ChatStream(spoken())
     assert one.start()["id"] == one.finish("stop")["id"] != other.start()["id"]

@@ -134,6 +134,8 @@ class ChatEndpoint:
                         yield sse.event(stream.text(chunk.text, chunk.choices))
                     if chunk.calls:
                         yield sse.event(stream.calls(chunk.calls))
+                    for image in chunk.images:
+                        yield await off_loop.run(functools.partial(_image_event, stream, image.png))
                     if (audio := chunk.audio) is not None:
                         said = functools.partial(_sound_event, stream, functools.partial(sound.push, audio))
                         if piece := said() if sound.is_quick(audio) else await off_loop.run(said):
@@ -181,7 +183,13 @@ def _spoken(chat: ChatRequest, output: OmniRequestOutput, sample_rate_hz: int) -
         audio=whole_audio(chat, output.audio, sample_rate_hz) if chat.wants_audio else None,
         choices=output.choices,
         calls=output.calls,
+        images=output.images,
     )
+
+
+def _image_event(stream: ChatStream, png: bytes) -> bytes:
+    """Its JSON takes milliseconds a megabyte."""
+    return sse.event(stream.image(png))
 
 
 def _sound_event(stream: ChatStream, made: Callable[[], bytes]) -> bytes:
