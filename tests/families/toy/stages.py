@@ -187,7 +187,7 @@ class SoundStage(PlainStage):
         voice = self._family.check_voice(request.voice)
         pitch = 1 + self._family.voices.index(voice) if voice else 1
         known, start, waiting = request.known_of(self.name).num_samples, 0, list[np.ndarray]()
-        async for first, second in _frames(_tokens(upstream)):
+        async for first, second in _frames(tokens_of(upstream)):
             await asyncio.sleep(self._pause_s)
             waiting.append(tone(first * pitch, second))
             if request.streams_audio:
@@ -222,7 +222,7 @@ async def _frames(codes: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
             frame = []
 
 
-async def _tokens(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
+async def tokens_of(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
     """Each token once."""
     async for chunk in _unrepeated(upstream):
         for token in chunk.token_ids:
