@@ -105,14 +105,14 @@ class Serving:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def ended(self) -> None:
-        """Returns when it serves no more. Raises what broke it; who is cancelled here leaves it running."""
+        """Returns when it serves no more. Raises what broke it; cancelling the call leaves it running."""
         await asyncio.shield(self._task)
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for who runs the server."""
+        """Leaves signals to the caller."""
         yield
 
 

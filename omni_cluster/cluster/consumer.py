@@ -219,8 +219,8 @@ class ReplicaConnection:
             async with contextlib.aclosing(self._client.messages(first)) as messages:
                 async for message in messages:
                     self._deliver(message)
-                    del message  # an error in it has the frames of who raised it, and all rows in them
-        except Exception as raised:  # given to every reader, who raises it
+                    del message  # an error in it has the frames it was raised in, and all rows in them
+        except Exception as raised:  # given to every reader, which raises it
             error = named(raised)
         finally:
             if self.rows.broke.done():

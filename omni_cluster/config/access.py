@@ -1,4 +1,4 @@
-"""Who may use the HTTP API, how much of it, and what it gives unless told."""
+"""Keys and quotas of the HTTP API, and what it gives by default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_cluster.types.modalities import Modality
 
 
 class ApiConfig(Strict):
-    """Who may use the HTTP API, and what it gives unless told."""
+    """Keys of the HTTP API, and what it gives by default."""
 
     keys_file: str | None = Field(
         default=None, description="A file of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]

@@ -62,7 +62,7 @@ class Limits(Strict):
     closing_grace_s: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds in which running requests may end when the server is told to.",
+        description="Seconds in which running requests may end once the server was asked to end.",
         examples=[30.0],
     )
     max_restarts: int = Field(

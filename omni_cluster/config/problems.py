@@ -1,4 +1,4 @@
-"""What a broken rule of a configuration is told as, and the base of the models that tell it."""
+"""The message of a broken rule of a configuration, and the base of the models that raise it."""
 
 from __future__ import annotations
 

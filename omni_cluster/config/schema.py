@@ -251,7 +251,7 @@ class StageConfig(Strict):
         examples=[{"max_replicas": 4, "signals": {"max_requests": 24}}],
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="What the family lets this stage be told.", examples=[{}]
+        default_factory=dict, description="Options of this stage, by the family.", examples=[{}]
     )
     final_output_type: Modality | None = Field(
         default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]

@@ -37,7 +37,7 @@ def by_fractions(stages: Sequence[StageConfig]) -> list[StageConfig]:
 
 
 def fit_one_card(sharing: Sequence[StageConfig]) -> bool:
-    """Whether all replicas may meet on one card: where their parts come to more, Ray decides who meets whom."""
+    """Whether all replicas may meet on one card: where their parts come to more, Ray decides which replicas meet."""
     # fsum rounds once: shares that add up to 1 do so here too.
     return math.fsum(stage.scheduled_gpus * stage.max_replicas for stage in sharing) <= 1
 

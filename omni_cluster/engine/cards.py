@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from omni_cluster.config.schema import StageConfig
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-# Read by CUDA in a process that finds an MPS daemon, else by nobody.
+# CUDA reads it in a process that finds an MPS daemon.
 MPS_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 LOW_PRIORITY = "1"
 
 # A long prompt's rows are copied some ten times on their way, each time into memory that was just asked for. In huge
-# pages that takes a fraction of the time. Read by glibc from 2.35 on as a process starts, else by nobody.
+# pages that takes a fraction of the time. glibc reads it from 2.35 on as a process starts.
 HOST_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # One thread: what torch computes on the host is small, and idle threads that spin take the cores of other stages.
 GPU_ENVIRONMENT = {**HOST_ENVIRONMENT, "OMP_NUM_THREADS": "1"}

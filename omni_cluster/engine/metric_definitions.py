@@ -153,7 +153,7 @@ SCRAPED_AT: Final = MetricDefinition(
     "omni_cluster_scrape_timestamp_seconds",
     "gauge",
     "seconds",
-    "When these samples were taken, Unix time; who asks often gets the same ones for some time.",
+    "When these samples were taken, Unix time; scrapes within some time of each other get the same ones.",
 )
 MISSING: Final = MetricDefinition(
     "omni_cluster_scrape_missing",

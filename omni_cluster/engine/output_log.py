@@ -87,7 +87,7 @@ class OutputLog:
         self.close()
 
     def let_go(self) -> None:
-        """The log is kept no longer, but by those who still read it."""
+        """Removes the log from the table; open readers may finish."""
         self._budget.release(self.num_bytes)
         self._budget = MemoryBudget()
         self._is_let_go = True
@@ -107,7 +107,7 @@ class OutputLog:
     async def earlier_rows(self, first: int) -> AsyncGenerator[Rows, None]:
         """Rows from position `first` on that the first chunk with rows left out, which has come. See `Rows`.
 
-        Raises OutputLogUnknown, also between two parts, once the request has ended: nobody reads them any more.
+        Raises OutputLogUnknown, also between two parts, once the request has ended: the rows have no reader any more.
         """
         rows = next((chunk.rows for chunk in self._chunks if chunk.rows is not None), None)
         if rows is None or rows.earlier is None:
@@ -224,7 +224,7 @@ class OutputLogs:
         return self._open[request_id]
 
     def aside(self, request_id: str) -> OutputLog:
-        """A log that is counted, and that nobody else finds: of what one reader alone asked for."""
+        """A private log for what one reader asked for; it counts toward the budget."""
         return OutputLog(request_id, self._max_bytes, self.budget)
 
     def abandon(self, request_id: str) -> None:

@@ -18,7 +18,7 @@ from omni_cluster.memory.sizes import GIB, gib
 from omni_cluster.types.errors import ConfigError
 
 CARD_RESERVE_BYTES = 1 * GIB
-"""What nobody gets of a card: the driver's part, which counts as taken on an idle card too."""
+"""The part of a card that no stage gets: the driver's, which counts as taken on an idle card too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def cards_of_replicas(stages: Sequence[StageConfig], usable: int) -> tuple[Card,
     """The cards of a cluster whose cards have `usable` bytes each.
 
     A pinned card has all replicas of the stages that name it. Shares that come to at most one card may all meet there;
-    where they come to more, Ray decides who meets whom, and a replica may take no more than its share of a card.
+    where they come to more, Ray decides which replicas meet, and a replica may take no more than its share of a card.
     """
     cards = [Card(f"GPU {number}", usable, engines) for number, engines in on_pinned_cards(stages).items()]
     whole = with_cards_alone(stages)

@@ -38,10 +38,10 @@ class StepClock:
         self._under_way.append((size, began, ended))
 
     def latest(self) -> StepTime | None:
-        """The step that ended last and was not told of; waits until no more than `MOST_AHEAD` are under way."""
+        """The step that ended last and was not reported yet; waits until no more than `MOST_AHEAD` are under way."""
         while len(self._under_way) > MOST_AHEAD:
             size, began, ended = self._under_way.popleft()
             ended.synchronize()
             self._latest = StepTime(size, began.elapsed_time(ended) / 1000)
-        told, self._latest = self._latest, None
-        return told
+        latest, self._latest = self._latest, None
+        return latest

@@ -80,7 +80,7 @@ class OpenLoop:
 
     @classmethod
     def measured(cls, measured: Measured, layout: Layout, version: str = "steps") -> OpenLoop:
-        """One card with nobody else is what a burst of one gives; where none was measured, the lowest rate is."""
+        """A burst of one is one stream alone on a card; where none was measured, the lowest rate is."""
         cells = measured.chosen(layout, version, is_open=True)
         quiet = measured.chosen(layout, version)[:1]
         points = [(0.0, cell) for cell in quiet] + [(cell.level, cell) for cell in cells]

@@ -46,7 +46,7 @@ class RequestGone(StageDied):
 
 
 DIED = "a stage's replica died; send the request again."
-"""What a client is told of StageDied."""
+"""A client's message for StageDied."""
 
 
 class ServerClosing(OmniError):
@@ -58,7 +58,7 @@ class StoreFull(OmniError):
 
 
 NO_ROOM = "Ray's object store has no room for this request now; send it again later."
-"""What a client is told of StoreFull."""
+"""A client's message for StoreFull."""
 
 
 class SoundEngineStopped(StageDied):

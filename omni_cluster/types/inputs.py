@@ -63,14 +63,14 @@ class OmniRequest:
     """One request to the whole pipeline.
 
     `prompt` is what the family's `render` made, or the text after the chat template: then all marks in it count as the
-    template's, so it must hold no text of people who are not trusted. `sampling` holds, by stage name, what
+    template's, so it must hold no untrusted text. `sampling` holds, by stage name, what
     differs from the stage's default sampling parameters. `seed` makes the whole answer repeatable, the sound's
     noise included; two requests of one seed and one prompt give one waveform.
     `streams_audio`: sound in pieces, while more of it is being made; otherwise all at once, as the reference makes it.
     `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.
     `conversation`: the same for all turns of one, which are brought to one replica; empty: of none.
     `known`: by stage name, of a request that is begun again.
-    `tool_use`: the reply may call these tools; then its calls are told apart from its text, and are not spoken.
+    `tool_use`: the reply may call these tools; then its calls are kept apart from its text, and are not spoken.
     """
 
     request_id: str
@@ -105,11 +105,11 @@ class StageExtra(msgspec.Struct, frozen=True):
     """What travels with a request to scheduler and runner, beside vLLM's own fields.
 
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
-    `first_tokens`: so many are waited for by whoever hears the answer. `known`: output tokens that another engine made.
+    `first_tokens`: the consumer waits for so many. `known`: output tokens that another engine made.
     `rows`: packed, of the prompt's positions and, as far as they are known, of those behind it. What comes before the
     first of them is in blocks of its prefix, that the engine holds under the name `hold`. `pad_row`: packed, the row of
     every position after the last one given; empty: zeros. `given_tokens`: the prompt's last ones are a reply that the
-    request gives, which is no part of the prompt of whoever reads its rows.
+    request gives, which is no part of the prompt of the stage that reads its rows.
     """
 
     key: str

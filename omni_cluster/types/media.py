@@ -1,4 +1,4 @@
-"""Decoded media of a request, as they go from whoever decoded them to the stage that hears and sees them."""
+"""Decoded media of a request, as they go from the decoder to the stage that hears and sees them."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Call:
 class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     """What a stage made of one request since its last chunk, in the code and, without its rows, on the wire.
 
-    All positions are absolute in the request, so that a chunk that comes twice can be told and dropped:
+    All positions are absolute in the request, so that a chunk that comes twice is noticed and dropped:
     `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `audio` carry their own start,
     `images` their own numbers.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";

@@ -34,7 +34,7 @@ class ChunkMaker:
         bytes_of: Callable[[int], bytes],
         calls: CallReader | None = None,
     ) -> None:
-        """`bytes_of`: a token's, by its id; asked for tokens whose logprobs are told."""
+        """`bytes_of`: a token's, by its id; asked for tokens whose logprobs are wanted."""
         self._sink = sink
         self._bytes_of = bytes_of
         self._calls = calls
@@ -140,6 +140,6 @@ def token_choices(made: CompletionOutput, bytes_of: Callable[[int], bytes]) -> t
 
 def _choice(token_id: int, candidates: Mapping[int, Logprob], bytes_of: Callable[[int], bytes]) -> TokenChoice:
     """vLLM gives the likeliest tokens and the sampled one, which may be one of them."""
-    told = {i: TokenLogprob(one.decoded_token or "", one.logprob, bytes_of(i)) for i, one in candidates.items()}
+    choices = {i: TokenLogprob(one.decoded_token or "", one.logprob, bytes_of(i)) for i, one in candidates.items()}
     ranked = sorted(candidates, key=lambda i: candidates[i].rank or 0)
-    return TokenChoice(told[token_id], tuple(told[i] for i in ranked))
+    return TokenChoice(choices[token_id], tuple(choices[i] for i in ranked))

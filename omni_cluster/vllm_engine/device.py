@@ -33,7 +33,7 @@ class Device:
         self._asked.record()
 
     def end_without(self) -> None:
-        """Ends this process, an engine's, if it can compute nothing more: who talks to it notices that at once."""
+        """Ends this process, an engine's, if it can compute nothing more: its peers notice that at once."""
         try:
             self.ask()
         except RuntimeError as error:

@@ -48,7 +48,7 @@ class OmniModelConfig:
     static `extra_rows` buffer. `max_payload_elements`: no rows that come at once may have more elements.
     `max_decode_steps`: tokens that a request may get in one step of the engine. `kept_rows_bytes`: of rows that are
     emitted, as many are kept for cached prompts.
-    `leaves_rows_out`: those of earlier prompts are not sent again, for who reads them keeps what it made of them.
+    `leaves_rows_out`: those of earlier prompts are not sent again, for their reader keeps what it made of them.
     `shares_card`: the stage's card has the engines of all others too.
     `options`: the stage's own, which its family reads.
     """

@@ -139,7 +139,7 @@ def _change_environment(wanted: Mapping[str, str]) -> None:
 
 
 def _die_with_server() -> None:
-    """The kernel ends this process when the fork server ends, whoever ended that."""
+    """The kernel ends this process when the fork server ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -28,7 +28,7 @@ _NUMBERS = itertools.count()
 
 
 class HeldPrefixes:
-    """Cached blocks by the name of who is to read them: as long as they are held, no one else is given their memory.
+    """Cached blocks by the name of their reader: as long as they are held, their memory is given to no other request.
 
     `max_blocks` at most, one that several hold counted once, so that what is left is enough for the longest request:
     one that needs more waits for no block that a waiting one holds.
@@ -43,7 +43,7 @@ class HeldPrefixes:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that anybody holds."""
+        """Blocks with a holder."""
         return len(self._holders)
 
     def hold(self, name: str, prefix: PrefixHashes) -> int:
@@ -68,7 +68,7 @@ class HeldPrefixes:
         return True
 
     def release(self, name: str) -> None:
-        """Ignores who holds nothing."""
+        """No-op for a name that holds nothing."""
         blocks = self._held.pop(name, [])
         self._holders.let_go(block.block_id for block in blocks)
         self._manager.block_pool.free_blocks(reversed(blocks))  # the last one is the first to be given to others
@@ -93,7 +93,7 @@ def name_blocks(request: Request, hashes: Sequence[bytes], block_size: int) -> i
 
 
 def forget_reply(manager: KVCacheManager, request_id: str, named: int) -> None:
-    """Takes the blocks behind the first `named` ones of a request that ends out of the cache: nobody can ask for them.
+    """Takes the blocks behind the first `named` ones of a request that ends out of the cache: none can ask for them.
 
     Else they would be kept as long as prompts are, and in their place.
     """

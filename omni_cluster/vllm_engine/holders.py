@@ -25,7 +25,7 @@ class Holders(Generic[T]):
         self._counts.update(things)
 
     def let_go(self, things: Iterable[T]) -> list[T]:
-        """Returns those that nobody holds any more. All of them must have been held."""
+        """Returns those without a holder left. All of them must have been held."""
         free = []
         for each in things:
             self._counts[each] -= 1

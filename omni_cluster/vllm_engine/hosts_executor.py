@@ -35,9 +35,9 @@ class CpuHostsExecutor(RayExecutorV2):
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
-        return {"num_gpus": 0}  # it is in its bundle, which nobody else uses
+        return {"num_gpus": 0}  # it is in its bundle, which nothing else uses
 
 
 def hosts_executor() -> str | type[Executor]:
-    """What vLLM is told."""
+    """The values for vLLM."""
     return CpuHostsExecutor if current_platform.is_cpu() else "ray"

@@ -21,11 +21,11 @@ LEAST_LEFT_OUT = 256
 
 
 class KeptRows:
-    """Rows of full blocks, uint8 `[block_size, row bytes]`, by the block's hash; `max_bytes` of them at most.
+    """An LRU cache of full blocks' rows, uint8 `[block_size, row bytes]`, by the block's hash; `max_bytes` at most.
 
-    What was used least recently goes first, and of one request the last block: without the first ones it is of no use.
-    Blocks that a request holds stay. Blocks that were told are those whose rows went out as a part of some prompt: who
-    reads the rows may have what it made of them.
+    Of one request the last block goes first: without the first ones it is of no use. Blocks that a request holds are
+    pinned. Announced blocks are those whose rows went out as a part of some prompt: their reader may have what it made
+    of them.
     """
 
     def __init__(self, max_bytes: int, block_size: int) -> None:
@@ -36,7 +36,7 @@ class KeptRows:
         self._held: dict[bytes, np.ndarray] = {}
         """Those that requests hold are here, and not in `_blocks`."""
         self._holders: Holders[bytes] = Holders()
-        self._told: set[bytes] = set()
+        self._announced: set[bytes] = set()
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._blocks or name in self._held
@@ -45,13 +45,13 @@ class KeptRows:
         """How many of these blocks, from the first one on, are here."""
         return sum(1 for _ in takewhile(self.__contains__, hashes))
 
-    def told(self, hashes: Hashes) -> int:
-        """How many of these blocks, from the first one on, were told."""
-        return sum(1 for _ in takewhile(self._told.__contains__, hashes))
+    def announced(self, hashes: Hashes) -> int:
+        """How many of these blocks, from the first one on, are announced."""
+        return sum(1 for _ in takewhile(self._announced.__contains__, hashes))
 
-    def tell(self, hashes: Hashes) -> None:
-        """Says of blocks, as far as they are here, that they were told."""
-        self._told.update(filter(self.__contains__, hashes))
+    def announce(self, hashes: Hashes) -> None:
+        """Marks blocks, as far as they are here, as announced."""
+        self._announced.update(filter(self.__contains__, hashes))
 
     def read(self, hashes: Hashes) -> list[np.ndarray]:
         """The rows of blocks that are all here."""
@@ -98,15 +98,15 @@ class KeptRows:
     def _drop_surplus(self) -> None:
         while self.num_bytes > self._max_bytes:  # what is held was within the bound before it was held
             dropped, rows = self._blocks.popitem(last=False)
-            self._told.discard(dropped)
+            self._announced.discard(dropped)
             self.num_bytes -= rows.nbytes
 
 
 class EmittedRows:
     """The rows of one request on their way out of the engine: those of its cached blocks go first, and all are kept.
 
-    Of the prompt's first blocks that were told before, `least_left_out` of them or more, no rows go out: whoever lacks
-    them asks. Rows of a block that is not full yet wait here until it is.
+    Of the prompt's first blocks that are announced, `least_left_out` of them or more, no rows go out: a reader that
+    lacks them asks. Rows of a block that is not full yet wait here until it is.
     """
 
     def __init__(self, kept: KeptRows, prompt_blocks: int = 0, least_left_out: int = 0) -> None:
@@ -125,18 +125,18 @@ class EmittedRows:
 
     def begin(self, hashes: Hashes) -> None:
         """The request is computed from behind these blocks on: for the first time, or again after a preemption."""
-        if self._has_begun:  # who reads them counts on all rows behind the first that went out
+        if self._has_begun:  # their reader counts on all rows behind the first that went out
             self._cached = self._kept.read(hashes)
         else:
-            told = self._kept.told(hashes[: self._prompt_blocks])
-            left_out = told if 0 < self._least_left_out <= told else 0
+            announced = self._kept.announced(hashes[: self._prompt_blocks])
+            left_out = announced if 0 < self._least_left_out <= announced else 0
             self._left_out = hashes[:left_out]
-            self._kept.hold(self._left_out)  # for whoever lacks them
+            self._kept.hold(self._left_out)  # for a reader that lacks them
             self._cached = self._kept.read(hashes[left_out:])
         self._behind = len(hashes) * self._kept.block_size
         self._has_begun = True
         self._kept.use(hashes)
-        self._kept.tell(hashes[: self._prompt_blocks])
+        self._kept.announce(hashes[: self._prompt_blocks])
 
     def end(self, hashes: Hashes) -> None:
         """The request is over, also if it never began. `hashes`: of all its blocks."""
@@ -171,7 +171,7 @@ class EmittedRows:
         rows = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         if first < last:
             self._kept.keep(hashes[:last], first, rows[first * size - self._start : last * size - self._start])
-            self._kept.tell(hashes[first : min(last, self._prompt_blocks)])
+            self._kept.announce(hashes[first : min(last, self._prompt_blocks)])
         done = max(self._end // size * size, self._start)
         self._waiting = [rows[done - self._start :].copy()]  # a view would hold all of a long prompt's rows
         self._start = done

@@ -25,7 +25,7 @@ class RowsSink:
     A preempted request computes its positions again; what comes a second time is dropped.
     `admitted`: set once the request is on its way to the engine, behind which later rows may follow.
     `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
-    `known`: output tokens that another engine made, and that were told; `known_text`: what was told of their text.
+    `known`: output tokens that another engine made, and that were delivered; `known_text`: their delivered text.
     """
 
     def __init__(self, stream_interval: StreamInterval | None = None, known: Sequence[int] = ()) -> None:

@@ -25,7 +25,7 @@ Refusals = Sequence[str | None]
 class RowsPusher:
     """Sends what it is given in the order of its coming; `send` says what the engine refused.
 
-    Messages are sent by a task of their own, so that a caller who leaves takes nobody's rows along. Bounded by
+    Messages are sent by a task of their own, so that a caller that leaves takes no other's rows along. Bounded by
     `MAX_PUSHES` a request, as long as its rows go through a `PushWindow`.
     """
 

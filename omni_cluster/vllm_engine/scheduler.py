@@ -97,7 +97,7 @@ class OmniSchedulerMixin(_Scheduler):
     prompt the next chunk is computed once its rows have come, while the stage before still makes the rest.
 
     Of a request that emits rows, as much is read from the prefix cache as has its rows in `KeptRows`. They go out with
-    the rows that are computed first; those that went out with an earlier prompt are left out, and given to who asks.
+    the rows that are computed first; those that went out with an earlier prompt are left out, and given on request.
     Of a request that takes rows, the blocks that are held for it (`HeldPrefixes`) need none.
     """
 
@@ -218,7 +218,7 @@ class OmniSchedulerMixin(_Scheduler):
         """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped.
 
         Says of each push what was wrong with it, if anything. Such a request gets no further rows, which would be at
-        wrong positions: its owner, who is told, ends it.
+        wrong positions: its owner learns of it, and ends it.
         """
         return [self._refusal(push) for push in pushes]
 
@@ -489,6 +489,6 @@ def omni_release_prefix(core: EngineCore, name: str) -> None:
 
 
 def omni_counts(core: EngineCore) -> dict[str, int]:
-    """Asked every second by whoever watches the engine."""
+    """Called every second by the engine's watch."""
     DEVICE.end_without()
     return core.scheduler.omni_counts()  # type: ignore[attr-defined, no-any-return]

@@ -197,13 +197,13 @@ class StageLLM:
 
     async def _found_rows(self, hashes: Sequence[bytes]) -> np.ndarray | None:
         """Of these blocks, uint8 `[bytes]`."""
-        async with self._death_named():  # of this engine: whoever asks has another
+        async with self._death_named():  # of this engine: the caller has another
             raw = await self.llm.engine_core.call_utility_async("omni_find_rows", list(hashes))
         return None if raw is None else np.frombuffer(raw, np.uint8)
 
     @contextlib.asynccontextmanager
     async def _death_named(self) -> AsyncIterator[None]:
-        """Raises StageDied for what an engine's death breaks, also where that is told after what it broke."""
+        """Raises StageDied for what an engine's death breaks, also where the death is reported after what it broke."""
         try:
             yield
         except Exception as error:
@@ -212,7 +212,7 @@ class StageLLM:
             raise self._died() from error
 
     async def _broken_off(self) -> OmniError:
-        """Why the engine aborted a request by itself. One that is told to stop aborts all of them, and then ends."""
+        """Why the engine aborted a request by itself. One that is asked to stop aborts all of them, and then ends."""
         return self._died() if await self._dies() else self._gone()
 
     def _died(self) -> StageDied:
@@ -278,7 +278,8 @@ class StageLLM:
         """The engine's outputs. RequestGone where it gives the request up: vLLM makes an end without tokens of that.
 
         Processed media that the engine should have are sent by their names alone. It lacks those of a request that left
-        before it was sent, and gives up who names them; vLLM forgets the names, and the next sending has the media.
+        before it was sent, and gives up a request that names them. vLLM forgets the names, so the next sending has the
+        media.
         """
         has_begun = False
         for number in range(MOST_SENDINGS if rendered.get("mm_hashes") else 1):
@@ -421,7 +422,7 @@ def _trace_headers() -> dict[str, str] | None:
 
 
 def _unfit(prompt: Mapping[str, Any]) -> str:
-    """What is told of a prompt that was refused. vLLM's own message has the media in it, and where they lie in memory.
+    """The message for a prompt that was refused. vLLM's own message has the media in it, and where they lie in memory.
 
     The API refuses by name what is known to be refused here.
     """

@@ -1,4 +1,4 @@
-"""Calls of tools in a reply: what the reply is kept to, and how they are told apart from its text."""
+"""Calls of tools in a reply: what the reply is kept to, and how they are found in its text."""
 
 from __future__ import annotations
 

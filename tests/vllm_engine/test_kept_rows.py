@@ -75,7 +75,7 @@ def test_what_was_taken_goes_out_though_it_is_dropped_meanwhile() -> None:
     assert torch.equal(unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).tensor(), rows(0, 9))
 
 
-def told(kept: KeptRows, name: str, first: int, end: int, prompt_blocks: int, least: int = 2) -> EmittedRows:
+def announced(kept: KeptRows, name: str, first: int, end: int, prompt_blocks: int, least: int = 2) -> EmittedRows:
     """A request whose rows from `first` on were computed; what is before it the cache had."""
     emitted = EmittedRows(kept, prompt_blocks, least)
     emitted.begin(hashes(name, first // SIZE))
@@ -85,7 +85,7 @@ def told(kept: KeptRows, name: str, first: int, end: int, prompt_blocks: int, le
 
 def test_rows_that_went_out_with_a_prompt_are_left_out_of_the_next_one() -> None:
     kept, positions = KeptRows(10 * BLOCK_BYTES, SIZE), torch.arange(39).view(3, 13)
-    told(kept, "a", 0, 11, prompt_blocks=2)
+    announced(kept, "a", 0, 11, prompt_blocks=2)
     emitted = EmittedRows(kept, prompt_blocks=3, least_left_out=2)
     emitted.begin(hashes("a", 2))
     first = chunk(8, 13, positions)
@@ -96,7 +96,7 @@ def test_rows_that_went_out_with_a_prompt_are_left_out_of_the_next_one() -> None
 
 def test_rows_of_a_reply_go_out_once_when_they_are_part_of_a_prompt() -> None:
     kept = KeptRows(10 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 17, prompt_blocks=2)  # its last two blocks are the reply's
+    announced(kept, "a", 0, 17, prompt_blocks=2)  # its last two blocks are the reply's
     emitted = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
     emitted.begin(hashes("a", 4))
     first = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 18)))
@@ -108,7 +108,7 @@ def test_rows_of_a_reply_go_out_once_when_they_are_part_of_a_prompt() -> None:
 
 def test_few_rows_go_out_again() -> None:
     kept = KeptRows(10 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 9, prompt_blocks=2)
+    announced(kept, "a", 0, 9, prompt_blocks=2)
     emitted = EmittedRows(kept, prompt_blocks=2, least_left_out=3)
     emitted.begin(hashes("a", 2))
     assert unpacked(emitted.pass_on(hashes("a", 2), chunk(8, 9))).start == 0
@@ -116,8 +116,8 @@ def test_few_rows_go_out_again() -> None:
 
 def test_left_out_rows_stay_at_the_bound_until_all_that_left_them_out_have_ended() -> None:
     kept = KeptRows(3 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 9, prompt_blocks=2)
-    emitted = [told(kept, "a", 8, 9, prompt_blocks=2) for _ in range(2)]
+    announced(kept, "a", 0, 9, prompt_blocks=2)
+    emitted = [announced(kept, "a", 8, 9, prompt_blocks=2) for _ in range(2)]
     for each in emitted:
         for name in "bcd":
             passed(kept, name, (0, 8))
@@ -131,8 +131,8 @@ def test_left_out_rows_stay_at_the_bound_until_all_that_left_them_out_have_ended
 
 def test_nothing_new_is_kept_where_all_that_is_kept_is_held() -> None:
     kept = KeptRows(2 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 9, prompt_blocks=2)
-    emitted = told(kept, "a", 8, 9, prompt_blocks=2)
+    announced(kept, "a", 0, 9, prompt_blocks=2)
+    emitted = announced(kept, "a", 8, 9, prompt_blocks=2)
     passed(kept, "b", (0, 8))
     assert (kept.covered(hashes("a", 2)), kept.covered(hashes("b", 2))) == (2, 0)
     emitted.end(hashes("a", 2))
@@ -141,13 +141,13 @@ def test_nothing_new_is_kept_where_all_that_is_kept_is_held() -> None:
 
 
 def test_what_is_left_out_is_decided_as_a_request_begins_for_the_first_time() -> None:
-    """Another one has computed, and told, more of the prompt before this one begins again after a preemption."""
+    """Another one has computed, and announced, more of the prompt before this one begins again after a preemption."""
     kept = KeptRows(10 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 8, prompt_blocks=4)
+    announced(kept, "a", 0, 8, prompt_blocks=4)
     emitted = EmittedRows(kept, prompt_blocks=4, least_left_out=2)
     emitted.begin(hashes("a", 2))
     assert unpacked(emitted.pass_on(hashes("a", 4), chunk(8, 10))).start == 8
-    told(kept, "a", 8, 17, prompt_blocks=4)
+    announced(kept, "a", 8, 17, prompt_blocks=4)
     emitted.begin(hashes("a", 4))
     again = unpacked(emitted.pass_on(hashes("a", 4), chunk(16, 17)))
     assert (again.start, again.end) == (0, 17) and torch.equal(again.tensor(), rows(0, 17))
@@ -155,10 +155,10 @@ def test_what_is_left_out_is_decided_as_a_request_begins_for_the_first_time() ->
 
 def test_what_was_dropped_is_told_again() -> None:
     kept = KeptRows(2 * BLOCK_BYTES, SIZE)
-    told(kept, "a", 0, 9, prompt_blocks=2)
+    announced(kept, "a", 0, 9, prompt_blocks=2)
     passed(kept, "b", (0, 8))
-    told(kept, "a", 0, 9, prompt_blocks=0)  # as a reply
-    assert kept.covered(hashes("a", 2)) == 2 and kept.told(hashes("a", 2)) == 0
+    announced(kept, "a", 0, 9, prompt_blocks=0)  # as a reply
+    assert kept.covered(hashes("a", 2)) == 2 and kept.announced(hashes("a", 2)) == 0
 
 
 def test_at_the_bound_the_end_of_what_was_used_least_recently_goes_first() -> None:

@@ -181,7 +181,7 @@ class Slack:
         self._pass_cost.observe(time)
 
     def use(self) -> float:
-        """Urgent players, as a part of those of whom each could get a piece before its cushion is used up."""
+        """Urgent streams, as a part of those that could all get a piece before their cushions are used up."""
         now_s = self._clock()
         urgent = sum(player.left_s(now_s) < URGENT_S for player in self._players.values())
         return urgent / self.most_players()

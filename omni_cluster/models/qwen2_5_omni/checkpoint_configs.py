@@ -1,6 +1,6 @@
 """The configurations of the made checkpoints: tiny's own sizes, and those of the hub's 3b and 7b."""
 
-# transformers takes seconds to import and who reads a cached checkpoint needs none of it, so the functions import it.
+# transformers takes seconds to import and a reader of a cached checkpoint needs none of it, so the functions import it.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
 """The vocabularies of the made checkpoints: where ids lie, the tokenizer that makes them, and the chat template."""
 
-# transformers takes seconds to import and who reads a cached checkpoint needs none of it, so the functions import it.
+# transformers takes seconds to import and a reader of a cached checkpoint needs none of it, so the functions import it.
 from __future__ import annotations
 
 import json

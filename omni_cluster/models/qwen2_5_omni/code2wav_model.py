@@ -247,7 +247,7 @@ class Code2WavModel:
         return int(self._dit.block_size // self._dit.repeats)
 
     def _sounds(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
-        """Silence for pieces that nobody hears."""
+        """Silence for pieces that are not heard."""
         heard = [i for i, piece in enumerate(pieces) if piece.job.is_heard]
         waves = self._vocode([pieces[i] for i in heard], [windows[i] for i in heard]) if heard else []
         made = dict(zip(heard, waves, strict=True))

@@ -113,7 +113,7 @@ class BlockDiT:
         self.rotary = _rotary_table(dit, 3 * self.block_size)
         back = sum(layer.looks_back for layer in self.layers)
         inner = self.num_heads * self.head_dim
-        # One slot more, never read: blocks that nobody keeps need no branch.
+        # One slot more, never read: blocks that are not kept need no branch.
         self.store = torch.zeros(
             len(times), back, slots, 2, self.block_size, 2, inner, dtype=dtype, device=times.device
         )

@@ -114,7 +114,7 @@ class FlowStep:
 
 
 def packed(jobs: Sequence[FlowJob], shape: tuple[int, ...]) -> np.ndarray:
-    """The jobs' tables side by side, neighbours as places in all of it; what is left are blocks of nobody."""
+    """The jobs' tables side by side, neighbours as places in all of it; blocks of no job are left out."""
     table = np.zeros(shape, np.int32)
     table[NEIGHBOURS] = table[KEEP] = NO_BLOCK
     first = 0

@@ -1,4 +1,4 @@
-"""What code2wav may be told."""
+"""Options of code2wav."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_cluster.config.schema import SoundOptions
 
 
 class Code2WavOptions(SoundOptions):
-    """Beside what the engine is told: how large pieces are, and what the model computes in."""
+    """Beside the engine's options: how large pieces are, and what the model computes in."""
 
     gone = MappingProxyType(
         {"resident_blocks": "leave it out, a stage that shares its card with all others knows it now"}

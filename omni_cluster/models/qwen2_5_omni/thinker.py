@@ -34,7 +34,7 @@ class ThinkerSession:
         self.known = self._output if request.reply is None else NOTHING_KNOWN  # a given reply is in the prompt
 
     async def prompt(self) -> EngineInput | None:
-        """None when all is known, and nobody needs rows of it any more."""
+        """None when all is known, and no stage needs rows of it any more."""
         if self._output.has_ended and not self._wants_rows:
             return None
         if self._request.reply is not None:

@@ -20,7 +20,7 @@ class SampledRows:
     """The rows of a batch, for all tokens that a step of its engine makes.
 
     `top_k` int `[n]`, the vocabulary's size for a row without; `top_p` float `[n]`; `greedy` bool `[n]`: rows whose
-    draw nobody looks at; `seeded` bool `[n]`. On the device: `keys` int64 `[tokens, n]`, what the noise of each token
+    draw is not used; `seeded` bool `[n]`. On the device: `keys` int64 `[tokens, n]`, what the noise of each token
     starts from, None where no row is seeded; `mixed` bool `[n, 1]`, which rows are seeded, None where all or none are.
     """
 
