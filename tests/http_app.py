@@ -15,6 +15,7 @@ import pytest
 
 from omni_cluster.openai_api.audio import wav_bytes
 from omni_cluster.types.inputs import OmniRequest
+from tests.codes import codes_of
 from tests.reference import media
 from tests.served.app import ServedApp
 from tests.served.leftovers import KEPT
@@ -41,7 +42,7 @@ class HttpApp(Protocol):
 def assert_equals_reference(output: Any, expected: Any) -> None:
     assert list(output.prompt_token_ids) == list(expected.prompt_ids)
     assert list(output.token_ids) == list(expected.token_ids)
-    assert list(output.stage_token_ids["talker"]) == list(expected.codes)
+    assert codes_of(output) == list(expected.codes)
     np.testing.assert_allclose(output.audio.samples, expected.waveform, atol=WAVE_TOLERANCE)
 
 

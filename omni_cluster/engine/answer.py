@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.outputs import (
     AudioChunk,
     CallDelta,
@@ -24,6 +25,7 @@ class StageProgress:
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.codes = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.makes_calls = False
@@ -36,6 +38,7 @@ class StageProgress:
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
         self.tokens += len(chunk.token_ids)
+        self.codes += 0 if chunk.codes is None else len(chunk.codes)
         self.prompt_tokens = len(chunk.prompt_token_ids or ()) or self.prompt_tokens
         self.cached_tokens += chunk.cached_tokens
         self.makes_calls = self.makes_calls or bool(chunk.calls)
@@ -45,7 +48,7 @@ class StageProgress:
     @property
     def times(self) -> StageTimes:
         p50_s, max_s = (self.handover.p50_s, self.handover.max_s) if self.handover else (None, None)
-        return StageTimes(self.first_s or 0.0, self.last_s, self.tokens, self.finish_reason, p50_s, max_s)
+        return StageTimes(self.first_s or 0.0, self.last_s, self.tokens + self.codes, self.finish_reason, p50_s, max_s)
 
 
 class AnswerProgress:
@@ -73,11 +76,10 @@ class AnswerProgress:
     def counts(self) -> TokenCounts:
         """The tokens so far."""
         text = self._text
-        made = sum(stage.tokens for stage in self._stages.values())
         return TokenCounts(
             prompt=text.prompt_tokens,
             text=text.tokens,
-            codec=made - text.tokens,
+            codec=sum(stage.codes for stage in self._stages.values()),
             cached=text.cached_tokens,
             prompt_audio=self._prompt_audio_tokens,
         )
@@ -106,6 +108,7 @@ class StageOutput:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
+        self.codes: list[Codes] = []
         self.text: list[str] = []
         self.audio: list[AudioChunk] = []
         self.prompt_token_ids: tuple[int, ...] = ()
@@ -120,6 +123,8 @@ class StageOutput:
         self.calls.extend(chunk.calls)
         self.images.extend(image.png for image in chunk.images)
         self.prompt_token_ids = chunk.prompt_token_ids or self.prompt_token_ids
+        if chunk.codes is not None:
+            self.codes.append(chunk.codes)
         if chunk.audio is not None:
             self.audio.append(chunk.audio)
 
@@ -149,7 +154,7 @@ class AnswerBuilder(AnswerProgress):
             token_ids=tuple(text.token_ids),
             prompt_token_ids=text.prompt_token_ids,
             finish_reason=self.finish_reason,
-            stage_token_ids={name: tuple(each.token_ids) for name, each in self._outputs.items() if each.token_ids},
+            codes=Codes.joined([codes for each in self._outputs.values() for codes in each.codes]),
             audio=join_audio(sound.audio) if sound.audio else None,
             times=self.times,
             choices=tuple(text.choices),

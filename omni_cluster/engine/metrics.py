@@ -47,7 +47,7 @@ class StageMetrics:
 
     def begin(self, known: KnownOutput = NOTHING_KNOWN) -> RequestMeter:
         """For a request that comes now; `known`: what it says again, which was counted where it was made."""
-        meter = RequestMeter(self, len(known.token_ids))
+        meter = RequestMeter(self, known.made)
         self._open.add(meter)
         return meter
 
@@ -84,7 +84,7 @@ class RequestMeter:
     def made(self, chunk: StageChunk) -> None:
         """Counts what the stage made. A chunk that only marks the end is no output."""
         samples = 0 if chunk.audio is None else len(chunk.audio.samples)
-        tokens = max(0, chunk.token_end - max(chunk.token_start, self._known_tokens))
+        tokens = max(0, chunk.made.stop - max(chunk.made.start, self._known_tokens))
         if not (tokens or chunk.text or samples or chunk.images):
             return
         if self._is_first:

@@ -11,6 +11,7 @@ from msgspec import structs
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.engine.fan_in import Recovery, StageEvent
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import StageDied
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk
@@ -32,6 +33,7 @@ class DeliveredOutput:
     """What one stage has made of the request; as much as the request's own limits let it make."""
 
     token_ids: list[int] = field(default_factory=list)
+    codes: list[Codes] = field(default_factory=list)
     finish_reason: str | None = None
     num_samples: int = 0
     num_images: int = 0
@@ -41,6 +43,7 @@ class DeliveredOutput:
         """Whether all of the chunk is new, and nothing is missing before it: as it always is in a first run."""
         return (
             (not chunk.token_ids or chunk.token_start == len(self.token_ids))
+            and (chunk.codes is None or chunk.codes.start == self.codes_end)
             and (chunk.audio is None or chunk.audio.start == self.num_samples)
             and (not chunk.images or chunk.images[0].number == self.num_images)
             and (chunk.finish_reason is None or self.finish_reason is None)
@@ -54,6 +57,7 @@ class DeliveredOutput:
             chunk,
             token_start=chunk.token_end - len(token_ids),
             token_ids=token_ids,
+            codes=self.new_codes(chunk.codes),
             text="" if self.finish_reason else chunk.text,
             choices=() if self.finish_reason else chunk.choices,
             calls=() if self.finish_reason else chunk.calls,
@@ -75,6 +79,20 @@ class DeliveredOutput:
             )
         return given[len(known) :]
 
+    @property
+    def codes_end(self) -> int:
+        return self.codes[-1].end if self.codes else 0
+
+    def new_codes(self, given: Codes | None) -> Codes | None:
+        """As `new_tokens`."""
+        if given is None:
+            return None
+        have, end = Codes.joined(self.codes), self.codes_end
+        known = None if have is None else have.between(given.start, given.end)
+        if given.start > end or given.between(0, end) != known:
+            raise AnswerDiffers(f"codes {given.start} to {given.end} do not follow the {end} that were delivered.")
+        return given.after(end)
+
     def new_sound(self, audio: AudioChunk | None) -> AudioChunk | None:
         """The samples that were not delivered. Raises AnswerDiffers if some are missing."""
         if audio is None or audio.end <= self.num_samples:
@@ -92,13 +110,15 @@ class DeliveredOutput:
 
     def add(self, chunk: StageChunk) -> None:
         self.token_ids.extend(chunk.token_ids)
+        self.codes += [] if chunk.codes is None else [chunk.codes]
         self.num_samples += 0 if chunk.audio is None else len(chunk.audio.samples)
         self.num_images += len(chunk.images)
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.has_prompt = self.has_prompt or chunk.prompt_token_ids is not None
 
     def known(self) -> KnownOutput:
-        return KnownOutput(tuple(self.token_ids), self.finish_reason, self.num_samples, self.num_images)
+        codes = Codes.joined(self.codes)
+        return KnownOutput(tuple(self.token_ids), self.finish_reason, self.num_samples, self.num_images, codes)
 
 
 class DeliveredOutputs:

@@ -34,13 +34,13 @@ class PlainStage(ABC):
     async def generate(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        """See `Stage.generate`: of a request that is begun again, first its known tokens."""
+        """See `Stage.generate`: of a request that is begun again, first its known tokens or codes."""
         self.check_runs()
         known = request.known_of(self.name)
-        if known.token_ids:
-            yield StageChunk(token_ids=known.token_ids)
+        if known.made:
+            yield StageChunk(token_ids=known.token_ids, codes=known.codes)
         if known.has_ended:
-            yield StageChunk(len(known.token_ids), finish_reason=known.finish_reason)
+            yield StageChunk(known.made, finish_reason=known.finish_reason)
             return
         self._running += 1
         try:

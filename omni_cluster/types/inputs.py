@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.media import Media as Media
 from omni_cluster.types.media import Video as Video
 from omni_cluster.types.modalities import Modality
@@ -36,14 +37,21 @@ class Prompt:
 class KnownOutput:
     """What a stage made of a request before it, or another stage, was lost: never made again, and gone on from.
 
-    `token_ids`: all that were handed on, an end token among them. `finish_reason`: how the stage ended, None if it had
-    not. `num_samples`: of the answer's sound, from its first on. `num_images`: of its pictures, likewise.
+    `token_ids`: all that were handed on, an end token among them; `codes`: of a stage that makes these.
+    `finish_reason`: how the stage ended, None if it had not. `num_samples`: of the answer's sound, from its first on.
+    `num_images`: of its pictures, likewise.
     """
 
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     num_samples: int = 0
     num_images: int = 0
+    codes: Codes | None = None
+
+    @property
+    def made(self) -> int:
+        """How many tokens or codes."""
+        return len(self.token_ids) if self.codes is None else len(self.codes)
 
     @property
     def has_ended(self) -> bool:
@@ -51,7 +59,12 @@ class KnownOutput:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The tokens that the stage fed itself, or is about to: the last one of an output that has ended never was."""
+        """The tokens that the stage fed itself, or is about to: the last one of an output that has ended never was.
+
+        Those of codes are the values of the first codebook. A stage whose codes have ended is not asked for more.
+        """
+        if self.codes is not None:
+            return self.codes.first_values
         return self.token_ids[:-1] if self.has_ended else self.token_ids
 
 

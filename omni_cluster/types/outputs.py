@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import PayloadError
 from omni_cluster.types.rows import Earlier, Rows
 
@@ -111,8 +112,8 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     """What a stage made of one request since its last chunk, in the code and, without its rows, on the wire.
 
     All positions are absolute in the request, so that a chunk that comes twice is noticed and dropped:
-    `token_ids` (text tokens or codec codes) start at `token_start`, `rows` and `audio` carry their own start,
-    `images` their own numbers.
+    `token_ids`, those of text, start at `token_start`; `codes`, `rows` and `audio` have their own start, `images` their
+    own numbers.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
@@ -134,6 +135,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     calls: tuple[CallDelta, ...] = ()
     images: tuple[ImageChunk, ...] = ()
+    codes: Codes | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StageChunk):
@@ -147,9 +149,16 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
         return self.token_start + len(self.token_ids)
 
     @property
+    def made(self) -> range:
+        """The positions of its tokens, or of its codes."""
+        if self.codes is not None:
+            return range(self.codes.start, self.codes.end)
+        return range(self.token_start, self.token_end)
+
+    @property
     def only_rows(self) -> bool:
         """It hands rows of a prompt on, while more of the prompt is computed, and says nothing to a client."""
-        said = self.token_ids or self.text or self.calls or self.images
+        said = self.token_ids or self.text or self.calls or self.images or self.codes
         return not (said or self.audio is not None or self.finish_reason is not None)
 
     def without_rows(self) -> StageChunk:
@@ -191,6 +200,7 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
             cached_tokens=sum(c.cached_tokens for c in chunks),
             calls=tuple(call for c in chunks for call in c.calls),
             images=tuple(image for c in chunks for image in c.images),
+            codes=Codes.joined([c.codes for c in chunks if c.codes is not None]),
         )
 
 
@@ -248,10 +258,9 @@ class TokenCounts:
 class OmniRequestOutput:
     """The whole answer to one request.
 
-    `token_ids` are those of the text; `stage_token_ids` those of every autoregressive stage, the talker's codes among
-    them, stop codes included. `finish_reason`: "length" where any stage reached its limit. `audio`: None without sound.
-    `images`: PNG files, none unless pictures were asked for.
-    `choices`, `calls`: see `StageChunk`. `cached_tokens`, `prompt_audio_tokens`: see `TokenCounts`.
+    `token_ids` are those of the text, `codes` what its sound was made of. `finish_reason`: "length" where any stage
+    reached its limit. `audio`: None without sound. `images`: PNG files, none unless pictures were asked for. `choices`,
+    `calls`: see `StageChunk`. `cached_tokens`, `prompt_audio_tokens`: see `TokenCounts`.
     """
 
     request_id: str
@@ -259,7 +268,7 @@ class OmniRequestOutput:
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
     finish_reason: str | None
-    stage_token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    codes: Codes | None = None
     audio: AudioChunk | None = None
     times: dict[str, StageTimes] = field(default_factory=dict)
     choices: tuple[TokenChoice, ...] = ()
@@ -270,8 +279,8 @@ class OmniRequestOutput:
 
     @property
     def codec_tokens(self) -> int:
-        """How many codes were made: the tokens of all stages but the one that says the text."""
-        return sum(map(len, self.stage_token_ids.values())) - len(self.token_ids)
+        """How many codes were made."""
+        return 0 if self.codes is None else len(self.codes)
 
     @property
     def makes_calls(self) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from omni_cluster.models.family import GivenReply
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import KnownOutput
 from omni_cluster.types.outputs import CallDelta, StageChunk, TokenChoice, TokenLogprob
 from omni_cluster.types.rows import Rows
@@ -43,7 +45,7 @@ class ChunkMaker:
         self._note_call(0, known.token_ids)
         self._known = known
         self._given_reply = given_reply
-        self._position = len(known.token_ids)
+        self._position = known.made
         self._is_first = True
 
     def large_rows(self) -> StageChunk | None:
@@ -127,6 +129,16 @@ class ChunkMaker:
         if rows is None or self._first_call is None:
             return rows
         return rows.before(self._prompt_length + self._first_call)
+
+
+class CodesMaker(ChunkMaker):
+    """Of a stage that emits codes: they are its tokens, but for the one that ends them."""
+
+    def _made(self, output: RequestOutput) -> StageChunk:
+        chunk = super()._made(output)
+        tokens = chunk.token_ids[:-1] if chunk.finish_reason == "stop" else chunk.token_ids
+        codes = Codes.of(chunk.token_start, [[token] for token in tokens]) if tokens else None
+        return replace(chunk, token_start=0, token_ids=(), prompt_token_ids=None, codes=codes)
 
 
 def token_choices(made: CompletionOutput, bytes_of: Callable[[int], bytes]) -> tuple[TokenChoice, ...]:

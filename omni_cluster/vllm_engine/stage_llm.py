@@ -38,7 +38,7 @@ from omni_cluster.types.errors import (
 from omni_cluster.types.inputs import OmniRequest, RowsPush, StageExtra
 from omni_cluster.types.outputs import StageChunk, answering
 from omni_cluster.types.rows import PrefixHashes, Rows, check_together
-from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, is_aborted
+from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.grammar import NO_WAY, GrammarCheck
@@ -146,14 +146,14 @@ class StageLLM:
         hold = PrefixHold(request.request_id, self.llm.engine_core.call_utility_async)
         session = self._spec.session(request, upstream, hold.positions)
         known = session.known
-        if known.token_ids:
-            yield StageChunk(token_ids=known.token_ids)
+        if known.made:
+            yield StageChunk(token_ids=known.token_ids, codes=known.codes)
         async with contextlib.AsyncExitStack() as cleanup:
             await cleanup.enter_async_context(self._death_named())
             cleanup.push_async_callback(hold.let_go)
             engine_input = await session.prompt()
             if engine_input is None:
-                yield StageChunk(len(known.token_ids), finish_reason=known.finish_reason or "stop")
+                yield StageChunk(known.made, finish_reason=known.finish_reason or "stop")
                 return
             sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval, known.inputs)
             hold.is_there = sink.admitted.is_set
@@ -163,7 +163,8 @@ class StageLLM:
             feeder = None
             if engine_input.is_part:
                 feeder = self._fed(request.request_id, session, sink, cleanup)
-            chunks = ChunkMaker(sink, known, engine_input.given_reply, self._bytes_of, self._call_reader(request))
+            make = CodesMaker if "codes" in self._spec.emits else ChunkMaker
+            chunks = make(sink, known, engine_input.given_reply, self._bytes_of, self._call_reader(request))
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)

@@ -32,6 +32,7 @@ from omni_cluster.cluster.wire import (
     write_frame,
 )
 from omni_cluster.engine.output_log import OutputLogs
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import PayloadError, RequestError, StageDied
 from omni_cluster.types.outputs import (
     AudioChunk,
@@ -123,6 +124,7 @@ def test_all_that_a_message_says_arrives() -> None:
             handover=HandoverTimes(1, 2),
             calls=(CallDelta(0, "call_1", "now", "{}"), CallDelta(0, arguments="ü")),
             images=(ImageChunk(0, b"\x89PNG"), ImageChunk(1, b"")),
+            codes=Codes.of(3, [[1, -2], [3, 4]]),
         ),
     ]
     told = {name for chunk in sent for name in chunk.__struct_fields__ if getattr(chunk, name)}

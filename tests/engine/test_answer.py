@@ -6,6 +6,7 @@ import numpy as np
 
 from omni_cluster.engine.answer import AnswerBuilder, AnswerProgress
 from omni_cluster.types.outputs import AudioChunk, Call, CallDelta, ImageChunk, StageChunk, TokenCounts
+from tests.codes import coded, codes_chunk, codes_of
 
 FINAL_TYPES = {"thinker": "text", "talker": None, "code2wav": "audio"}
 
@@ -17,16 +18,16 @@ def audio_chunk(start: int, *samples: float) -> AudioChunk:
 def test_answer_says_what_its_stages_said() -> None:
     answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,), "a", prompt_token_ids=(7, 8)))
-    answer.add("talker", StageChunk(0, (100, 101)))
+    answer.add("talker", codes_chunk(0, (100, 101)))
     answer.add("thinker", StageChunk(1, (2, 3), "b", finish_reason="length"))
     answer.add("code2wav", StageChunk(audio=audio_chunk(0, 0.5, 0.25)))
-    answer.add("talker", StageChunk(2, (102,), finish_reason="stop"))
+    answer.add("talker", StageChunk(codes=coded((102,), 2), finish_reason="stop"))
     answer.add("code2wav", StageChunk(audio=audio_chunk(2, 0.125)))
     answer.add("code2wav", StageChunk(finish_reason="stop"))
     made = answer.finish()
     assert (made.request_id, made.text, made.token_ids) == ("r", "ab", (1, 2, 3))
     assert (made.prompt_token_ids, made.finish_reason) == ((7, 8), "length")
-    assert made.stage_token_ids == {"thinker": (1, 2, 3), "talker": (100, 101, 102)}
+    assert codes_of(made) == [100, 101, 102]
     assert made.codec_tokens == 3
     assert made.audio is not None and made.audio.samples.tolist() == [0.5, 0.25, 0.125]
     assert (made.audio.start, made.audio.sample_rate_hz) == (0, 24_000)
@@ -35,7 +36,7 @@ def test_answer_says_what_its_stages_said() -> None:
 def test_sound_that_reaches_its_limit_ends_the_answer_so_although_the_text_has_ended() -> None:
     answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,), "a", finish_reason="stop"))
-    answer.add("talker", StageChunk(0, (100,), finish_reason="length"))
+    answer.add("talker", StageChunk(codes=coded((100,)), finish_reason="length"))
     answer.add("code2wav", StageChunk(finish_reason="stop"))
     made = answer.finish()
     assert made.finish_reason == "length"
@@ -68,7 +69,7 @@ def test_pictures_are_kept_in_a_whole_answer_and_not_in_a_streamed_one() -> None
 def test_times_are_those_of_the_first_and_last_chunk() -> None:
     answer = AnswerBuilder("r", FINAL_TYPES)
     answer.add("thinker", StageChunk(0, (1,)))
-    answer.add("talker", StageChunk(0, (100,)))
+    answer.add("talker", codes_chunk(0, (100,)))
     answer.add("thinker", StageChunk(1, (2,)))
     times = answer.finish().times
     assert times.keys() == {"thinker", "talker"}
@@ -93,7 +94,7 @@ def test_tokens_are_counted_as_they_come_and_of_the_whole() -> None:
     answer = AnswerBuilder("r", FINAL_TYPES, audio_tokens=lambda ids: ids.count(8))
     assert answer.counts == TokenCounts(0, 0, 0)
     answer.add("thinker", StageChunk(0, (1,), prompt_token_ids=(7, 8, 8), cached_tokens=2))
-    answer.add("talker", StageChunk(0, (100, 101), prompt_token_ids=(8, 8, 8, 8), cached_tokens=3))
+    answer.add("talker", StageChunk(codes=coded((100, 101)), prompt_token_ids=(8, 8, 8, 8), cached_tokens=3))
     answer.add("thinker", StageChunk(1, (2,)))
     assert answer.counts == answer.finish().counts == TokenCounts(prompt=3, text=2, codec=2, cached=2, prompt_audio=2)
 
@@ -106,7 +107,7 @@ def test_a_streamed_answer_keeps_none_of_its_sound_and_says_at_its_end_what_a_wh
         for number in range(500):
             text = StageChunk(number, (number,), "a" * 100, prompt_token_ids=(7, 8) if number == 0 else None)
             streamed.add("thinker", text)
-            streamed.add("talker", StageChunk(number, (100,)))
+            streamed.add("talker", codes_chunk(number, (100,)))
             streamed.add("code2wav", StageChunk(audio=AudioChunk(480 * number, np.zeros(480, np.float32), 24_000)))
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
@@ -114,7 +115,7 @@ def test_a_streamed_answer_keeps_none_of_its_sound_and_says_at_its_end_what_a_wh
     assert kept_bytes < 100_000
     for number in range(500):
         whole.add("thinker", StageChunk(number, (number,), prompt_token_ids=(7, 8) if number == 0 else None))
-        whole.add("talker", StageChunk(number, (100,)))
+        whole.add("talker", codes_chunk(number, (100,)))
     for answer in (streamed, whole):
         answer.add("thinker", StageChunk(500, calls=(CallDelta(0, "a", "f"),), finish_reason="stop"))
     made = whole.finish()

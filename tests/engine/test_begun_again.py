@@ -19,6 +19,7 @@ from omni_cluster.models.stage import Stage
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
+from tests.codes import codes_of, known_codes
 from tests.engine.stages import MAX_CODES, MAX_TOKENS, Feed, Speak, at_once, request, thinker_chunks, until_free
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference, media, prompt_text
@@ -200,7 +201,7 @@ async def test_without_sound_nothing_is_computed_of_a_text_that_had_ended(thinke
 
 
 async def test_of_an_answer_whose_codes_had_ended_no_rows_are_made(thinker: Stage) -> None:
-    asked, codes = request("spoken"), KnownOutput((1, 2, 3), "length")
+    asked, codes = request("spoken"), known_codes((1, 2, 3), "length")
     chunks = await said_apart(thinker, asked)
     for cut in cuts(chunks):
         known = until_chunk(chunks, cut)
@@ -219,7 +220,7 @@ async def test_a_given_reply_has_its_rows_again_and_no_text(thinker: Stage) -> N
     assert chunk.rows is not None
     assert_rows(again.rows, chunk.rows)
     before = (await thinker.counts())["steps"]
-    codes = KnownOutput((1, 2, 3), "length")
+    codes = known_codes((1, 2, 3), "length")
     (end,) = await said(thinker, begun_again(asked, "given-spoken", thinker=known, talker=codes))
     assert (end.finish_reason, end.rows, end.text) == ("stop", None, "")
     assert (await thinker.counts())["steps"] == before
@@ -268,14 +269,14 @@ CODE_CUTS = (1, MAX_TOKENS, 25, MAX_CODES - 1)
 
 
 def codes_until(codes: Sequence[int], count: int) -> KnownOutput:
-    return KnownOutput(tuple(codes[:count]), "length" if count == len(codes) else None)
+    return known_codes(codes[:count], "length" if count == len(codes) else None)
 
 
 def assert_codes(again: Chunks, codes: Sequence[int], count: int) -> None:
     made = StageChunk.joined(again)
-    assert (again[0].token_start, list(again[0].token_ids)) == (0, list(codes[:count]))
-    assert all(after.token_start == before.token_end for before, after in pairwise(again))
-    assert (list(made.token_ids), made.finish_reason) == (list(codes), "length")
+    assert again[0].made.start == 0 and codes_of(again[0]) == list(codes[:count])
+    assert all(after.made.start == before.made.stop for before, after in pairwise(again) if after.codes is not None)
+    assert (codes_of(made), made.finish_reason) == (list(codes), "length")
 
 
 @pytest.mark.parametrize("kind", ["text", LONG])
@@ -292,7 +293,7 @@ async def test_codes_go_on(talker: Stage, fed: dict[str, Chunks], speak: Speak, 
 @pytest.mark.parametrize("name", SAMPLINGS)
 async def test_drawn_and_penalised_codes_go_on(talker: Stage, fed: dict[str, Chunks], name: str) -> None:
     asked = request(f"drawn-{name}", sampling={"talker": SAMPLINGS[name]})
-    codes = StageChunk.joined(await said(talker, asked, at_once(fed["text"]))).token_ids
+    codes = codes_of(StageChunk.joined(await said(talker, asked, at_once(fed["text"]))))
     for count in CODE_CUTS:
         again = begun_again(asked, f"drawn-{name}-{count}", talker=codes_until(codes, count))
         assert_codes(await said(talker, again, at_once(fed["text"])), codes, count)
@@ -304,11 +305,11 @@ async def test_the_least_codes_count_from_the_first(
 ) -> None:
     end = SpecialIds.from_config(reference.model.config.to_dict()).codec_stops[0]
     asked = request("least", sampling={"talker": {"min_tokens": 11, "logit_bias": {end: 1e4}}})
-    codes = StageChunk.joined(await said(talker, asked, at_once(fed["text"]))).token_ids
+    codes = codes_of(StageChunk.joined(await said(talker, asked, at_once(fed["text"]))))
     for count in (1, 10, 11):
-        again = begun_again(asked, f"least-{count}", talker=KnownOutput(codes[:count]))
+        again = begun_again(asked, f"least-{count}", talker=known_codes(codes[:count]))
         made = StageChunk.joined(await said(talker, again, at_once(fed["text"])))
-        assert (made.token_ids, made.finish_reason) == (codes, "stop")
+        assert (codes_of(made), made.finish_reason) == (codes, "stop")
 
 
 async def test_known_codes_are_told_before_anything_comes_of_the_thinker(
@@ -367,7 +368,7 @@ async def test_a_stream_goes_on_in_its_interval(talker: Stage, fed: dict[str, Ch
     asked = begun_again(request("paced", streams_audio=True), "paced", talker=codes_until(codes, 25))
     again = await said(talker, asked, at_once(fed["text"]))
     assert_codes(again, codes, 25)
-    assert all(len(chunk.token_ids) >= 6 for chunk in again[1:-1])
+    assert all(len(codes_of(chunk)) >= 6 for chunk in again[1:-1])
 
 
 # ----------------------------------------------------------- all stages at once
@@ -407,7 +408,7 @@ async def test_answers_lost_at_any_point_sound_as_the_reference(
     ]
     for made, (_, _, heard) in zip(await asyncio.gather(*map(pipeline.generate, begun)), LOST_AT, strict=True):
         assert list(made.token_ids) == wanted.token_ids and list(made.prompt_token_ids) in (wanted.prompt_ids, [])
-        assert list(made.stage_token_ids["talker"]) == wanted.codes
+        assert codes_of(made) == wanted.codes
         rest = wanted.waveform[heard * SAMPLES_PER_CODE :]
         if not len(rest):
             assert made.audio is None
@@ -423,10 +424,10 @@ async def test_a_text_that_is_read_aloud_goes_on(pipeline: AsyncOmniLLM) -> None
     asked = OmniRequest("read", prompt_text("text"), reply="Hello there, my friend.")
     whole = await pipeline.generate(asked)
     assert whole.audio is not None
-    tokens, codes = whole.token_ids, whole.stage_token_ids["talker"]
+    tokens, codes = whole.token_ids, codes_of(whole)
     for count in (0, 7, MAX_CODES):
         known = known_at(tokens, codes, (len(tokens), count, 0), "stop")
         made = await pipeline.generate(begun_again(asked, f"read-{count}", **known))
-        assert made.stage_token_ids["talker"] == codes and made.text == ""
+        assert codes_of(made) == codes and made.text == ""
         assert made.audio is not None
         np.testing.assert_allclose(made.audio.samples, whole.audio.samples, atol=1e-4, rtol=0)

@@ -23,6 +23,7 @@ from omni_cluster.types.errors import NotFinite, RequestError
 from omni_cluster.types.inputs import Media
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
+from tests.codes import codes_of
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     THINKER_STEP_TOKENS,
@@ -129,8 +130,8 @@ async def test_a_talkers_request_ends_by_itself_and_its_neighbours_go_on(
 ) -> None:
     chunks = thinker_chunks(reference.thinker(prompt_text("text"), *media("text"), max_new_tokens=16))
 
-    async def codes(name: str, given: list[StageChunk]) -> tuple[int, ...]:
-        return (await collect(tight_talker.generate(request(name), at_once(given)))).token_ids
+    async def codes(name: str, given: list[StageChunk]) -> list[int]:
+        return codes_of(await collect(tight_talker.generate(request(name), at_once(given))))
 
     before = await codes("before", chunks)
     for value in (torch.nan, torch.inf, -torch.inf):

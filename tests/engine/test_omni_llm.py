@@ -15,6 +15,7 @@ from omni_cluster.engine.omni_llm import OmniLLM, OmniPrompt
 from omni_cluster.types.errors import ConfigError, RequestError
 from omni_cluster.types.inputs import Media
 from omni_cluster.vllm_engine.stage_llm import StageLLM
+from tests.codes import codes_of
 from tests.engine.stages import Speak, code2wav_stage, pipeline_config, talker_stage, thinker_stage
 from tests.processes import running_after
 from tests.reference import KINDS, media, prompt_text
@@ -42,7 +43,7 @@ def test_all_kinds_at_once_are_the_references_in_the_order_of_the_prompts(omni: 
     for output, kind in zip(outputs, KINDS, strict=True):
         wanted = speak(kind, "Ethan")
         assert list(output.token_ids) == wanted.token_ids
-        assert list(output.stage_token_ids["talker"]) == wanted.codes
+        assert codes_of(output) == wanted.codes
         assert output.audio is not None
         np.testing.assert_allclose(output.audio.samples, wanted.waveform, atol=1e-4, rtol=0)
 
@@ -66,7 +67,7 @@ def test_no_prompts_no_answers(omni: OmniLLM) -> None:
 def test_sampling_is_given_stage_by_stage(omni: OmniLLM, speak: Speak) -> None:
     (output,) = omni.generate(prompt_text("text"), [{}, {"max_tokens": 9}, {}], use_tqdm=False)
     assert list(output.token_ids) == speak("text").token_ids
-    assert list(output.stage_token_ids["talker"]) == speak("text").codes[:9]
+    assert codes_of(output) == speak("text").codes[:9]
 
 
 def test_conversation_is_rendered_and_voices_are_known(omni: OmniLLM) -> None:

@@ -16,6 +16,7 @@ from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT
 from omni_cluster.vllm_engine.stage_llm import StageLLM
+from tests.codes import codes_of
 from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, request, until
 from tests.reference import KINDS, Reference, SpeechReference, prompt_text
 
@@ -28,7 +29,7 @@ MOST_OF_A_BLOCK = 128
 def assert_equal(made: OmniRequestOutput, wanted: SpeechReference) -> None:
     assert list(made.prompt_token_ids) == wanted.prompt_ids
     assert list(made.token_ids) == wanted.token_ids
-    assert list(made.stage_token_ids["talker"]) == wanted.codes
+    assert codes_of(made) == wanted.codes
     assert made.audio is not None and (made.audio.start, made.audio.sample_rate_hz) == (0, 24_000)
     np.testing.assert_allclose(made.audio.samples, wanted.waveform, atol=1e-4, rtol=0)
 
@@ -59,7 +60,7 @@ async def test_answers_in_one_batch_are_the_references_in_each_voice(pipeline: A
 
 async def test_repeated_request_is_answered_the_same(pipeline: AsyncOmniLLM, speak: Speak) -> None:
     first, second = [await pipeline.generate(request(f"again-{i}", "audio+image", seed=4)) for i in range(2)]
-    assert first.stage_token_ids == second.stage_token_ids
+    assert (first.token_ids, first.codes) == (second.token_ids, second.codes)
     assert first.audio is not None and second.audio is not None
     np.testing.assert_array_equal(first.audio.samples, second.audio.samples)
     assert_equal(second, speak("audio+image", "Chelsie", 4))
@@ -102,7 +103,7 @@ async def test_earlier_turns_are_computed_once_in_both_stages_and_their_rows_sen
         computed = (await pipeline.counts())["talker"]["computed"] - before
         assert_equal(made, reference.speech(prompt, voice=VOICES[turn % 2]))
         length = len(made.prompt_token_ids)
-        assert 0 <= computed - (length + 2 - known) < len(made.stage_token_ids["talker"])
+        assert 0 <= computed - (length + 2 - known) < made.codec_tokens
         known = length // block * block
         assert known >= LEAST_LEFT_OUT
         prompt = f"{prompt}{made.text}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
@@ -126,7 +127,7 @@ async def test_text_only_request_runs_the_thinker_alone(pipeline: AsyncOmniLLM, 
 async def test_reply_of_one_token_has_text_and_no_sound(pipeline: AsyncOmniLLM, speak: Speak) -> None:
     made = await pipeline.generate(request("brief", sampling={"thinker": {"max_tokens": 1}}))
     assert list(made.token_ids) == speak("text").token_ids[:1]
-    assert made.audio is None and "talker" not in made.stage_token_ids
+    assert made.audio is None and made.codes is None
 
 
 async def test_text_is_that_of_the_tokens(pipeline: AsyncOmniLLM, speak: Speak, reference: object) -> None:
@@ -219,7 +220,7 @@ async def test_thinkers_reply_ends_at_the_clients_limit(pipeline: AsyncOmniLLM, 
 
 async def test_talkers_codes_end_at_the_clients_limit(pipeline: AsyncOmniLLM, speak: Speak) -> None:
     made = await pipeline.generate(request("short", sampling={"talker": {"max_tokens": 7}}))
-    assert list(made.stage_token_ids["talker"]) == speak("text").codes[:7]
+    assert codes_of(made) == speak("text").codes[:7]
     assert made.audio is not None and len(made.audio.samples) == 7 * 480
 
 

@@ -15,15 +15,17 @@ from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, DeliveredOutputs, Loss, RecoverableRequest
 from omni_cluster.models.registry import known_families
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk
 
 TOKENS = tuple(range(100, 140))
+CODES = Codes.of(0, [[number, -number] for number in range(50)])
 SOUND = np.arange(5_000, dtype=np.float32)
 
 
 def chunk(start: int, end: int, **fields: object) -> StageEvent:
-    return StageEvent("talker", StageChunk(start, TOKENS[start:end], **fields))  # type: ignore[arg-type]
+    return StageEvent("thinker", StageChunk(start, TOKENS[start:end], **fields))  # type: ignore[arg-type]
 
 
 def sound(start: int, end: int) -> StageEvent:
@@ -34,16 +36,21 @@ def pictures(*numbers: int) -> StageEvent:
     return StageEvent("painter", StageChunk(images=tuple(ImageChunk(number, b"png%d" % number) for number in numbers)))
 
 
+def said(start: int, end: int) -> StageEvent:
+    return StageEvent("talker", StageChunk(codes=CODES.between(start, end)))
+
+
 def pieces(length: int, chance: random.Random) -> list[tuple[int, int]]:
     """The range up to `length` in pieces of any size, as chunks are joined on their way."""
     bounds = [0, *sorted(chance.sample(range(1, length), chance.randint(0, 9))), length]
     return list(itertools.pairwise(bounds))
 
 
-def mixed(tokens: list[tuple[int, int]], samples: list[tuple[int, int]]) -> list[StageEvent]:
-    """Chunks of both stages in turn."""
-    both = itertools.zip_longest((chunk(*piece) for piece in tokens), (sound(*piece) for piece in samples))
-    return [event for pair in both for event in pair if event is not None]
+def mixed(chance: random.Random) -> list[StageEvent]:
+    """Chunks of all stages in turn."""
+    made = {chunk: len(TOKENS), said: len(CODES), sound: len(SOUND)}
+    of_stages = [[event(*piece) for piece in pieces(length, chance)] for event, length in made.items()]
+    return [event for events in itertools.zip_longest(*of_stages) for event in events if event is not None]
 
 
 def test_a_first_run_passes_as_it_is() -> None:
@@ -53,18 +60,23 @@ def test_a_first_run_passes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_tokens_and_sound_of_any_number_of_runs_are_those_of_one(seed: int) -> None:
+def test_what_any_number_of_runs_say_is_what_one_says(seed: int) -> None:
     chance, delivered = random.Random(seed), DeliveredOutputs()
     token_ids: list[int] = []
+    codes: list[Codes] = []
     samples: list[np.ndarray] = []
     for is_last in (False, False, True):
-        events = mixed(pieces(len(TOKENS), chance), pieces(len(SOUND), chance))
-        for event in events if is_last else events[: chance.randint(0, 9)]:
+        events = mixed(chance)
+        for event in events if is_last else events[: chance.randint(0, 14)]:
             if (new := delivered.new(event)) is not None:
                 assert new.chunk.token_start == len(token_ids) or not new.chunk.token_ids
                 token_ids += new.chunk.token_ids
+                codes += [] if new.chunk.codes is None else [new.chunk.codes]
                 samples += [] if new.chunk.audio is None else [new.chunk.audio.samples]
-    assert tuple(token_ids) == TOKENS and np.array_equal(np.concatenate(samples), SOUND)
+    assert all(after.start == before.end for before, after in itertools.pairwise(codes))
+    assert (
+        tuple(token_ids) == TOKENS and Codes.joined(codes) == CODES and np.array_equal(np.concatenate(samples), SOUND)
+    )
 
 
 def test_known_tokens_come_without_text_and_new_ones_with_theirs() -> None:
@@ -80,7 +92,7 @@ def test_an_end_comes_once() -> None:
     delivered = DeliveredOutputs()
     delivered.new(chunk(0, 3, finish_reason="length"))
     assert delivered.new(chunk(0, 3, finish_reason="length")) is None
-    assert delivered.has_all_of("talker") and not delivered.has_all_of("code2wav")
+    assert delivered.has_all_of("thinker") and not delivered.has_all_of("code2wav")
 
 
 def test_pictures_come_once() -> None:
@@ -100,15 +112,18 @@ def test_a_given_reply_comes_once() -> None:
     "event",
     [
         chunk(5, 6),
-        StageEvent("talker", StageChunk(1, (101, 7, 103))),
+        StageEvent("thinker", StageChunk(1, (101, 7, 103))),
+        said(21, 30),
+        StageEvent("talker", StageChunk(codes=Codes.of(19, [[19, 5], [20, -20]]))),
         sound(901, 950),
         pictures(1),
     ],
-    ids=["a gap", "another token", "a gap of sound", "a gap of pictures"],
+    ids=["a gap", "another token", "a gap of codes", "another code", "a gap of sound", "a gap of pictures"],
 )
 def test_an_answer_that_does_not_go_on_where_it_was_is_refused(event: StageEvent) -> None:
     delivered = DeliveredOutputs()
     delivered.new(chunk(0, 4))
+    delivered.new(said(0, 20))
     delivered.new(sound(0, 900))
     with pytest.raises(AnswerDiffers):
         delivered.new(event)
@@ -117,10 +132,11 @@ def test_an_answer_that_does_not_go_on_where_it_was_is_refused(event: StageEvent
 def test_what_is_known_is_what_was_delivered() -> None:
     delivered = DeliveredOutputs()
     assert delivered.known() == {}
-    for event in (chunk(0, 4), sound(0, 900), chunk(4, 9, finish_reason="stop")):
+    for event in (chunk(0, 4), said(0, 3), sound(0, 900), said(3, 7), chunk(4, 9, finish_reason="stop")):
         delivered.new(event)
     assert delivered.known() == {
-        "talker": KnownOutput(TOKENS[:9], "stop"),
+        "thinker": KnownOutput(TOKENS[:9], "stop"),
+        "talker": KnownOutput(codes=CODES.between(0, 7)),
         "code2wav": KnownOutput(num_samples=900),
     }
 
@@ -161,7 +177,7 @@ def test_a_further_run_has_a_name_of_its_own_and_what_is_known(recoverable: Reco
     recoverable.new(chunk(0, 2))
     assert recoverable.may_begin_again(Loss("talker", "a"), {})
     again = recoverable.next_request()
-    assert again.request_id == "r-again1" and again.known == {"talker": KnownOutput(TOKENS[:2])}
+    assert again.request_id == "r-again1" and again.known == {"thinker": KnownOutput(TOKENS[:2])}
 
 
 def test_the_first_that_is_new_says_what_was_survived(recoverable: RecoverableRequest) -> None:

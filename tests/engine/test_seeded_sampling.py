@@ -13,6 +13,7 @@ from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.models.stage import Stage
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import StageChunk
+from tests.codes import codes_of
 from tests.engine.stages import (
     MAX_TOKENS,
     Feed,
@@ -120,7 +121,7 @@ def fed(reference: Reference) -> list[StageChunk]:
 async def spoken(pipeline: AsyncOmniLLM, fed: list[StageChunk]) -> dict[str, tuple[int, ...]]:
     """What each says alone, its prompt in one piece."""
     talker = pipeline._stages["talker"]
-    return {name: (await talk(talker, fed, name, sampling)).token_ids for name, sampling in SEEDED.items()}
+    return {name: tuple(codes_of(await talk(talker, fed, name, sampling))) for name, sampling in SEEDED.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -132,7 +133,7 @@ async def test_a_prompt_of_rows_in_chunks_changes_nothing(
     talker: Stage, fed: list[StageChunk], spoken: dict[str, tuple[int, ...]]
 ) -> None:
     for name, sampling in SEEDED.items():
-        assert (await talk(talker, fed, f"chunked-{name}", sampling)).token_ids == spoken[name], name
+        assert tuple(codes_of(await talk(talker, fed, f"chunked-{name}", sampling))) == spoken[name], name
     assert len(set(spoken.values())) == len(spoken)
 
 
@@ -144,7 +145,7 @@ async def test_neighbours_and_preemption_change_no_code(
     asked = [pair for pairs in zip(SEEDED.items(), [*beside, *beside[:1]], strict=True) for pair in pairs]
     made = await asyncio.gather(*(talk(talker, fed, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)))
     for (name, sampling), chunk in zip(asked, made, strict=True):
-        assert chunk.token_ids == spoken.get(name, chunk.token_ids), name
+        assert tuple(codes_of(chunk)) == spoken.get(name, tuple(codes_of(chunk))), name
         assert len(chunk.choices) == (MOST if "logprobs" in sampling else 0)
     assert (await talker.counts())["preemptions"] > before
     await until_free(talker)
@@ -166,7 +167,7 @@ async def test_rows_that_come_one_at_a_time_change_no_code(
     for feed in feeds:
         feed.end()
     for name, chunk in zip(names, await asyncio.gather(*made), strict=True):
-        assert chunk.token_ids == spoken[name], name
+        assert tuple(codes_of(chunk)) == spoken[name], name
     await until_free(talker)
 
 

@@ -19,6 +19,7 @@ from omni_cluster.types.errors import PayloadError, RequestError, StageDied
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.stage_llm import StageLLM
+from tests.codes import codes_of
 from tests.engine.stages import (
     MAX_CODES,
     MAX_TOKENS,
@@ -65,7 +66,7 @@ async def test_codes_are_the_references_through_chunked_prefill(
     talker: Stage, fed: Fed, speak: Speak, kind: str
 ) -> None:
     made = await collect(talker.generate(request(f"alone-{kind}", kind), at_once(fed[kind])))
-    assert list(made.token_ids) == speak(kind).codes
+    assert codes_of(made) == speak(kind).codes
     assert made.finish_reason == "length" and made.rows is None
 
 
@@ -80,7 +81,7 @@ async def test_eight_streams_survive_preemption(talker: Stage, fed: Fed, speak: 
     )
     assert (await talker.counts())["preemptions"] > before
     for (kind, voice), chunk in zip(asked, made, strict=True):
-        assert list(chunk.token_ids) == speak(kind, voice).codes
+        assert codes_of(chunk) == speak(kind, voice).codes
     await until_free(talker)
 
 
@@ -101,7 +102,7 @@ async def test_rows_that_come_one_at_a_time_under_preemption_give_the_same_codes
     for feed in feeds:
         feed.end()
     for kind, chunk in zip(kinds, await asyncio.gather(*made), strict=True):
-        assert list(chunk.token_ids) == speak(kind).codes
+        assert codes_of(chunk) == speak(kind).codes
     assert (await talker.counts())["preemptions"] > before
     await until_free(talker)
 
@@ -113,25 +114,25 @@ async def test_stream_whose_row_is_missing_is_held_while_another_finishes(
     held = asyncio.create_task(collect(talker.generate(request("held"), feed.read())))
     await until_counts(talker, held=1)
     other = await collect(talker.generate(request("free", "audio"), at_once(fed["audio"])))
-    assert list(other.token_ids) == speak("audio").codes
+    assert codes_of(other) == speak("audio").codes
     assert not held.done()
     for number in range(4, MAX_TOKENS):
         feed.give(fed["text"][number])
         await until_counts(talker, held=1, running=1)
     feed.give(fed["text"][-1])
     feed.end()
-    assert list((await held).token_ids) == speak("text").codes
+    assert codes_of(await held) == speak("text").codes
     await until_free(talker)
 
 
 async def test_held_stream_has_made_a_code_for_each_row_that_came(talker: Stage, fed: Fed, speak: Speak) -> None:
     feed = Feed(*fed["text"][:2])
     chunks = talker.generate(request("counted"), feed.read())
-    codes = list((await anext(chunks)).token_ids)
+    codes = codes_of(await anext(chunks))
     for number in range(2, 8):
         await until_counts(talker, held=1)
         feed.give(fed["text"][number])
-        codes += (await anext(chunks)).token_ids
+        codes += codes_of(await anext(chunks))
         assert codes == speak("text").codes[:number]
     await chunks.aclose()
     await until_free(talker)
@@ -143,12 +144,12 @@ async def test_chunks_of_several_rows_and_chunks_that_come_twice_change_nothing(
     chunks = fed["audio"]
     joined = [StageChunk.joined(chunks[:5]), *chunks[2:9], StageChunk.joined(chunks[7:])]
     made = await collect(talker.generate(request("joined", "audio"), at_once(joined)))
-    assert list(made.token_ids) == speak("audio").codes
+    assert codes_of(made) == speak("audio").codes
 
 
 async def test_whole_reply_in_one_chunk_gives_the_same_codes(talker: Stage, fed: Fed, speak: Speak) -> None:
     made = await collect(talker.generate(request("whole", "image"), at_once([StageChunk.joined(fed["image"])])))
-    assert list(made.token_ids) == speak("image").codes
+    assert codes_of(made) == speak("image").codes
 
 
 async def test_upstream_that_breaks_midway_ends_the_request_with_its_error(talker: Stage, fed: Fed) -> None:
@@ -179,7 +180,7 @@ async def test_broken_upstream_of_one_request_leaves_the_others(talker: Stage, f
         await asyncio.wait_for(breaking, PATIENCE_S)
     sound.give(*fed["audio"][4:])
     sound.end()
-    assert list((await staying).token_ids) == speak("audio").codes
+    assert codes_of(await staying) == speak("audio").codes
     await until_free(talker)
 
 
@@ -196,7 +197,7 @@ async def test_rows_that_do_not_fit_end_their_own_request_and_no_other(talker: S
         feed.end()
     with pytest.raises(PayloadError, match=r"Rows have shape \[1, 3\], but those before them are \[n, \d+\]"):
         await asyncio.wait_for(ending, PATIENCE_S)
-    assert list((await staying).token_ids) == speak("audio").codes
+    assert codes_of(await staying) == speak("audio").codes
     await talker.check_health()
     await until_free(talker)
 
@@ -247,7 +248,7 @@ async def test_cancelled_caller_leaves_the_rows_of_others(talker: Stage, fed: Fe
         leaving.cancel()
     await asyncio.gather(*made[:2], return_exceptions=True)
     for chunk in await asyncio.wait_for(asyncio.gather(*made[2:]), PATIENCE_S):
-        assert list(chunk.token_ids) == speak("text").codes
+        assert codes_of(chunk) == speak("text").codes
     await until_free(talker)
 
 
@@ -270,7 +271,7 @@ async def test_a_prompt_that_comes_in_parts_gives_the_same_codes(
 ) -> None:
     chunks = [*in_parts(fed[LONG][0], size), *fed[LONG][1:]]
     made = await collect(talker.generate(request(f"parts-{size}", LONG), at_once(chunks)))
-    assert list(made.token_ids) == speak(LONG).codes
+    assert codes_of(made) == speak(LONG).codes
 
 
 async def test_each_chunk_of_a_prompt_is_computed_once_its_rows_have_come(
@@ -285,7 +286,7 @@ async def test_each_chunk_of_a_prompt_is_computed_once_its_rows_have_come(
         await until_counts(talker, steps=begun + number, held=1, running=1, blocked=0)
     feed.give(*rest, *fed[LONG][1:])
     feed.end()
-    assert list((await made).token_ids) == speak(LONG).codes
+    assert codes_of(await made) == speak(LONG).codes
     await until_free(talker)
 
 
@@ -309,7 +310,7 @@ async def test_rows_that_come_while_a_request_waits_for_its_turn_are_kept(
         feed.give(parts[-1], *fed[LONG][1:])
         feed.end()
     for chunk in await asyncio.gather(*made):
-        assert list(chunk.token_ids) == speak(LONG).codes
+        assert codes_of(chunk) == speak(LONG).codes
     await until_free(talker)
 
 
@@ -321,7 +322,7 @@ async def test_a_request_that_waits_for_its_first_rows_keeps_nobody_waiting(
     early = asyncio.create_task(collect(talker.generate(request("early", LONG), feed.read())))
     await until_counts(talker, blocked=1, held=1, running=0)
     other = await collect(talker.generate(request("passes"), at_once(fed["text"])))
-    assert list(other.token_ids) == speak("text").codes
+    assert codes_of(other) == speak("text").codes
     await talker.check_health()
     early.cancel()
     await asyncio.gather(early, return_exceptions=True)
@@ -347,11 +348,11 @@ async def test_a_prompt_that_is_preempted_between_its_parts_gives_the_same_codes
         other.give(*fed[kind][4:])
         other.end()
     for kind, chunk in zip(kinds, await asyncio.gather(*made), strict=True):
-        assert list(chunk.token_ids) == speak(kind).codes
+        assert codes_of(chunk) == speak(kind).codes
     assert (await talker.counts())["preemptions"] > before
     feed.give(*parts[2:], *fed[LONG][1:])
     feed.end()
-    assert list((await last).token_ids) == speak(LONG).codes
+    assert codes_of(await last) == speak(LONG).codes
     await until_free(talker)
 
 
@@ -372,7 +373,7 @@ async def test_a_prompt_that_ends_between_its_parts_frees_everything(talker: Sta
 async def test_a_long_prompt_whose_reply_has_no_row_has_no_codes(talker: Stage, fed: Fed) -> None:
     chunks = [*in_parts(fed[LONG][0], TALKER_STEP_TOKENS), StageChunk(1, finish_reason="stop")]
     made = await collect(talker.generate(request("mute", LONG), at_once(chunks)))
-    assert (made.token_ids, made.finish_reason) == ((), "stop")
+    assert (made.codes, made.finish_reason) == (None, "stop")
     await until_free(talker)
 
 
@@ -380,7 +381,7 @@ async def test_a_long_prompt_whose_reply_has_no_row_has_no_codes(talker: Stage, 
 async def test_reply_of_fewer_than_two_tokens_has_no_codes(talker: Stage, fed: Fed, count: int) -> None:
     chunks = [*fed["text"][:count], StageChunk(count, finish_reason="stop")]
     made = await collect(talker.generate(request("silent"), at_once(chunks)))
-    assert (made.token_ids, made.finish_reason) == ((), "stop")
+    assert (made.codes, made.finish_reason) == (None, "stop")
     await until_free(talker)
 
 
@@ -388,7 +389,7 @@ async def test_reply_of_two_tokens_speaks(talker: Stage, fed: Fed, reference: Re
     chunks = [*fed["text"][:2], StageChunk(2, finish_reason="length")]
     made = await collect(talker.generate(request("brief"), at_once(chunks)))
     wanted = reference.speech(prompt_text("text"), max_new_tokens=2)
-    assert list(made.token_ids) == wanted.codes
+    assert codes_of(made) == wanted.codes
 
 
 async def test_unknown_sampling_parameter_is_refused(talker: Stage, fed: Fed) -> None:
@@ -400,7 +401,7 @@ async def test_unknown_sampling_parameter_is_refused(talker: Stage, fed: Fed) ->
 async def test_client_cannot_change_what_ends_speech(talker: Stage, fed: Fed, speak: Speak) -> None:
     codes = speak("text").codes
     asked = request("stops", sampling={"talker": {"stop_token_ids": [codes[5]]}})
-    assert list((await collect(talker.generate(asked, at_once(fed["text"])))).token_ids) == codes
+    assert codes_of(await collect(talker.generate(asked, at_once(fed["text"])))) == codes
 
 
 async def test_a_least_number_of_codes_forbids_no_code_that_is_not_a_stop(
@@ -411,7 +412,7 @@ async def test_a_least_number_of_codes_forbids_no_code_that_is_not_a_stop(
     for kind in KINDS:
         asked = request(f"least-{kind}", kind, sampling={"talker": {"min_tokens": 60, "logit_bias": {ends: 100.0}}})
         spoken = await collect(talker.generate(asked, at_once(fed[kind])))
-        assert set(spoken.token_ids) == {ends}
+        assert set(codes_of(spoken)) == {ends}
 
 
 async def test_health_is_good(talker: Stage) -> None:
@@ -456,7 +457,7 @@ async def test_an_engine_all_of_whose_requests_wait_for_rows_is_no_stall_and_one
         feed.give(*fed["text"][2:])
         feed.end()
     for chunk in await asyncio.wait_for(asyncio.gather(*made), 5 * PATIENCE_S):
-        assert list(chunk.token_ids) == speak("text").codes
+        assert codes_of(chunk) == speak("text").codes
     await looks(3)
     await until_free(talker)
 
@@ -465,7 +466,7 @@ async def test_codes_come_at_once_for_the_first_piece_of_sound_and_then_half_a_b
     talker: Stage, fed: Fed, speak: Speak
 ) -> None:
     chunks = [chunk async for chunk in talker.generate(request("paced"), at_once(fed["text"]))]
-    assert [code for chunk in chunks for code in chunk.token_ids] == speak("text").codes
+    assert [code for chunk in chunks for code in codes_of(chunk)] == speak("text").codes
     # A reader that is late gets what came meanwhile as one: chunks end where the engine's steps do, or fewer of them.
     ends = [chunk.token_end for chunk in chunks]
     assert ends[-1] == MAX_CODES and all(later - end >= 6 for end, later in pairwise(ends[:-1]) if end >= 24)
@@ -476,7 +477,7 @@ async def test_one_step_of_the_engine_makes_several_codes_and_one_where_rows_are
 ) -> None:
     before = (await talker.counts())["steps"]
     made = await collect(talker.generate(request("steps"), at_once(fed["text"])))
-    assert list(made.token_ids) == speak("text").codes
+    assert codes_of(made) == speak("text").codes
     steps = (await talker.counts())["steps"] - before
     assert MAX_CODES / 8 <= steps < MAX_CODES / 2
 
@@ -495,7 +496,7 @@ async def test_steps_are_short_while_first_codes_of_a_stream_are_waited_for(
     feed.give(*fed["text"][3:])
     feed.end()
     for chunk in (await newcomer, beside):
-        assert list(chunk.token_ids) == speak("text").codes
+        assert codes_of(chunk) == speak("text").codes
     await until_free(talker)
 
 
@@ -505,7 +506,7 @@ async def test_least_codes_that_end_within_a_step_let_the_end_in_at_once(
     end = SpecialIds.from_config(reference.model.config.to_dict()).codec_stops[0]
     asked = request("least-11", sampling={"talker": {"min_tokens": 11, "logit_bias": {end: 1e4}}})
     made = await collect(talker.generate(asked, at_once(fed["text"])))
-    assert len(made.token_ids) == 12 and made.token_ids[-1] == end and made.finish_reason == "stop"
+    assert len(codes_of(made)) == 11 and end not in codes_of(made) and made.finish_reason == "stop"
 
 
 async def test_a_reply_that_was_given_sounds_as_one_that_was_made(talker: Stage, fed: Fed) -> None:
@@ -519,7 +520,7 @@ async def test_a_reply_that_was_given_sounds_as_one_that_was_made(talker: Stage,
     given = StageChunk(0, said, rows=Rows.of(rows.kind, 0, rows.tensor(), positions), finish_reason="stop")
     wanted = await collect(talker.generate(request("made"), at_once(chunks)))
     made = await collect(talker.generate(request("given", reply="not read here"), at_once([given])))
-    assert made.token_ids == wanted.token_ids and len(made.token_ids) > 1
+    assert made.codes == wanted.codes and len(codes_of(made)) > 1
     await until_free(talker)
 
 

@@ -53,12 +53,12 @@ def test_it_says_what_it_was_told_in_text_and_sound(toy: OmniLLM) -> None:
     assert (made.text, made.finish_reason) == (SAID, "stop")
     assert made.audio is not None and made.audio.sample_rate_hz == stages.RATE_HZ
     assert len(made.audio.samples) == len(SAID) * stages.SAMPLES_PER_CODE
-    assert made.codec_tokens == stages.CODEBOOKS * len(SAID) + 1
+    assert made.codes is not None and made.codes.values.shape == (len(SAID), stages.CODEBOOKS)
 
 
 def test_text_alone_needs_one_stage(toy: OmniLLM) -> None:
     (made,) = toy.generate([SAID], modalities=["text"])
-    assert made.text == SAID and made.audio is None and list(made.stage_token_ids) == ["text"]
+    assert made.text == SAID and made.audio is None and made.codes is None
 
 
 def test_each_voice_and_seed_sounds_otherwise_and_always_the_same(toy: OmniLLM) -> None:
@@ -72,7 +72,7 @@ def test_lengths_are_those_that_are_asked_for(toy: OmniLLM) -> None:
     text, codes = ({"max_tokens": count, "min_tokens": count, "ignore_eos": True} for count in (5, 7))
     (made,) = toy.generate([SAID], [text, codes, {}])
     assert (made.text, len(made.token_ids), made.codec_tokens) == (SAID[:5], 5, 7)
-    assert made.audio is not None and len(made.audio.samples) == 3 * stages.SAMPLES_PER_CODE  # half a frame is none
+    assert made.audio is not None and len(made.audio.samples) == 7 * stages.SAMPLES_PER_CODE
     assert made.finish_reason == "length"
 
 
@@ -93,20 +93,21 @@ def test_media_that_it_does_not_take_are_refused_before_any_stage_begins(toy: Om
         toy.generate([OmniPrompt(SAID, Media(audios=(np.zeros(9, np.float32),)))])
 
 
-@pytest.mark.parametrize("known_codes", [0, 1, 6, 25])
+@pytest.mark.parametrize("known_codes", [0, 1, 6, len(SAID)])
 def test_a_request_that_is_begun_again_goes_on_where_its_client_is(toy: OmniLLM, known_codes: int) -> None:
     (whole,) = toy.generate([SAID])
-    assert whole.audio is not None
-    codes = whole.stage_token_ids["codes"]
-    samples = known_codes // 2 * stages.SAMPLES_PER_CODE
+    assert whole.audio is not None and whole.codes is not None
+    samples = known_codes * stages.SAMPLES_PER_CODE
     known = {
         "text": KnownOutput(whole.token_ids, "stop"),
-        "codes": KnownOutput(codes[:known_codes], "stop" if known_codes == len(codes) else None),
+        "codes": KnownOutput(
+            (), "stop" if known_codes == len(SAID) else None, codes=whole.codes.between(0, known_codes)
+        ),
         "sound": KnownOutput(num_samples=samples),
     }
     request = OmniRequest("again", Prompt(SAID), known=known, streams_audio=True)
     rest = toy._run(toy._async.generate(request))
-    assert rest.stage_token_ids["codes"] == codes
+    assert rest.codes == whole.codes
     heard = np.zeros(0, np.float32) if rest.audio is None else rest.audio.samples
     assert np.array_equal(heard, whole.audio.samples[samples:])
 
@@ -120,7 +121,7 @@ def test_a_chat_streams_its_sound_at_the_familys_own_rate(toy_app: LocalApp) -> 
     assert message["content"] == SAID
     with wave.open(io.BytesIO(base64.b64decode(message["audio"]["data"]))) as file:
         assert (file.getframerate(), file.getnframes()) == (stages.RATE_HZ, len(SAID) * stages.SAMPLES_PER_CODE)
-    assert whole["usage"]["completion_tokens_details"]["audio_tokens"] == 2 * len(SAID) + 1
+    assert whole["usage"]["completion_tokens_details"]["audio_tokens"] == len(SAID)
 
 
 def test_speech_and_its_pieces_are_one_sound(toy_app: LocalApp) -> None:

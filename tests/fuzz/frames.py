@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 
 from omni_cluster.cluster.wire import MessageItem, frame_head, packed, read_frame, unpacked
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.outputs import AudioChunk, HandoverTimes, ImageChunk, StageChunk
 from tests.fuzz.mutate import changed_bytes
@@ -20,7 +21,8 @@ MAX_FRAME_BYTES = 100_000
 @functools.cache
 def _parts() -> tuple[bytes, ...]:
     sound = AudioChunk(0, np.ones(4, np.float32), 24_000)
-    chunk = StageChunk(0, (5, 6), "Hi", audio=sound, handover=HandoverTimes(0.1, 0.2), images=(ImageChunk(0, b"PNG"),))
+    codes, pictures = Codes.of(2, [[1, 2]]), (ImageChunk(0, b"PNG"),)
+    chunk = StageChunk(0, (5, 6), "Hi", audio=sound, handover=HandoverTimes(0.1, 0.2), images=pictures, codes=codes)
     items = [MessageItem(3, chunk, rows_at=2), MessageItem(3, None), MessageItem(4, None, RequestError("no."))]
     return tuple(bytes(part) for part in packed(items))
 

@@ -12,10 +12,10 @@ import yaml
 
 from tests.served.app import ROOT, ServedApp, serve_run
 
-TOKEN_S = {"text": 0.005, "codes": 0.004, "sound": 0.01}
+TOKEN_S = {"text": 0.005, "codes": 0.008, "sound": 0.01}
 """Of a stage: an answer takes seconds."""
-LONG = {"text": 400, "codes": 1000}
-SHORT = {"text": 8, "codes": 40}
+LONG = {"text": 400, "codes": 500}
+SHORT = {"text": 8, "codes": 20}
 
 
 def toy_config() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class Code2WavSession:
     ) -> None:
         """`max_piece_blocks` >= 2: else a remainder of more than one block could not be split into whole blocks."""
         self._request = request
-        self._codes = CodeReader(upstream, ids.codec_stops, ids.num_codes)
+        self._codes = CodeReader(upstream, ids.num_codes)
         self._blocks = blocks
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
@@ -162,12 +162,10 @@ class CodeReader:
     An invalid code ends its request here: in a batch it would be an index out of range, which ends all requests.
     """
 
-    def __init__(self, upstream: AsyncIterator[StageChunk], stops: Collection[int], num_codes: int) -> None:
+    def __init__(self, upstream: AsyncIterator[StageChunk], num_codes: int) -> None:
         self._upstream = upstream
-        self._stops = stops
         self._num_codes = num_codes
         self._codes = array("h")
-        self._position = 0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -184,9 +182,8 @@ class CodeReader:
 
     async def _read(self) -> None:
         async for chunk in self._upstream:
-            new = chunk.token_ids[max(0, self._position - chunk.token_start) :]  # a chunk that comes twice is dropped
-            self._position += len(new)
-            self._codes.extend(self._checked(code) for code in new if code not in self._stops)
+            new = None if chunk.codes is None else chunk.codes.after(len(self._codes))  # what comes twice is dropped
+            self._codes.extend(map(self._checked, () if new is None else new.first_values))
             self._changed.set()
 
     def _checked(self, code: int) -> int:

@@ -98,7 +98,7 @@ class TalkerSession:
                 "detokenize": False,
             },
             rows_complete=ended,
-            is_part=not ended and (first.end < length or bool(self.known.token_ids)),
+            is_part=not ended and (first.end < length or bool(self.known.made)),
             stream_interval=self._stream_interval,
             rows=rows,
             pad_row=self._row(self._embeddings.pad, 0),

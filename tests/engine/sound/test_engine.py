@@ -29,6 +29,7 @@ from omni_cluster.types.errors import ConfigError, JobFailed, PayloadError, Soun
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import AudioChunk, OmniRequestOutput, StageChunk
 from omni_cluster.vllm_engine.worker import sound_worker
+from tests.codes import codes_chunk
 from tests.engine.stages import (
     PATIENCE_S,
     Feed,
@@ -146,7 +147,7 @@ def spoken(request_id: str, voice: str = "Chelsie", seed: int = 0, *, streams: b
 
 def codes(count: int, first: int = 0) -> StageChunk:
     """Codes `first` to `count` of a reply."""
-    return StageChunk(first, tuple(int(c) for c in np.random.RandomState(1).randint(0, 8192, count)[first:]))
+    return codes_chunk(first, (int(c) for c in np.random.RandomState(1).randint(0, 8192, count)[first:]))
 
 
 def joined(chunks: Sequence[StageChunk]) -> np.ndarray:
@@ -507,7 +508,7 @@ async def test_a_code_that_is_none_fails_its_own_request_before_it_is_in_a_step(
 ) -> None:
     alone = [await sound(engine, one, at_once([codes(70)])) for one in TOGETHER]
     async with joining_one_step(engine, watch, 2):
-        bad = asyncio.create_task(sound(engine, spoken("bad"), at_once([StageChunk(0, (5, 1 << 20))])))
+        bad = asyncio.create_task(sound(engine, spoken("bad"), at_once([codes_chunk(0, (5, 9000))])))
         good = [asyncio.create_task(sound(engine, one, at_once([codes(70)]))) for one in TOGETHER]
     with pytest.raises(TokenError, match="token 1048576 is no code of sound; codes are 0 to 8193"):
         await asyncio.wait_for(bad, PATIENCE_S)
@@ -801,7 +802,7 @@ def long_reply(request_id: str, **fields: Any) -> OmniRequest:
 
 
 def codes_said(output: OmniRequestOutput) -> int:
-    return len(output.stage_token_ids["talker"])
+    return output.codec_tokens
 
 
 async def test_a_streamed_reply_of_the_pipeline_has_every_sample_once(pipeline: AsyncOmniLLM) -> None:
@@ -826,7 +827,7 @@ async def test_streamed_replies_at_once_sound_as_each_does_alone(pipeline: Async
     alone = [await reply(f"one-{i}", *one) for i, one in enumerate(asked)]
     made = await asyncio.gather(*(reply(f"all-{i}", *one) for i, one in enumerate(asked)))
     for output, expected, (_, _, count) in zip(made, alone, asked, strict=True):
-        assert output.stage_token_ids == expected.stage_token_ids and codes_said(output) == count
+        assert output.codes == expected.codes and codes_said(output) == count
         assert output.audio is not None and expected.audio is not None
         assert len(output.audio.samples) == count * SAMPLES_PER_CODE
         np.testing.assert_allclose(output.audio.samples, expected.audio.samples, atol=EDGE_TOLERANCE, rtol=0)

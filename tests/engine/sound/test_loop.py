@@ -29,6 +29,7 @@ from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.types.errors import JobFailed, SoundEngineStopped, TokenError
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import StageChunk
+from tests.codes import codes_chunk
 from tests.engine.stages import PATIENCE_S, at_once
 
 BLOCK = 12
@@ -112,7 +113,7 @@ async def stage(model: Code2WavModel, tiny: Path, request: pytest.FixtureRequest
 
 
 def codes(count: int, seed: int) -> StageChunk:
-    return StageChunk(0, tuple(int(c) for c in np.random.RandomState(seed).randint(0, 8192, count)))
+    return codes_chunk(0, (int(c) for c in np.random.RandomState(seed).randint(0, 8192, count)))
 
 
 @pytest.mark.parametrize("stage", [AtRandom, StepScheduler], indirect=True)
@@ -128,7 +129,7 @@ async def test_answers_at_once_sound_as_each_does_alone(stage: Stage) -> None:
     made = await asyncio.gather(
         *(stage.sound(name, n, at_once([codes(n, n)]), streams) for name, n, streams in asked),
         stage.sound("broken", 1, broken()),
-        stage.sound("bad", 1, at_once([StageChunk(0, (9000,))])),
+        stage.sound("bad", 1, at_once([codes_chunk(0, (9000,))])),
         return_exceptions=True,
     )
     for one, expected in zip(made, alone, strict=False):

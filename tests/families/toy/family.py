@@ -13,7 +13,7 @@ from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import StageSpec, by_name
 from omni_cluster.types.errors import ConfigError, RequestError
 from omni_cluster.types.inputs import Prompt
-from toy.stages import Codes, Sound, Text
+from toy.stages import CodesSpec, Sound, Text
 from toy.tokenizer import VOCAB_SIZE, ByteTokenizer
 
 
@@ -21,7 +21,7 @@ class Toy(Family):
     """It says what it was told, in one of two voices."""
 
     name = "toy"
-    stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Text, Codes, Sound)
+    stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Text, CodesSpec, Sound)
     presets = ("tiny",)
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:

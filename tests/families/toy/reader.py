@@ -12,11 +12,11 @@ from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import StageSpec, by_name
 from omni_cluster.types.inputs import OmniRequest, Prompt
 from omni_cluster.types.outputs import StageChunk
-from toy.stages import Codes, CodesStage, Sound
+from toy.stages import CodesSpec, CodesStage, Sound
 
 
-class Read(Codes):
-    """Frames of the text that is to be read, which the request brings."""
+class Read(CodesSpec):
+    """Codes of the text that is to be read, which the request brings."""
 
     source = None
     reads = frozenset()

@@ -7,7 +7,7 @@ import codecs
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.models.plain_stage import PlainStage
 from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import PlainSpec, SoundFacts, StageSpec
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import AudioChunk, StageChunk
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from omni_cluster.models.family import Family
 
 CODEBOOKS = 2
-CODES = 64
-"""Of each codebook; one more in the first one ends the codes."""
-END_CODE = CODES
+VALUES = 64
+"""Of each codebook."""
 RATE_HZ = 8_000
 SAMPLES_PER_CODE = 160
 
@@ -63,8 +63,8 @@ class Text(ToySpec):
         return TextStage(self, config, pipeline)
 
 
-class Codes(ToySpec):
-    """A frame of two codes for each token of text, in the mood of the prompt's rows."""
+class CodesSpec(ToySpec):
+    """A code of two codebooks for each token of text, in the mood of the prompt's rows."""
 
     name = "codes"
     source = "text"
@@ -77,7 +77,7 @@ class Codes(ToySpec):
 
 
 class Sound(SoundFacts, ToySpec):
-    """A tone for each frame, exact from the first one on."""
+    """A tone for each code, exact from the first one on."""
 
     name = "sound"
     source = "codes"
@@ -90,8 +90,13 @@ class Sound(SoundFacts, ToySpec):
         return SoundStage(self.family, config)
 
 
-class TokenStage(PlainStage):
-    """Tokens one by one, as many as the request asks for."""
+Code = tuple[int, int] | None
+"""None ends them."""
+Made = TypeVar("Made")
+
+
+class SamplingStage(PlainStage):
+    """Tokens or codes one by one, as many as the request asks for."""
 
     def __init__(self, spec: StageSpec, config: StageConfig, pipeline: PipelineConfig) -> None:
         super().__init__(spec.name)
@@ -106,23 +111,26 @@ class TokenStage(PlainStage):
         return {**self._config.default_sampling_params, **request.sampling.get(self.name, {})}
 
     async def made(
-        self, request: OmniRequest, tokens: AsyncIterator[int], end: int
-    ) -> AsyncGenerator[StageChunk, None]:
-        """The tokens behind the known ones; `end` is the one that ends them, left out while more are asked for."""
-        sampling, place = self._sampling(request), len(request.known_of(self.name).token_ids)
+        self, request: OmniRequest, sampled: AsyncIterator[Made], end: Made, filler: Made
+    ) -> AsyncGenerator[tuple[int, Made, str | None], None]:
+        """Place and value of each behind the known ones, and why it is the last one.
+
+        `end` ends them; while more are asked for, there is `filler` in its place.
+        """
+        sampling, place = self._sampling(request), request.known_of(self.name).made
         least, most = sampling.get("min_tokens", 0), self._spec.most_tokens(self._limits, sampling)
-        async for token in tokens:
+        async for one in sampled:
             await asyncio.sleep(self.pause_s)
-            if token == end and (sampling.get("ignore_eos") or place < least):
-                token = 0
-            place += 1
-            ends = "stop" if token == end else "length" if place >= most else None
-            yield StageChunk(place - 1, (token,), finish_reason=ends)
+            if one == end and (sampling.get("ignore_eos") or place < least):
+                one = filler
+            ends = "stop" if one == end else "length" if place + 1 >= most else None
+            yield place, one, ends
             if ends:
                 return
+            place += 1
 
 
-class TextStage(TokenStage):
+class TextStage(SamplingStage):
     """The sizes of pictures and the prompt, or a reply that is given, byte by byte."""
 
     async def generate(
@@ -144,37 +152,34 @@ class TextStage(TokenStage):
         tokens = itertools.chain((says.encode() or b" ")[len(known) :], itertools.repeat(END))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(bytes(token for token in known if token != END))
-        async for chunk in self.made(request, _each(tokens), END):
-            said = bytes(token for token in chunk.token_ids if token != END)
-            yield StageChunk(
-                chunk.token_start, chunk.token_ids, decoder.decode(said), finish_reason=chunk.finish_reason
-            )
+        async for place, token, ends in self.made(request, _each(tokens), END, 0):
+            said = b"" if token == END else bytes([token])
+            yield StageChunk(place, (token,), decoder.decode(said), finish_reason=ends)
 
 
-class CodesStage(TokenStage):
-    """Two codes for each byte: what it is, and where; the latter after what the prompt was."""
+class CodesStage(SamplingStage):
+    """A code for each byte: what it is, and where; the latter after what the prompt was."""
 
     async def make(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        known = len(request.known_of(self.name).token_ids)
-        async for chunk in self.made(request, _from(known, self._codes(request, upstream)), END_CODE):
-            yield chunk
+        codes = _from(request.known_of(self.name).made, self._codes(request, upstream))
+        async for place, code, ends in self.made(request, codes, None, (0, 0)):
+            yield StageChunk(codes=Codes.of(place, [code]) if code else None, finish_reason=ends)
 
-    async def _codes(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:
+    async def _codes(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[Code]:
         place, mood = 0, request.seed
         async for chunk in _unrepeated(upstream):
             mood += 0 if chunk.rows is None else sum_of(chunk.rows)
             for token in itertools.takewhile(lambda token: token != END, chunk.token_ids):
-                yield token % CODES
-                yield (token // CODES + place + mood) % CODES
+                yield token % VALUES, (token // VALUES + place + mood) % VALUES
                 place += 1
         while True:
-            yield END_CODE
+            yield None
 
 
 class SoundStage(PlainStage):
-    """A tone of 20 ms for each frame, in the pitch of its voice."""
+    """A tone of 20 ms for each code, in the pitch of its voice."""
 
     def __init__(self, family: Family, config: StageConfig) -> None:
         super().__init__(Sound.name)
@@ -187,7 +192,7 @@ class SoundStage(PlainStage):
         voice = self._family.check_voice(request.voice)
         pitch = 1 + self._family.voices.index(voice) if voice else 1
         known, start, waiting = request.known_of(self.name).num_samples, 0, list[np.ndarray]()
-        async for first, second in _frames(tokens_of(upstream)):
+        async for first, second in _codes(upstream):
             await asyncio.sleep(self._pause_s)
             waiting.append(tone(first * pitch, second))
             if request.streams_audio:
@@ -201,7 +206,7 @@ class SoundStage(PlainStage):
 def tone(first: int, second: int) -> np.ndarray:
     """Float32 [160]: a tone of `first` times 50 Hz, louder with `second`."""
     times_s = np.arange(SAMPLES_PER_CODE) / RATE_HZ
-    return (np.sin(2 * np.pi * 50 * (1 + first) * times_s) * (1 + second) / (1 + CODES)).astype(np.float32)
+    return (np.sin(2 * np.pi * 50 * (1 + first) * times_s) * (1 + second) / (1 + VALUES)).astype(np.float32)
 
 
 def _heard(start: int, waiting: list[np.ndarray], known: int) -> AudioChunk | None:
@@ -210,16 +215,14 @@ def _heard(start: int, waiting: list[np.ndarray], known: int) -> AudioChunk | No
     return audio.part(max(0, known - start), len(audio.samples)) if audio.end > known else None
 
 
-async def _frames(codes: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
-    """Whole frames; a stop code and half a frame make no sound."""
-    frame: list[int] = []
-    async for code in codes:
-        if code == END_CODE:
-            return
-        frame.append(code)
-        if len(frame) == CODEBOOKS:
-            yield frame[0], frame[1]
-            frame = []
+async def _codes(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[tuple[int, int]]:
+    """Each code once: a chunk may come twice."""
+    place = 0
+    async for chunk in upstream or _each(()):
+        if chunk.codes is not None and (new := chunk.codes.after(place)) is not None:
+            place = new.end
+            for first, second in new.values.tolist():
+                yield first, second
 
 
 async def tokens_of(upstream: AsyncIterator[StageChunk] | None) -> AsyncIterator[int]:

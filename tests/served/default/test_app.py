@@ -24,6 +24,7 @@ from omni_cluster.config.caches import compiled_folder
 from omni_cluster.engine.caches import PARTS
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.rows import Rows
+from tests.codes import codes_of
 from tests.engine.stages import whole_rows
 from tests.http_app import (
     MODEL,
@@ -225,7 +226,7 @@ async def test_streams_at_once_sound_as_the_whole_answers_do(served: ServedApp, 
     )
     for output, (kind, voice, seed) in zip(outputs, asked, strict=True):
         expected = speak(kind, voice, seed)
-        assert list(output.stage_token_ids["talker"]) == list(expected.codes)
+        assert codes_of(output) == list(expected.codes)
         np.testing.assert_allclose(output.audio.samples, expected.waveform, atol=STREAM_TOLERANCE)
     await until(lambda: nothing_is_left(served), "no stream's state is left")
 
@@ -343,7 +344,7 @@ async def test_the_end_of_the_request_that_opened_the_call_for_rows_disturbs_no_
     await opener
     assert not stays.done()
     answer = await stays
-    assert len(answer.token_ids) == 400 and len(answer.stage_token_ids["talker"]) == 2000
+    assert len(answer.token_ids) == 400 and answer.codec_tokens == 2000
     await until(lambda: no_call_for_rows_is_open(served), "a call that nobody reads has ended")
 
 

@@ -23,6 +23,7 @@ from openai import AuthenticationError, OpenAI
 
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.types.errors import StageDied
+from tests.codes import codes_of
 from tests.http_app import assert_equals_reference, nothing_is_left
 from tests.reference import KINDS, Reference, media, prompt_text
 from tests.served.app import BASE_URL, KEY, PATIENCE_S, ServedApp, request_for, until, whole_scrape
@@ -59,7 +60,7 @@ async def test_eight_requests_at_once_equal_their_references(served_2x2: ServedA
         )
         for output, of_reference in zip(outputs, expected, strict=True):
             assert_equals_reference(output, of_reference)
-    assert len({tuple(o.stage_token_ids["talker"]) for o in outputs}) == len(asked)
+    assert len({tuple(codes_of(o)) for o in outputs}) == len(asked)
     await until(lambda: nothing_is_left(served_2x2), "all replicas let go of the requests")
 
 
