@@ -70,7 +70,7 @@ HANDOVER: Final = _stage_seconds(
     "From a chunk's making at the stage before to its arrival here, on this host's clock.",
     HANDOVER_SECONDS,
 )
-TOKENS: Final = _stage("tokens_total", "counter", "tokens", "Tokens made, stop tokens included.")
+TOKENS: Final = _stage("tokens_total", "counter", "tokens", "Tokens of text made, stop tokens included, or codes.")
 CACHED_TOKENS: Final = _stage("cached_tokens_total", "counter", "tokens", "Prompt tokens read from the prefix cache.")
 SAMPLES: Final = _stage("samples_total", "counter", "samples", "Samples of sound made.")
 PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks with tokens, text, sound or pictures made.")
