@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, TowerSizes, gib, weight_bytes
+from omni_cluster.memory.sizes import GIB, ARSizes, SoundSizes, StageSizes, TowerSizes, gib, weight_bytes
 from omni_cluster.types.errors import ConfigError
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ MIB = 1 << 20
 CUDA_CONTEXT_BYTES = 1 * GIB
 """Context, loaded kernels, cuBLAS and attention workspaces of one process."""
 CUDA_GRAPHS_BYTES = 1 * GIB
-"""Captured graphs of a diffusion engine: their pool and the driver's own records."""
+"""Captured graphs of a sound stage: their pool and the driver's own records."""
 AR_CUDA_GRAPHS_BYTES = 2 * GIB
 """The same of an autoregressive engine, which has a hundred: 1.23 GiB were seen for a talker with some more of them."""
 NCCL_BYTES = 1 * GIB
@@ -123,8 +123,8 @@ def engine_needs(
 def _engine_need(
     stage: StageConfig, config: PipelineConfig, folder: Path, sizes: StageSizes, card_bytes: int
 ) -> EngineNeed:
-    if isinstance(sizes, DiffusionSizes):
-        return _diffusion_need(stage, config, folder, sizes)
+    if isinstance(sizes, SoundSizes):
+        return _sound_need(stage, config, folder, sizes)
     fixed = ar_parts(stage, folder, sizes)
     knob = Knob("max_model_len", max_model_len(stage, sizes), _block_tokens(stage), _block_bytes(stage, sizes))
     longest = sequence_bytes(stage, sizes)
@@ -162,8 +162,8 @@ def _holds_no_sequence(stage: StageConfig, stated: int, longest: int, fixed: Fix
     )
 
 
-def _diffusion_need(stage: StageConfig, config: PipelineConfig, folder: Path, sizes: DiffusionSizes) -> EngineNeed:
-    fixed = diffusion_parts(config, folder, sizes)
+def _sound_need(stage: StageConfig, config: PipelineConfig, folder: Path, sizes: SoundSizes) -> EngineNeed:
+    fixed = sound_parts(config, folder, sizes)
     if stage.memory_gib is not None:
         stated = math.floor(stage.memory_gib * GIB)
         if stated < fixed.total:
@@ -192,8 +192,8 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     )
 
 
-def diffusion_parts(config: PipelineConfig, folder: Path, sizes: DiffusionSizes) -> FixedParts:
-    """What a diffusion engine takes. A job larger than a batch's bound runs alone; a loading model is there twice."""
+def sound_parts(config: PipelineConfig, folder: Path, sizes: SoundSizes) -> FixedParts:
+    """What a sound stage takes. A job larger than a batch's bound runs alone; a loading model is there twice."""
     frames = max(sizes.options.max_batch_frames, config.limits.max_codec_tokens * sizes.frames_per_code)
     loading = weight_bytes(folder, sizes.groups, DTYPE_BYTES["float32"], 1)
     activations = max(frames * sizes.frame_bytes, loading)

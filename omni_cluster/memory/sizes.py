@@ -76,7 +76,7 @@ class StoredWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffusionSizes:
+class SoundSizes:
     """A sound stage as its `options` have it.
 
     `state_bytes`: what a stream keeps between two pieces. `frame_bytes`: activations of one frame of a batch;
@@ -95,7 +95,7 @@ class DiffusionSizes:
         return tuple(group for stored in self.weights for group in stored.groups)
 
 
-StageSizes = ARSizes | DiffusionSizes
+StageSizes = ARSizes | SoundSizes
 
 
 def weight_bytes(folder: Path, groups: tuple[WeightGroup, ...], dtype_bytes: int, tensor_parallel_size: int) -> int:

@@ -10,7 +10,7 @@ from omni_cluster.config.limits import Limits
 from omni_cluster.config.problems import Strict
 from omni_cluster.config.schema import PipelineConfig, SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StageSizes
+from omni_cluster.memory.sizes import ARSizes, SoundSizes, StageSizes
 from omni_cluster.models.stage import Stage
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.types.inputs import OmniRequest
@@ -131,7 +131,7 @@ class SoundSpec(SoundFacts, StageSpec):
     Options: ClassVar[type[SoundOptions]] = SoundOptions
 
     @abstractmethod
-    def sizes(self, config: StageConfig) -> DiffusionSizes: ...
+    def sizes(self, config: StageConfig) -> SoundSizes: ...
 
     def options(self, config: StageConfig) -> SoundOptions:
         """See `StageSpec.options`."""

@@ -24,7 +24,7 @@ from omni_cluster.engine.fitting import fit_cards, fit_process, fit_replica, mem
 from omni_cluster.memory import needs
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
 from omni_cluster.memory.needs import CUDA_CONTEXT_BYTES, NCCL_BYTES, ar_parts, cache_bytes_per_token, sequence_bytes
-from omni_cluster.memory.sizes import GIB, ARSizes, DiffusionSizes, StageSizes, WeightGroup, weight_bytes
+from omni_cluster.memory.sizes import GIB, ARSizes, SoundSizes, StageSizes, WeightGroup, weight_bytes
 from omni_cluster.models.checkpoint_files import load_tensors
 from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
@@ -103,7 +103,7 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
 @pytest.mark.parametrize(("stage", "part"), [("thinker", "thinker"), ("talker", "talker"), ("code2wav", "token2wav")])
 def test_weights_of_7b_are_its_parameters(seven_b: Path, stage: str, part: str) -> None:
     sizes = stage_sizes(seven_b, stage)
-    groups = sizes.groups if isinstance(sizes, DiffusionSizes) else sizes.weights
+    groups = sizes.groups if isinstance(sizes, SoundSizes) else sizes.weights
     assert weight_bytes(seven_b, groups, 2, 1) == 2 * _count_by_part(_weights("7b"))[part]
 
 
@@ -218,7 +218,7 @@ def test_the_vocoders_activations_bound_a_traced_pass() -> None:
     assert traced <= vocoder_frame_bytes(config) <= 1.25 * traced
 
 
-def test_streams_and_frames_of_the_7b_diffusion_stage(seven_b: Path) -> None:
+def test_streams_and_frames_of_the_7b_sound_stage(seven_b: Path) -> None:
     bound = bound_to(seven_b, code2wav={"options": {"max_streams": 3, "max_batch_frames": 20_000}})
     fixed = needs_of(bound, 80 * GIB)[2].fixed
     config = build_config("7b").token2wav_config
@@ -234,7 +234,7 @@ def test_a_vocoder_in_float16_is_there_in_float32_too(seven_b: Path) -> None:
         for dtype in ("float32", "float16")
     )
     sizes = stage_sizes(seven_b, "code2wav")
-    assert isinstance(sizes, DiffusionSizes)
+    assert isinstance(sizes, SoundSizes)
     assert float16.weights - float32.weights == weight_bytes(seven_b, sizes.weights[1].groups, 2, 1) > 0
 
 
@@ -244,7 +244,7 @@ def test_float8_takes_a_byte_a_weight_more_than_bfloat16_whose_layers_small_step
         for dtype in ("bfloat16", "float8")
     )
     sizes = stage_sizes(seven_b, "code2wav")
-    assert isinstance(sizes, DiffusionSizes)
+    assert isinstance(sizes, SoundSizes)
     dit = weight_bytes(seven_b, sizes.weights[0].groups, 1, 1)
     assert float8.weights - bfloat16.weights == dit > 0
     assert float8.streams == bfloat16.streams

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cluster.memory.needs import DTYPE_BYTES
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes, StoredWeights, TowerSizes, WeightGroup
+from omni_cluster.memory.sizes import ARSizes, SoundSizes, StoredWeights, TowerSizes, WeightGroup
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 
 FLOAT32_BYTES = 4
@@ -98,13 +98,13 @@ def _decoder(
     )
 
 
-def code2wav_sizes(folder: Path, options: Code2WavOptions) -> DiffusionSizes:
+def code2wav_sizes(folder: Path, options: Code2WavOptions) -> SoundSizes:
     config = _config(folder).token2wav_config
     dtype, vocoder_dtype = DTYPE_BYTES[options.dtype], DTYPE_BYTES[options.vocoder_dtype]
     twice = int(options.dtype == "float8")  # small steps need the layers in bfloat16 too
     if options.vocoder_dtype == "float16":
         vocoder_dtype += DTYPE_BYTES["float32"]  # for sound past its range
-    return DiffusionSizes(
+    return SoundSizes(
         options=options,
         weights=(
             StoredWeights((WeightGroup("token2wav.code2wav_dit_model."),), dtype + twice),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from omni_cluster.config.schema import SoundOptions, StageConfig
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.kernels.relied_on import DECODER
-from omni_cluster.memory.sizes import ARSizes, DiffusionSizes
+from omni_cluster.memory.sizes import ARSizes, SoundSizes
 from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
@@ -114,7 +114,7 @@ class Code2Wav(SoundSpec):
     def samples_per_code(self) -> int:
         return self._family.blocks.samples_per_code
 
-    def sizes(self, config: StageConfig) -> DiffusionSizes:
+    def sizes(self, config: StageConfig) -> SoundSizes:
         return memory.code2wav_sizes(self._family.folder, cast(Code2WavOptions, self.options(config)))
 
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk], options: SoundOptions) -> SoundSession:
