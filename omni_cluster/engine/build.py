@@ -61,9 +61,9 @@ class BoundPipeline:
     def consumers(self, stage: StageConfig) -> list[StageConfig]:
         return [s for s in self.config.stages if stage.stage_id in s.engine_input_source]
 
-    def is_read_for_tokens(self, stage: StageConfig) -> bool:
-        """Whether no stage behind it needs its rows, which are made again with its tokens."""
-        return all("rows" not in self.spec(each).reads for each in self.consumers(stage))
+    def is_read_for_rows(self, stage: StageConfig) -> bool:
+        """Whether a stage behind it needs its rows, which are kept nowhere: it makes them again."""
+        return any("rows" in self.spec(each).reads for each in self.consumers(stage))
 
     @property
     def made(self) -> set[Modality]:

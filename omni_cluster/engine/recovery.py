@@ -184,14 +184,14 @@ class RecoverableRequest:
     def stages_left(self) -> list[StageConfig]:
         """Those that the next run needs, sources first: what has not finished, and what feeds it.
 
-        One that has finished, and is read for its tokens alone, says again what is known: it needs no source.
+        One that has finished, and is not read for its rows, says again what is known: it needs no source.
         """
         ordered, needed = self._bound.stages_for(self._request), set[int]()
         for stage in reversed(ordered):
             has_finished = self._delivered.has_all_of(stage.model_stage)
             if stage.stage_id in needed or not has_finished:
                 needed.add(stage.stage_id)
-                is_known = has_finished and self._bound.is_read_for_tokens(stage)
+                is_known = has_finished and not self._bound.is_read_for_rows(stage)
                 needed.update(() if is_known else stage.engine_input_source)
         return [stage for stage in ordered if stage.stage_id in needed]
 
