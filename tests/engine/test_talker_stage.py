@@ -468,7 +468,7 @@ async def test_codes_come_at_once_for_the_first_piece_of_sound_and_then_half_a_b
     chunks = [chunk async for chunk in talker.generate(request("paced"), at_once(fed["text"]))]
     assert [code for chunk in chunks for code in codes_of(chunk)] == speak("text").codes
     # A reader that is late gets what came meanwhile as one: chunks end where the engine's steps do, or fewer of them.
-    ends = [chunk.token_end for chunk in chunks]
+    ends = [chunk.made.stop for chunk in chunks]
     assert ends[-1] == MAX_CODES and all(later - end >= 6 for end, later in pairwise(ends[:-1]) if end >= 24)
 
 
