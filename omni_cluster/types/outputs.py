@@ -114,8 +114,6 @@ class StageChunk(msgspec.Struct, frozen=True, array_like=True):
     All positions are absolute in the request, so that a chunk that comes twice is noticed and dropped:
     `token_ids`, those of text, start at `token_start`; `codes`, `rows` and `audio` have their own start, `images` their
     own numbers.
-    `token_ids`, those of text, start at `token_start`; `codes`, `rows` and `audio` have their own start, `images` their
-    own numbers.
     `prompt_token_ids` is in a request's first chunk only. `finish_reason` is in the last one: "stop" or "length";
     `handover` too: how the stage's own input came. `made_at_s`: wall-clock time at which the chunk was made, of several
     joined ones the first. `choices`: of the text's tokens, where the request asked for them; none of an end token.
