@@ -25,7 +25,7 @@ class OutputLogUnknown(RequestGone):
 class OutputLog:
     """An append-only log of one request's chunks with any number of readers, each from any chunk on.
 
-    Bounded by `max_bytes` of tensors, arrays and pictures; text and token ids are bounded by the request's own limits.
+    Bounded by `max_bytes` of tensors, arrays and pictures; text, token ids and codes by the request's own limits.
     `on_whole` is called once the stage has made all that it will: the last chunk is here, or there will be none.
     """
 

@@ -48,7 +48,7 @@ class Pipeline:
 
     def rules(self, most: Mapping[str, int]) -> dict[str, StageRule]:
         """Each stage by its own signal, up to so many replicas."""
-        text, codes, sound = self.stages
+        text, codes, sound = self.text, self.codes, self.sound
         at_work = {each.name: FULL * each.carries_per_s * each.residence_s for each in (text, codes)}
         return {
             text.name: StageRule(most[text.name], max_streams=MAX_STREAMS, max_requests=at_work[text.name]),
