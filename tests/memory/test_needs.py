@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine import fitting
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fitting import fit_cards, fit_process, fit_replica, memory_plan, needs_of
-from omni_cluster.memory import needs
+from omni_cluster.memory import needs, sizes
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
 from omni_cluster.memory.needs import CUDA_CONTEXT_BYTES, NCCL_BYTES, ar_parts, cache_bytes_per_token, sequence_bytes
 from omni_cluster.memory.sizes import GIB, ARSizes, SoundSizes, StageSizes, WeightGroup, weight_bytes
 from omni_cluster.models.checkpoint_files import load_tensors
+from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
@@ -34,6 +37,15 @@ from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.card_memory import measure_cards
 
 CARD = CardMemory(80 * GIB, 80 * GIB)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_file_is_read_once() -> Iterator[None]:
+    """No checkpoint changes here, and most of the time would go to reading what 7B's file and configuration say."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "_config", functools.cache(memory._config))
+        patch.setattr(sizes, "_header", functools.cache(sizes._header))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +112,12 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
     assert weight_bytes(tiny, (WeightGroup(prefix),), dtype.itemsize, 1) == loaded_bytes > 0
 
 
-@pytest.mark.parametrize(("stage", "part"), [("thinker", "thinker"), ("talker", "talker"), ("code2wav", "token2wav")])
-def test_weights_of_7b_are_its_parameters(seven_b: Path, stage: str, part: str) -> None:
-    sizes = stage_sizes(seven_b, stage)
-    groups = sizes.groups if isinstance(sizes, SoundSizes) else sizes.weights
-    assert weight_bytes(seven_b, groups, 2, 1) == 2 * _count_by_part(_weights("7b"))[part]
+def test_weights_of_7b_are_its_parameters(seven_b: Path) -> None:
+    parameters = _count_by_part(_weights("7b"))
+    for stage, part in {"thinker": "thinker", "talker": "talker", "code2wav": "token2wav"}.items():
+        sizes = stage_sizes(seven_b, stage)
+        groups = sizes.groups if isinstance(sizes, SoundSizes) else sizes.weights
+        assert weight_bytes(seven_b, groups, 2, 1) == 2 * parameters[part]
 
 
 def test_tensor_parallelism_halves_all_but_what_is_on_each_card(seven_b: Path) -> None:

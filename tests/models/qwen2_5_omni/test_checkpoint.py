@@ -32,6 +32,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> CheckpointSummary:
     return make_checkpoint("tiny", tmp_path_factory.mktemp("tiny") / "checkpoint")
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("tiny", tmp_path_factory.mktemp("sharded") / "checkpoint", max_shard_bytes=5_000_000).path
+
+
 def _digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
@@ -100,11 +105,9 @@ def test_weights_carry_the_hubs_names(made: CheckpointSummary, name: str) -> Non
     assert name in load_file(made.path / "model.safetensors")
 
 
-def test_shards_hold_the_same_weights_as_one_file(made: CheckpointSummary, tmp_path: Path) -> None:
-    out = tmp_path / "sharded"
-    make_checkpoint("tiny", out, max_shard_bytes=5_000_000)
-    shards = sorted(out.glob("model-*.safetensors"))
-    index = json.loads((out / "model.safetensors.index.json").read_text())
+def test_shards_hold_the_same_weights_as_one_file(made: CheckpointSummary, sharded: Path) -> None:
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
     whole = load_file(made.path / "model.safetensors")
     for shard in shards:
         for name, tensor in load_file(shard).items():
@@ -115,9 +118,8 @@ def test_shards_hold_the_same_weights_as_one_file(made: CheckpointSummary, tmp_p
     assert all(shard.stat().st_size < 5_200_000 for shard in shards)
 
 
-def test_sharded_checkpoint_loads(tmp_path: Path) -> None:
-    make_checkpoint("tiny", tmp_path / "sharded", max_shard_bytes=5_000_000)
-    assert not any(_loading_problems(tmp_path / "sharded").values())
+def test_sharded_checkpoint_loads(sharded: Path) -> None:
+    assert not any(_loading_problems(sharded).values())
 
 
 def test_voices_have_the_hubs_shapes(made: CheckpointSummary) -> None:
