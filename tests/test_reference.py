@@ -6,23 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.models.qwen2_5_omni.checkpoint import make_checkpoint
+from tests.engine.stages import Speak
 from tests.reference import KINDS, Reference, media, prompt_text
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("tiny", tmp_path_factory.mktemp("reference") / "tiny").path
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def without_mask(checkpoint: Path) -> Reference:
-    return Reference(checkpoint, restore_mask=False)
+def without_mask(tiny: Path) -> Reference:
+    return Reference(tiny, restore_mask=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,8 +26,10 @@ def test_thinker_shapes_and_margins(reference: Reference, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_speech_continues_the_thinkers_tokens_with_distinct_codes(reference: Reference, kind: str) -> None:
-    made = reference.speech(prompt_text(kind), *media(kind), max_new_tokens=16, max_codes=60)
+def test_speech_continues_the_thinkers_tokens_with_distinct_codes(
+    reference: Reference, speak: Speak, kind: str
+) -> None:
+    made = speak(kind)
     assert made.token_ids == reference.thinker(prompt_text(kind), *media(kind), max_new_tokens=16).token_ids
     assert made.talker_positions.shape == (3, len(made.prompt_ids) + 2)
     assert len(made.codes) == 60 and len(set(made.codes)) > 30
@@ -68,15 +60,13 @@ def test_media_positions_are_not_linear(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropped_mask_changes_the_codes(reference: Reference, without_mask: Reference, kind: str) -> None:
-    codes = reference.speech(prompt_text(kind), *media(kind)).codes
-    assert without_mask.speech(prompt_text(kind), *media(kind)).codes != codes
+def test_dropped_mask_changes_the_codes(speak: Speak, without_mask: Reference, kind: str) -> None:
+    assert without_mask.speech(prompt_text(kind), *media(kind)).codes != speak(kind).codes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_voice_changes_the_codes(reference: Reference, kind: str) -> None:
-    chelsie = reference.speech(prompt_text(kind), *media(kind), voice="Chelsie")
-    ethan = reference.speech(prompt_text(kind), *media(kind), voice="Ethan")
+def test_voice_changes_the_codes(speak: Speak, kind: str) -> None:
+    chelsie, ethan = speak(kind, "Chelsie"), speak(kind, "Ethan")
     assert chelsie.codes != ethan.codes and chelsie.token_ids == ethan.token_ids
 
 
