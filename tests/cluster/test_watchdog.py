@@ -96,6 +96,7 @@ def test_what_a_killed_replica_started_is_gone_with_it() -> None:
         assert running.all_end()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("whom", ["engine", "replica"])
 def test_a_process_that_is_stopped_ends_the_replica_and_its_engine(whom: str) -> None:
     with replica() as running:

@@ -57,6 +57,7 @@ async def test_a_request_equals_the_reference(served: ServedApp, speak: Any, kin
     assert_equals_reference(output, speak(kind))
 
 
+@pytest.mark.full
 async def test_requests_at_once_equal_the_reference_each_in_its_own_voice(served: ServedApp, speak: Any) -> None:
     asked = [(kind, voice) for kind in KINDS for voice in ("Chelsie", "Ethan")]
     outputs = await asyncio.gather(
@@ -218,6 +219,7 @@ def test_each_piece_is_a_file_when_no_format_is_asked_for(served: ServedApp) -> 
     assert num_samples == SAMPLES_PER_CODE * streamed[-1]["omni"]["stages"]["talker"]["tokens"]
 
 
+@pytest.mark.full
 async def test_streams_at_once_sound_as_the_whole_answers_do(served: ServedApp, speak: Any) -> None:
     asked = [("text", "Chelsie", 1), ("image", "Ethan", 2), ("text", "Ethan", 3), ("image", "Chelsie", 4)]
     requests = [request_for(k, f"streamed-{k}-{v}", voice=v, seed=s) for k, v, s in asked]
