@@ -308,15 +308,20 @@ DELIVERED = (1, 30 * SAMPLES_PER_CODE, 5 * BLOCK * SAMPLES_PER_CODE, 11 * BLOCK 
 """Within the first code; within a block; at a border of two; within a block behind larger pieces."""
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def uncut(engine: SoundEngine) -> tuple[np.ndarray, np.ndarray]:
+    """What is cut: whole, and as a stream."""
+    whole, stream = (spoken(f"uncut-{streams}", "Ethan", 4, streams=streams) for streams in (False, True))
+    return await sound(engine, whole, at_once([codes(200)])), await sound(engine, stream, at_once([codes(200)]))
+
+
 @pytest.mark.parametrize("delivered", DELIVERED)
-async def test_sound_goes_on_where_it_was_cut(engine: SoundEngine, watch: Watch, delivered: int) -> None:
-    upstream, asked = [codes(200)], spoken("undisturbed", "Ethan", 4)
-    whole = await sound(engine, replace(asked, request_id="whole", streams_audio=False), at_once(upstream))
-    undisturbed = await sound(engine, asked, at_once(upstream))
-    await until_free(engine)
-    del watch.begun[:]
-    known = {"code2wav": KnownOutput(num_samples=delivered)}
-    again = [c async for c in engine.generate(replace(asked, request_id="again", known=known), at_once(upstream))]
+async def test_sound_goes_on_where_it_was_cut(
+    engine: SoundEngine, uncut: tuple[np.ndarray, np.ndarray], watch: Watch, delivered: int
+) -> None:
+    whole, undisturbed = uncut
+    asked = replace(spoken("again", "Ethan", 4), known={"code2wav": KnownOutput(num_samples=delivered)})
+    again = [chunk async for chunk in engine.generate(asked, at_once([codes(200)]))]
     parts = as_audio(again)
     assert [part.start for part in parts] == [delivered, *(part.end for part in parts[:-1])]
     assert again[-1].finish_reason == "stop"
