@@ -23,10 +23,11 @@ TESTS = Path(__file__).parent
 TRACED = {"openai_api", "config", "server", "fuzz", "bench"}
 """The rooms of whose tests the coverage is: tracing would add a third to the time of the others."""
 GROUPS = {
-    **dict.fromkeys(("cluster", "served"), "clusters"),
-    **dict.fromkeys(("bench", "clients", "engine", "server"), "engines"),
+    **dict.fromkeys(("cluster", "served"), "served"),
+    **dict.fromkeys(("engine", "server/test_local.py"), "pipeline"),
+    **dict.fromkeys(("clients", "server", "engine/test_omni_llm.py"), "omni"),
 }
-"""What a folder's tests share; tests of other folders share what is in their module alone."""
+"""The fixture that tests of a folder share, but for single modules; other tests share what is in their module alone."""
 
 if TYPE_CHECKING:
     from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
@@ -59,8 +60,8 @@ class ByGroup(LoadScopeScheduling):
     """Tests of one group are run by one process, in their order: there they share a cluster, or engines."""
 
     def _split_scope(self, nodeid: str) -> str:
-        _, folder, *rest = nodeid.partition("::")[0].split("/")
-        return GROUPS.get(folder, "/".join([folder, *rest]))
+        module = nodeid.partition("::")[0].removeprefix("tests/")
+        return GROUPS.get(module) or GROUPS.get(module.split("/")[0], module)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
