@@ -20,8 +20,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.ending"]
 TESTS = Path(__file__).parent
-TRACED = {"openai_api", "config", "server", "fuzz", "bench"}
-"""The rooms of whose tests the coverage is: tracing would add a third to the time of the others."""
+TRACED = {"openai_api", "config"}
+"""The rooms that the coverage is of, by their own tests: tracing would add a third to the time of the others."""
 GROUPS = {
     **dict.fromkeys(("cluster", "served"), "served"),
     **dict.fromkeys(("engine", "server/test_local.py"), "pipeline"),
