@@ -142,10 +142,8 @@ class SoundOptions(Strict):
     max_wait_ms: float = Field(
         default=5.0, ge=0, description="How long the first job of an idle stage waits for others.", examples=[5.0]
     )
-    # This many mel frames are 128 first pieces of a stream, or a minute of sound. A single job may be larger; it runs
-    # alone.
     max_batch_frames: int = Field(
-        default=6_144, ge=1, description="Frames of one step, all its jobs together.", examples=[6_144]
+        ge=1, description="The size of one step, all its jobs together, in the model's measure.", examples=[6_144]
     )
     max_streams: int = Field(
         default=64, ge=1, description="Streams whose state is kept at once; others wait.", examples=[64]

@@ -17,6 +17,10 @@ class Code2WavOptions(SoundOptions):
         {"resident_blocks": "leave it out, a stage that shares its card with all others knows it now"}
     )
 
+    # As many as 128 first pieces of a stream, or a minute of sound. A single job may be larger; it runs alone.
+    max_batch_frames: int = Field(
+        default=6_144, ge=1, description="Mel frames of one step, all its jobs together.", examples=[6_144]
+    )
     # Two, or the rest of a stream could not be split into whole blocks.
     max_piece_blocks: int = Field(
         default=16, ge=2, description="Blocks of one piece of a stream at most.", examples=[16]
