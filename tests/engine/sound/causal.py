@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni_cluster.models.sound import LinearCost, SoundJob, SoundPriors, StepTime
+from omni_cluster.types.outputs import StageChunk
 
 CODEBOOKS, NUM_CODES = 2, 16
 SAMPLES_PER_CODE = 8
@@ -101,16 +102,17 @@ class CausalModel:
 class CausalSession:
     """A `SoundSession`: whatever codes are there make the next piece, or all of them the only one."""
 
-    def __init__(self, name: str, upstream: AsyncIterator[np.ndarray], streams: bool, context: np.ndarray) -> None:
+    def __init__(self, name: str, upstream: AsyncIterator[StageChunk], streams: bool, context: np.ndarray) -> None:
         self._stream = name if streams else None
         self._upstream, self._context = upstream, context
         self._codes = NO_CODES
         self._start = self._end = 0
 
     async def jobs(self) -> AsyncGenerator[SoundJob, None]:
-        async for codes in self._upstream:
-            self._codes = np.concatenate([self._codes, codes])
-            if self._stream is not None:
+        async for chunk in self._upstream:
+            new = None if chunk.codes is None else chunk.codes.after(len(self._codes))
+            self._codes = self._codes if new is None else np.concatenate([self._codes, new.values])
+            if self._stream is not None and self._start < len(self._codes):
                 yield self.latest()
                 self._start = self._end
                 await asyncio.sleep(0)

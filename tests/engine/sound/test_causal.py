@@ -14,7 +14,9 @@ from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import JobFailed, SoundEngineStopped
+from omni_cluster.types.outputs import StageChunk
 from tests.engine.sound.causal import (
     CODEBOOKS,
     NO_CODES,
@@ -59,9 +61,14 @@ async def stage() -> AsyncIterator[Stage]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def one_by_one(parts: Sequence[np.ndarray]) -> AsyncIterator[np.ndarray]:
+async def one_by_one(parts: Sequence[np.ndarray]) -> AsyncIterator[StageChunk]:
+    """Each a chunk that comes twice."""
+    start = 0
     for part in parts:
-        yield part
+        chunk = StageChunk(codes=Codes.of(start, part) if len(part) else None)
+        start += len(part)
+        yield chunk
+        yield chunk
 
 
 def codes(count: int, seed: int) -> np.ndarray:
