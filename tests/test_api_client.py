@@ -6,6 +6,7 @@ import pytest
 
 from omni_cluster.api_client import BadAnswer, Event, Part, Refused, events_of, refusal
 from omni_cluster.openai_api import sse
+from omni_cluster.openai_api.errors import error_body
 
 
 def test_the_text_of_an_answer_is_read_beside_its_pictures() -> None:
@@ -28,7 +29,7 @@ def test_events_end_at_done() -> None:
 @pytest.mark.parametrize(
     ("encoded", "sentence"),
     [
-        (sse.error_event("the stage broke.", status=503), "the stage broke."),
+        (sse.event(error_body("the stage broke.", status=503)), "the stage broke."),
         (sse.event({"n": 1}), r"without \[DONE\]"),
         (b"", r"without \[DONE\]"),
         (b"data: {broken\n\n", "no JSON"),
@@ -41,7 +42,7 @@ def test_a_stream_that_fails_ends_with_one_sentence(encoded: bytes, sentence: st
 
 
 def test_events_before_an_error_are_not_lost() -> None:
-    events = events_of((sse.event({"n": 1}) + sse.error_event("gone.")).decode().splitlines())
+    events = events_of((sse.event({"n": 1}) + sse.event(error_body("gone."))).decode().splitlines())
     assert next(events) == {"n": 1}
     with pytest.raises(BadAnswer, match="gone"):
         next(events)

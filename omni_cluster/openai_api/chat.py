@@ -24,7 +24,6 @@ from omni_cluster.openai_api.messages import (
     has_media,
     media_urls,
 )
-from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.structured import (
     Choices,
     ResponseFormat,
@@ -193,7 +192,9 @@ _INSTEAD = {
 }
 
 
-class _Body(Sampling):
+class ChatBody(Sampling):
+    """The request body."""
+
     others = Others(_HABITS, _IDLE, _INSTEAD)
     # `audio: {}` asks for sound in the default voice.
     kept: ClassVar[Mapping[str, tuple[type, ...]]] = {"audio": (dict,)}
@@ -228,16 +229,11 @@ class _Body(Sampling):
     top_logprobs: int | None = within(BOUNDS["logprobs"])
 
 
-def chat_body(models: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI says of the request body."""
-    return request_body(_Body, models)
-
-
 @dataclass(frozen=True)
 class CheckedChat:
     """A body that is accepted as far as it can be without its media; `urls`: what must be fetched for it."""
 
-    wire: _Body
+    wire: ChatBody
     voice: str | None
     modalities: Sequence[str]
     urls: tuple[MediaUrl, ...]
@@ -262,16 +258,16 @@ def check_chat_request(
     `audio` or `speaker` without `modalities` asks for text and audio.
     """
     check_size(body, limits.max_body_bytes)
-    return _checked(parsed(_Body, body, limits.max_marks), models, voices, limits, defaults)
+    return _checked(parsed(ChatBody, body, limits.max_marks), models, voices, limits, defaults)
 
 
 def check_translated(chat: Mapping[str, Any], *, models: Collection[str], limits: ApiLimits) -> CheckedChat:
     """As `check_chat_request`, of what another endpoint's request was turned into; it asks for no voice."""
-    return _checked(validated(_Body, chat), models, (), limits, NO_DEFAULTS)
+    return _checked(validated(ChatBody, chat), models, (), limits, NO_DEFAULTS)
 
 
 def _checked(
-    wire: _Body, models: Collection[str], voices: Collection[str], limits: ApiLimits, defaults: ApiDefaults
+    wire: ChatBody, models: Collection[str], voices: Collection[str], limits: ApiLimits, defaults: ApiDefaults
 ) -> CheckedChat:
     check_model(wire.model, models)
     modalities = _modalities(wire, defaults)
@@ -321,14 +317,14 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
     )
 
 
-def _modalities(wire: _Body, defaults: ApiDefaults) -> Sequence[str]:
+def _modalities(wire: ChatBody, defaults: ApiDefaults) -> Sequence[str]:
     """Sound and pictures always come with the text, as OpenAI's sound has a transcript."""
     if wire.modalities is None:
         return ("text", "audio") if wire.audio or wire.speaker else defaults.modalities
     return wire.modalities
 
 
-def _include_usage(wire: _Body) -> bool:
+def _include_usage(wire: ChatBody) -> bool:
     options = wire.stream_options
     if options and (options.include_usage or options.continuous_usage_stats) and not wire.stream:
         raise BadRequest(
@@ -339,11 +335,11 @@ def _include_usage(wire: _Body) -> bool:
     return bool(options and options.include_usage)
 
 
-def _by_name(wire: _Body) -> Mapping[str, StageSampling | None]:
+def _by_name(wire: ChatBody) -> Mapping[str, StageSampling | None]:
     return wire.stage_sampling_params or wire.stage_sampling or {}
 
 
-def _check_one_way_to_sample(wire: _Body) -> None:
+def _check_one_way_to_sample(wire: ChatBody) -> None:
     ways = ("stage_sampling_params", "stage_sampling", "sampling_params_list")
     first, *others = [name for name in ways if getattr(wire, name)] or [""]
     if others:
@@ -352,14 +348,14 @@ def _check_one_way_to_sample(wire: _Body) -> None:
         )
 
 
-def _check_choices(wire: _Body, limits: ApiLimits) -> None:
+def _check_choices(wire: ChatBody, limits: ApiLimits) -> None:
     if wire.n is not None and wire.n > limits.max_choices:
         raise BadRequest(
             f"n is {wire.n}, but at most {limits.max_choices} are accepted.", param="n", code="invalid_value"
         )
 
 
-def _structure(wire: _Body) -> Structure | None:
+def _structure(wire: ChatBody) -> Structure | None:
     """Raises BadRequest for one that cannot be kept, or not beside what else is asked for."""
     guided = {
         "json": wire.guided_json,
@@ -379,7 +375,7 @@ def _structure(wire: _Body) -> Structure | None:
     return structure
 
 
-def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:
+def _sampling(wire: ChatBody, limits: ApiLimits) -> TextSampling:
     asked: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in wire.given().items()
     }
@@ -390,7 +386,7 @@ def _sampling(wire: _Body, limits: ApiLimits) -> TextSampling:
     return TextSampling(**asked)
 
 
-def _logprobs(wire: _Body) -> int | None:
+def _logprobs(wire: ChatBody) -> int | None:
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest(
             f"top_logprobs is {wire.top_logprobs}, but logprobs is not true; set it, or leave top_logprobs out.",
@@ -400,7 +396,7 @@ def _logprobs(wire: _Body) -> int | None:
     return wire.top_logprobs or 0 if wire.logprobs else None
 
 
-def _use_audio_in_video(wire: _Body) -> bool:
+def _use_audio_in_video(wire: ChatBody) -> bool:
     """By the name that is vLLM's too, or by ours."""
     nested = wire.mm_processor_kwargs.use_audio_in_video if wire.mm_processor_kwargs else None
     if None not in (nested, wire.use_audio_in_video) and nested != wire.use_audio_in_video:
@@ -412,7 +408,7 @@ def _use_audio_in_video(wire: _Body) -> bool:
     return bool(nested or wire.use_audio_in_video)
 
 
-def _max_tokens(wire: _Body, limits: ApiLimits) -> int | None:
+def _max_tokens(wire: ChatBody, limits: ApiLimits) -> int | None:
     """The newer name wins, as in OpenAI's API, where `max_tokens` is the deprecated one."""
     newer = wire.max_completion_tokens is not None
     param = "max_completion_tokens" if newer else "max_tokens"

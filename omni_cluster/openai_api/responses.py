@@ -21,7 +21,6 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
-from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.paths import Paths
 from omni_cluster.openai_api.response_input import Conversation, Item
 from omni_cluster.openai_api.wire import (
@@ -133,7 +132,9 @@ _Included = Literal[
 ]
 
 
-class _Body(Sampling):
+class ResponsesBody(Sampling):
+    """The request body."""
+
     others = Others(
         ignored=frozenset(
             {
@@ -208,18 +209,13 @@ class CheckedResponses:
         return tuple(MediaUrl(self.paths.own(each.param), each.url) for each in self.chat.urls)
 
 
-def responses_body(models: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI says of the request body."""
-    return request_body(_Body, models)
-
-
 def check_responses_request(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> CheckedResponses:
     """Checks all of a request body but what its media hold. Raises BadRequest with one sentence and the field's path.
 
     All that a chat has too is checked as a chat.
     """
     check_size(body, limits.max_body_bytes)
-    wire = parsed(_Body, body, limits.max_marks)
+    wire = parsed(ResponsesBody, body, limits.max_marks)
     paths = Paths()
     conversation = _conversation(wire, paths)
     chat = _chat_body(wire, paths) | {"messages": conversation.messages}
@@ -240,7 +236,7 @@ def open_responses_request(
     return ResponsesRequest(chat, checked.repeated)
 
 
-def _conversation(wire: _Body, paths: Paths) -> Conversation:
+def _conversation(wire: ResponsesBody, paths: Paths) -> Conversation:
     paths.note("messages", "input")
     conversation = Conversation(paths)
     if wire.instructions is not None:
@@ -254,7 +250,7 @@ def _conversation(wire: _Body, paths: Paths) -> Conversation:
     return conversation
 
 
-def _chat_body(wire: _Body, paths: Paths) -> dict[str, Any]:
+def _chat_body(wire: ResponsesBody, paths: Paths) -> dict[str, Any]:
     """All of the chat but its messages."""
     same = {name: value for name in _SAME if (value := getattr(wire, name)) is not None}
     chat = same | {"modalities": ["text"]} | _logprobs(wire, paths)
@@ -270,7 +266,7 @@ def _chat_body(wire: _Body, paths: Paths) -> dict[str, Any]:
     return chat
 
 
-def _logprobs(wire: _Body, paths: Paths) -> dict[str, Any]:
+def _logprobs(wire: ResponsesBody, paths: Paths) -> dict[str, Any]:
     paths.note("logprobs", "include")
     if WITH_LOGPROBS not in (wire.include or ()) and not wire.top_logprobs:
         return {}
@@ -300,7 +296,7 @@ def _response_format(form: Mapping[str, Any], paths: Paths) -> Mapping[str, Any]
     return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
 
 
-def _repeated(wire: _Body, left_out: Sequence[str]) -> dict[str, Any]:
+def _repeated(wire: ResponsesBody, left_out: Sequence[str]) -> dict[str, Any]:
     choice, form = wire.tool_choice, wire.text.format if wire.text else None
     repeated = {
         "instructions": wire.instructions,

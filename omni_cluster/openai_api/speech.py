@@ -14,7 +14,6 @@ from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.encoding import SoundFormat
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
-from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import NamedVoice, Wire, check_model, not_blank, within
 from omni_cluster.types.sampling import BOUNDS
@@ -58,7 +57,9 @@ _INSTEAD = {
 }
 
 
-class _Body(Wire):
+class SpeechBody(Wire):
+    """The request body."""
+
     others = Others(_HABITS, _IDLE, _INSTEAD)
 
     model: str
@@ -77,11 +78,6 @@ class _Body(Wire):
     language: Annotated[str, Field(max_length=MAX_LANGUAGE_CHARS)] | None = None
 
 
-def speech_body(models: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI says of the request body."""
-    return request_body(_Body, models)
-
-
 def parse_speech_request(
     body: bytes | bytearray,
     *,
@@ -91,7 +87,7 @@ def parse_speech_request(
     max_codec_tokens: int = MAX_INPUT_CHARS,
 ) -> SpeechRequest:
     """Raises BadRequest with one sentence and the field's path."""
-    wire = parsed(_Body, body)
+    wire = parsed(SpeechBody, body)
     check_model(wire.model, models)
     _check_can_be_spoken(wire.input, max_codec_tokens)
     _check_rate(wire.sample_rate, defaults.sample_rate_hz)

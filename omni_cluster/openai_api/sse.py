@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from omni_cluster.openai_api.errors import error_body
+from starlette.responses import StreamingResponse
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,6 +23,12 @@ def named_event(data: Mapping[str, Any]) -> bytes:
     return b"event: " + data["type"].encode("ascii") + b"\n" + event(data)
 
 
-def error_event(message: str, *, status: int = 500, param: str | None = None, code: str | None = None) -> bytes:
-    """The event that ends a stream which has begun and then failed; `status` only chooses the error's type."""
-    return event(error_body(message, status=status, param=param, code=code))
+class EventStream(StreamingResponse):
+    """The answer whose body is events. One that fails after its first byte ends with the error's body as an event."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[bytes], headers: Mapping[str, str] | None = None, media_type: str | None = None
+    ) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", **(headers or {})}, media_type=media_type)

@@ -17,7 +17,6 @@ from omni_cluster.openai_api.completion import Usage, token_logprob
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.wire import Sampling, Wire, check_model, within
 from omni_cluster.types.outputs import TokenChoice
 from omni_cluster.types.sampling import BOUNDS, TOKEN_ID
@@ -111,7 +110,9 @@ _INSTEAD = {
 }
 
 
-class _Body(Sampling):
+class CompletionBody(Sampling):
+    """The request body."""
+
     others = Others(_HABITS, _IDLE, _INSTEAD)
 
     model: str
@@ -124,14 +125,9 @@ class _Body(Sampling):
     stream_options: _StreamOptions | None = None
 
 
-def completion_body(models: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI says of the request body."""
-    return request_body(_Body, models)
-
-
 def parse_completion(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> CompletionRequest:
     """Raises BadRequest with one sentence and the field's path."""
-    wire = parsed(_Body, body, limits.max_marks)
+    wire = parsed(CompletionBody, body, limits.max_marks)
     check_model(wire.model, models)
     _check_choices(wire)
     _check_told(wire)
@@ -148,7 +144,7 @@ def parse_completion(body: bytes | bytearray, *, models: Collection[str], limits
     )
 
 
-def _check_choices(wire: _Body) -> None:
+def _check_choices(wire: CompletionBody) -> None:
     n = wire.n or 1
     if wire.best_of not in (None, n):
         raise _bad("best_of", f"best_of is {wire.best_of}, but it should be n, which is {n}: all answers are given.")
@@ -157,14 +153,14 @@ def _check_choices(wire: _Body) -> None:
                         "answers are given.")  # fmt: skip
 
 
-def _check_told(wire: _Body) -> None:
+def _check_told(wire: CompletionBody) -> None:
     if wire.stream_options and not wire.stream:
         raise _bad("stream_options", "stream_options is only for streams; leave it out or set stream to true.")
     if wire.echo and wire.logprobs is not None:
         raise _bad("logprobs", "logprobs of a prompt are not told, which echo asks for; leave one of them out.")
 
 
-def _sampling(wire: _Body, limits: ApiLimits) -> dict[str, Any]:
+def _sampling(wire: CompletionBody, limits: ApiLimits) -> dict[str, Any]:
     max_tokens = min(DEFAULT_MAX_TOKENS, limits.max_output_tokens) if wire.max_tokens is None else wire.max_tokens
     if max_tokens > limits.max_output_tokens:
         raise _bad("max_tokens", f"max_tokens is {max_tokens}, but at most {limits.max_output_tokens} are accepted.")

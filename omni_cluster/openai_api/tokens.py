@@ -15,7 +15,6 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import Message, MessageReader, TemplateMessage, check_messages, has_media
-from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import SOME, Wire, at_most, check_model, not_blank
@@ -38,7 +37,9 @@ def _with_generation_prompt(value: bool | None) -> bool | None:
     raise PydanticCustomError("always", "should be true: a chat's prompt always asks for a reply")
 
 
-class _Tokenize(Wire):
+class TokenizeBody(Wire):
+    """The body of `/tokenize`."""
+
     others = Others(frozenset({"add_special_tokens"}))  # of Qwen's tokenizers, which add none
     kept: ClassVar[Mapping[str, tuple[type, ...]]] = {"prompt": (str,)}
 
@@ -52,24 +53,16 @@ class _Tokenize(Wire):
     ] = None
 
 
-class _Detokenize(Wire):
+class DetokenizeBody(Wire):
+    """The body of `/detokenize`."""
+
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=TOKEN_ID.least, le=TOKEN_ID.most)]]
 
 
-def tokenize_body(models: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI says of the request body."""
-    return request_body(_Tokenize, models)
-
-
-def detokenize_body(models: Collection[str]) -> dict[str, Any]:
-    """What OpenAPI says of the request body."""
-    return request_body(_Detokenize, models)
-
-
 def parse_tokenize(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> TokenizeRequest:
     """Raises BadRequest with one sentence and the field's path."""
-    wire = parsed(_Tokenize, body, limits.max_marks)
+    wire = parsed(TokenizeBody, body, limits.max_marks)
     _check_named(wire.model, models)
     if (wire.prompt is None) == (wire.messages is None):
         raise BadRequest(
@@ -97,7 +90,7 @@ def parse_tokenize(body: bytes | bytearray, *, models: Collection[str], limits: 
 
 def parse_detokenize(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> list[int]:
     """The tokens. Raises BadRequest with one sentence and the field's path."""
-    wire = parsed(_Detokenize, body, limits.max_marks)
+    wire = parsed(DetokenizeBody, body, limits.max_marks)
     _check_named(wire.model, models)
     return wire.tokens
 

@@ -34,10 +34,10 @@ async def spoken_sound(
             counts = answer.progress.counts
             yield sse.event(done_event(counts.text, counts.codec, finish_reason(answer.progress)))
     except Exception as error:  # the boundary to the client, after the first byte
-        status, body = error_answer(error, "input")
+        last = sse.event(error_answer(error, "input")[1])  # logs it, too
         if not as_events:
             raise
-        yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+        yield last
 
 
 async def coded(

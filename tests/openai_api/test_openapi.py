@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
 from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import BaseModel
 
-from omni_cluster.openai_api.chat import chat_body
+from omni_cluster.openai_api.chat import ChatBody
 from omni_cluster.openai_api.errors import error_body
-from omni_cluster.openai_api.openapi import answers
-from omni_cluster.openai_api.responses import responses_body
-from omni_cluster.openai_api.speech import speech_body
-from omni_cluster.openai_api.text_completion import completion_body
-from omni_cluster.openai_api.tokens import detokenize_body, tokenize_body
+from omni_cluster.openai_api.openapi import answers, request_body
+from omni_cluster.openai_api.responses import ResponsesBody
+from omni_cluster.openai_api.speech import SpeechBody
+from omni_cluster.openai_api.text_completion import CompletionBody
+from omni_cluster.openai_api.tokens import DetokenizeBody, TokenizeBody
 from omni_cluster.openai_api.transcription import Task, transcription_body
 
-BODIES = [chat_body, speech_body, responses_body, completion_body, tokenize_body, detokenize_body]
+BODIES = [ChatBody, SpeechBody, ResponsesBody, CompletionBody, TokenizeBody, DetokenizeBody]
 
 
-def schema_of(body: Callable[[Collection[str]], dict[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = body(["omni"])["requestBody"]["content"]["application/json"]["schema"]
+def schema_of(body: type[BaseModel]) -> dict[str, Any]:
+    made: dict[str, Any] = request_body(body, ["omni"])["requestBody"]["content"]["application/json"]["schema"]
     return made
 
 
@@ -36,7 +36,7 @@ def test_a_body_s_schema_stands_alone_and_names_no_class(body: Any) -> None:
 
 
 def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
-    validator = jsonschema.Draft202012Validator(schema_of(chat_body))
+    validator = jsonschema.Draft202012Validator(schema_of(ChatBody))
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
     body = {"model": "omni", "messages": [{"role": "user", "content": parts}], "stop": ["a"], "stream": None}
     assert validator.is_valid(body | {"sampling_params_list": [None, {"top_k": 5}, None]})
@@ -64,7 +64,7 @@ def test_the_chat_s_schema_takes_what_the_api_takes() -> None:
 
 
 def test_the_speech_s_schema_takes_what_the_api_takes() -> None:
-    validator = jsonschema.Draft202012Validator(schema_of(speech_body))
+    validator = jsonschema.Draft202012Validator(schema_of(SpeechBody))
     body = {"model": "omni", "input": "Hi."}
     assert validator.is_valid(body | {"voice": {"id": "Ethan"}, "speed": 1, "response_format": "aac"})
     wrong: list[dict[str, Any]] = [{"input": "x" * 4097}, {"speed": 2}, {"voice": 3}, {"response_format": "ogg"}]
@@ -72,7 +72,7 @@ def test_the_speech_s_schema_takes_what_the_api_takes() -> None:
 
 
 def test_the_response_s_schema_takes_what_the_api_takes() -> None:
-    validator = jsonschema.Draft202012Validator(schema_of(responses_body))
+    validator = jsonschema.Draft202012Validator(schema_of(ResponsesBody))
     items = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}, {"type": "reasoning", "id": "rs_1"}]
     body = {"model": "omni", "input": items, "store": True, "previous_response_id": None, "tool_choice": "auto"}
     assert validator.is_valid(body | {"input": "Hi"}) and validator.is_valid(body)

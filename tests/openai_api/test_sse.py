@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cluster.openai_api.sse import DONE, error_event, event, named_event
+from omni_cluster.openai_api.errors import error_body
+from omni_cluster.openai_api.sse import DONE, event, named_event
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -52,7 +53,7 @@ def test_what_json_lacks_is_not_sent(number: float) -> None:
 
 
 def test_an_error_in_a_stream_has_the_shape_of_openai() -> None:
-    (data,) = parsed(error_event("The talker was lost.", status=503, code="stage_lost"))
+    (data,) = parsed(event(error_body("The talker was lost.", status=503, code="stage_lost")))
     assert json.loads(data) == {
         "error": {
             "message": "The talker was lost.",

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api import openapi, sse
-from omni_cluster.openai_api.chat import ChatRequest, chat_body
+from omni_cluster.openai_api.chat import ChatBody, ChatRequest
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.server.admission import AdmittedRequest
@@ -30,8 +30,9 @@ from omni_cluster.server.answers import (
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.quotas import Allowance
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.refusals import error_answer, refusal
+from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.server.routes import add_post
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
@@ -44,33 +45,27 @@ class ChatEndpoint:
     def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder, coding: ThreadPoolExecutor) -> None:
         self._pipeline = pipeline
         self._bound = pipeline.bound
-        self._config = pipeline.bound.config
         self._reader = reader
         self._builder = builder
         self._coding = coding
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
-        api.add_api_route(
+        add_post(
+            api,
             "/v1/chat/completions",
             self.chat_completions,
-            methods=["POST"],
-            response_model=None,
-            responses=openapi.answers("application/json", "text/event-stream"),
-            openapi_extra=chat_body([self._config.model]),
+            body=openapi.request_body(ChatBody, [self._bound.config.model]),
+            gives=("application/json", "text/event-stream"),
+            prompt="messages",
+            name="chat_completions",
         )
 
-    async def chat_completions(self, http_request: Request) -> Response:
-        admitted: AdmittedRequest = http_request.state.admitted
-        try:
-            async with admitted.in_time():
-                build = functools.partial(self._built, http_request.state.request_id, admitted.allowance)
-                chat, requests = await self._reader.chat(http_request, build)
-                answered = self._streamed if chat.stream else self._whole
-                with structure_named(chat.structure if chat.tool_use is None else None):
-                    return await answered(chat, requests, admitted)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error), error)
+    async def chat_completions(self, http_request: Request, admitted: AdmittedRequest) -> Response:
+        build = functools.partial(self._built, http_request.state.request_id, admitted.allowance)
+        chat, requests = await self._reader.chat(http_request, build)
+        answered = self._streamed if chat.stream else self._whole
+        with structure_named(chat.structure if chat.tool_use is None else None):
+            return await answered(chat, requests, admitted)
 
     def _built(
         self, request_id: str, allowance: Allowance, chat: ChatRequest
@@ -98,8 +93,7 @@ class ChatEndpoint:
         self, chat: ChatRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest
     ) -> Response:
         answers = await open_streams(self._pipeline, requests, admitted)
-        headers = {"Cache-Control": "no-cache"} | voice_header(self._voice(chat))
-        return StreamingResponse(self._sse(chat, answers), media_type="text/event-stream", headers=headers)
+        return sse.EventStream(self._sse(chat, answers), voice_header(self._voice(chat)))
 
     async def _sse(self, chat: ChatRequest, answers: Sequence[AnswerStream[AnswerProgress]]) -> AsyncIterator[bytes]:
         used = functools.partial(_used, [answer.progress for answer in answers])
@@ -117,8 +111,7 @@ class ChatEndpoint:
                 yield sse.event(last)
             yield sse.DONE
         except Exception as error:  # the boundary to the client, after the first byte
-            status, body = error_answer(error)
-            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+            yield sse.event(error_answer(error)[1])
 
     async def _choice(
         self, chat: ChatRequest, stream: ChatStream, answer: AnswerStream[AnswerProgress]

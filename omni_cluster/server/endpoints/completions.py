@@ -8,20 +8,21 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
-from omni_cluster.openai_api.text_completion import ChoiceText, CompletionRequest, TextStream, completion_body
+from omni_cluster.openai_api.text_completion import ChoiceText, CompletionBody, CompletionRequest, TextStream
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import check_text_ids, finish_reason, text_sampling, usage
 from omni_cluster.server.endpoints.chat import choices_of
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.refusals import error_answer, refusal
+from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.server.routes import add_post
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
@@ -41,27 +42,21 @@ class CompletionsEndpoint:
         self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
-        api.add_api_route(
+        add_post(
+            api,
             "/v1/completions",
             self.completions,
-            methods=["POST"],
-            response_model=None,
-            responses=openapi.answers("application/json", "text/event-stream"),
-            openapi_extra=completion_body([self._bound.config.model]),
+            body=openapi.request_body(CompletionBody, [self._bound.config.model]),
+            gives=("application/json", "text/event-stream"),
+            prompt=_PROMPT,
+            name="completions",
         )
 
-    async def completions(self, http_request: Request) -> Response:
-        admitted: AdmittedRequest = http_request.state.admitted
-        try:
-            async with admitted.in_time():
-                build = functools.partial(self._built, http_request.state.request_id)
-                asked, requests = await self._reader.completion(http_request, build)
-                if asked.stream:
-                    return await self._streamed(asked, requests, admitted)
-                return await self._whole(asked, requests, admitted)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, _PROMPT), error)
+    async def completions(self, http_request: Request, admitted: AdmittedRequest) -> Response:
+        build = functools.partial(self._built, http_request.state.request_id)
+        asked, requests = await self._reader.completion(http_request, build)
+        answered = self._streamed if asked.stream else self._whole
+        return await answered(asked, requests, admitted)
 
     def _built(self, request_id: str, asked: CompletionRequest) -> tuple[CompletionRequest, list[OmniRequest]]:
         """With a request of each choice, those of a prompt beside each other."""
@@ -92,7 +87,7 @@ class CompletionsEndpoint:
         begins = functools.partial(self._opened, admitted=admitted)
         first, *later = self._groups(requests)
         body = self._sse(asked, await begins(first), [functools.partial(begins, group) for group in later])
-        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return sse.EventStream(body)
 
     async def _opened(self, group: Sequence[OmniRequest], admitted: AdmittedRequest) -> _Group:
         return list(zip(group, await open_streams(self._pipeline, group, admitted), strict=True))
@@ -117,8 +112,7 @@ class CompletionsEndpoint:
                 yield sse.event(used)
             yield sse.DONE
         except Exception as error:  # the boundary to the client, after the first byte
-            status, body = error_answer(error, _PROMPT)
-            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+            yield sse.event(error_answer(error, _PROMPT)[1])
 
 
 async def _choice(

@@ -9,21 +9,22 @@ from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import Pipeline, answer_progress
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.response_answer import Event, ResponseAnswer
-from omni_cluster.openai_api.responses import ResponsesRequest, responses_body
+from omni_cluster.openai_api.responses import ResponsesBody, ResponsesRequest
 from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason, timings, usage
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.refusals import error_answer, refusal
+from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.server.routes import add_post
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
@@ -37,19 +38,18 @@ class ResponsesEndpoint:
 
     def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder) -> None:
         self._pipeline = pipeline
-        self._model = pipeline.bound.config.model
         self._reader = reader
         self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
-        api.add_api_route(
+        add_post(
+            api,
             "/v1/responses",
             self.responses,
-            methods=["POST"],
-            response_model=None,
-            responses=openapi.answers("application/json", "text/event-stream"),
-            openapi_extra=responses_body([self._model]),
+            body=openapi.request_body(ResponsesBody, [self._pipeline.bound.config.model]),
+            gives=("application/json", "text/event-stream"),
+            prompt=_PROMPT,
+            name="responses",
         )
         for path, methods in (("", ["GET", "DELETE"]), ("/cancel", ["POST"]), ("/input_items", ["GET"])):
             api.add_api_route(
@@ -67,17 +67,12 @@ class ResponsesEndpoint:
         """What OpenAI has beside it."""
         raise HTTPException(404)
 
-    async def responses(self, http_request: Request) -> Response:
-        admitted: AdmittedRequest = http_request.state.admitted
-        try:
-            async with admitted.in_time():
-                build = functools.partial(self._built, http_request.state.request_id)
-                asked, request = await self._reader.response(http_request, build)
-                answered = self._streamed if asked.chat.stream else self._whole
-                with structure_named(asked.chat.structure if asked.chat.tool_use is None else None):
-                    return await answered(asked, request, admitted)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, _PROMPT), error)
+    async def responses(self, http_request: Request, admitted: AdmittedRequest) -> Response:
+        build = functools.partial(self._built, http_request.state.request_id)
+        asked, request = await self._reader.response(http_request, build)
+        answered = self._streamed if asked.chat.stream else self._whole
+        with structure_named(asked.chat.structure if asked.chat.tool_use is None else None):
+            return await answered(asked, request, admitted)
 
     def _built(self, request_id: str, asked: ResponsesRequest) -> tuple[ResponsesRequest, OmniRequest]:
         """What is asked for, whose media nothing here looks at again, and its request."""
@@ -89,8 +84,7 @@ class ResponsesEndpoint:
 
     async def _streamed(self, asked: ResponsesRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
         answer = await open_stream(self._pipeline, request, admitted, answer_progress(self._pipeline.bound))
-        body = response_events(asked, answer)
-        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return sse.EventStream(response_events(asked, answer))
 
 
 def _completed(asked: ResponsesRequest, output: OmniRequestOutput) -> Response:

@@ -8,24 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from omni_cluster.engine.pipeline import Pipeline, answer_progress
-from omni_cluster.openai_api import openapi
+from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
 from omni_cluster.openai_api.errors import blamed_on
-from omni_cluster.openai_api.speech import SpeechRequest, speech_body
+from omni_cluster.openai_api.speech import SpeechBody, SpeechRequest
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason, voice_header, whole_sound
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.refusals import error_answer, refusal
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.server.routes import add_post
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import open_stream, whole_output
 from omni_cluster.types.inputs import OmniRequest
-
-"""Of a whole file, which has no place to say how it ended."""
 
 
 class SpeechEndpoint:
@@ -39,28 +37,22 @@ class SpeechEndpoint:
         self._coding = coding
 
     def add_to(self, api: FastAPI) -> None:
-        """The route reads its body itself; FastAPI's documentation gets what it takes and gives."""
-        api.add_api_route(
+        add_post(
+            api,
             "/v1/audio/speech",
             self.speech,
-            methods=["POST"],
-            response_model=None,
-            responses=openapi.answers(*MEDIA_TYPES.values(), "text/event-stream"),
-            openapi_extra=speech_body([self._bound.config.model]),
+            body=openapi.request_body(SpeechBody, [self._bound.config.model]),
+            gives=(*MEDIA_TYPES.values(), "text/event-stream"),
+            prompt="input",
+            name="speech",
         )
 
-    async def speech(self, http_request: Request) -> Response:
-        admitted: AdmittedRequest = http_request.state.admitted
-        try:
-            async with admitted.in_time():
-                admitted.allowance.check_sound()
-                build = functools.partial(self._built, http_request.state.request_id)
-                spoken, request = await self._reader.speech(http_request, build)
-                if spoken.stream_format is None:
-                    return await self._whole(spoken, request, admitted)
-                return await self._streamed(spoken, request, admitted)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, "input"), error)
+    async def speech(self, http_request: Request, admitted: AdmittedRequest) -> Response:
+        admitted.allowance.check_sound()
+        build = functools.partial(self._built, http_request.state.request_id)
+        spoken, request = await self._reader.speech(http_request, build)
+        answered = self._whole if spoken.stream_format is None else self._streamed
+        return await answered(spoken, request, admitted)
 
     async def _whole(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
         output = await whole_output(self._pipeline, request, admitted)
@@ -71,10 +63,8 @@ class SpeechEndpoint:
     async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
         answer = await open_stream(self._pipeline, request, admitted, answer_progress(self._bound))
         sound = spoken_sound(spoken, answer, self._coding)
-        media_type = "text/event-stream" if spoken.stream_format == "sse" else MEDIA_TYPES[spoken.format]
-        return StreamingResponse(
-            sound, media_type=media_type, headers=self._headers(spoken) | {"Cache-Control": "no-cache"}
-        )
+        media_type = MEDIA_TYPES[spoken.format] if spoken.stream_format == "audio" else None
+        return sse.EventStream(sound, self._headers(spoken), media_type)
 
     def _headers(self, spoken: SpeechRequest) -> dict[str, str]:
         """The voice, and what of the request the model does as it will."""

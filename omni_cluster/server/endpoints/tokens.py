@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api import openapi
 from omni_cluster.openai_api.errors import BadRequest, blamed_on
-from omni_cluster.openai_api.tokens import TokenizeRequest, detokenize_body, tokenize_body
+from omni_cluster.openai_api.tokens import DetokenizeBody, TokenizeBody, TokenizeRequest
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.refusals import error_answer, refusal
+from omni_cluster.server.routes import add_post
 from omni_cluster.types.inputs import Prompt
 
 
@@ -27,38 +27,18 @@ class TokensEndpoint:
         self._max_model_len = _longest(bound)
 
     def add_to(self, api: FastAPI) -> None:
-        """The routes read their bodies themselves; FastAPI's documentation gets what they take and give."""
-        for path, endpoint, body in (
-            ("/tokenize", self.tokenize, tokenize_body),
-            ("/detokenize", self.detokenize, detokenize_body),
+        for name, answer, kind, prompt in (
+            ("tokenize", self.tokenize, TokenizeBody, "prompt"),
+            ("detokenize", self.detokenize, DetokenizeBody, "tokens"),
         ):
-            api.add_api_route(
-                path,
-                endpoint,
-                methods=["POST"],
-                response_model=None,
-                responses=openapi.answers("application/json"),
-                openapi_extra=body([self._model]),
-            )
+            body = openapi.request_body(kind, [self._model])
+            add_post(api, f"/{name}", answer, body=body, gives=("application/json",), prompt=prompt, name=name)
 
-    async def tokenize(self, http_request: Request) -> Response:
-        try:
-            async with self._admitted(http_request).in_time():
-                return await self._reader.tokenize(http_request, self._tokens)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, "prompt"), error)
+    async def tokenize(self, http_request: Request, _: AdmittedRequest) -> Response:
+        return await self._reader.tokenize(http_request, self._tokens)
 
-    async def detokenize(self, http_request: Request) -> Response:
-        try:
-            async with self._admitted(http_request).in_time():
-                return await self._reader.detokenize(http_request, self._text)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, "tokens"), error)
-
-    @staticmethod
-    def _admitted(http_request: Request) -> AdmittedRequest:
-        admitted: AdmittedRequest = http_request.state.admitted
-        return admitted
+    async def detokenize(self, http_request: Request, _: AdmittedRequest) -> Response:
+        return await self._reader.detokenize(http_request, self._text)
 
     def _tokens(self, asked: TokenizeRequest) -> Response:
         prompts = self._family.prompts

@@ -8,12 +8,12 @@ import functools
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cluster.engine.answer import AnswerBuilder
 from omni_cluster.engine.pipeline import Pipeline, answer_builder
 from omni_cluster.models.family import Hearing
-from omni_cluster.openai_api import openapi, sse
+from omni_cluster.openai_api import sse
 from omni_cluster.openai_api.access import FINISH_HEADER
 from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.multipart import FILE
@@ -22,8 +22,9 @@ from omni_cluster.openai_api.transcription import Task, TranscriptionRequest, tr
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import text_sampling
 from omni_cluster.server.reader import Reader
-from omni_cluster.server.refusals import error_answer, refusal
+from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.server.routes import add_post
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 from omni_cluster.types.inputs import Media, OmniRequest
 
@@ -38,37 +39,27 @@ class TranscriptionsEndpoint:
         self._builder = builder
 
     def add_to(self, api: FastAPI) -> None:
-        """The routes read their bodies themselves; FastAPI's documentation gets what they take and give."""
         self._add(api, "/v1/audio/transcriptions", "transcribe")
         self._add(api, "/v1/audio/translations", "translate")
 
     def _add(self, api: FastAPI, path: str, task: Task) -> None:
-        async def endpoint(http_request: Request) -> Response:
-            return await self.heard(http_request, task)
-
-        api.add_api_route(
+        add_post(
+            api,
             path,
-            endpoint,
-            methods=["POST"],
+            functools.partial(self.heard, task),
+            body=transcription_body(task, [self._bound.config.model]),
+            gives=("application/json", "text/plain", "text/event-stream"),
+            prompt=FILE,
             name=task,
-            response_model=None,
-            responses=openapi.answers("application/json", "text/plain", "text/event-stream"),
-            openapi_extra=transcription_body(task, [self._bound.config.model]),
         )
 
-    async def heard(self, http_request: Request, task: Task) -> Response:
-        admitted: AdmittedRequest = http_request.state.admitted
-        try:
-            async with admitted.in_time():
-                asked = await self._reader.transcription(http_request, task)
-                request_id = http_request.state.request_id
-                request = await self._reader.off_loop(functools.partial(self._omni_request, asked, request_id))
-                asked = asked.without_sound()  # nothing here listens to it again
-                if asked.stream:
-                    return await self._streamed(asked, request, admitted)
-                return await self._whole(asked, request, admitted)
-        except Exception as error:  # the boundary to the client: every error becomes an answer
-            return refusal(*error_answer(error, FILE), error)
+    async def heard(self, task: Task, http_request: Request, admitted: AdmittedRequest) -> Response:
+        asked = await self._reader.transcription(http_request, task)
+        request_id = http_request.state.request_id
+        request = await self._reader.off_loop(functools.partial(self._omni_request, asked, request_id))
+        asked = asked.without_sound()  # nothing here listens to it again
+        answered = self._streamed if asked.stream else self._whole
+        return await answered(asked, request, admitted)
 
     def _omni_request(self, asked: TranscriptionRequest, request_id: str) -> OmniRequest:
         with blamed_on("prompt"):
@@ -93,7 +84,7 @@ class TranscriptionsEndpoint:
     async def _streamed(self, asked: TranscriptionRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
         whole = answer_builder(request.request_id, self._bound)  # the last event has the whole text
         body = self._sse(asked, await open_stream(self._pipeline, request, admitted, whole))
-        return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return sse.EventStream(body)
 
     async def _sse(self, asked: TranscriptionRequest, answer: AnswerStream[AnswerBuilder]) -> AsyncIterator[bytes]:
         try:
@@ -103,5 +94,4 @@ class TranscriptionsEndpoint:
                         yield sse.event(delta_event(chunk.text, chunk.choices, asked.tells_logprobs))
             yield sse.event(done_event(asked, answer.progress.finish()))
         except Exception as error:  # the boundary to the client, after the first byte
-            status, body = error_answer(error, FILE)
-            yield sse.error_event(body["error"]["message"], status=status, code=body["error"]["code"])
+            yield sse.event(error_answer(error, FILE)[1])
