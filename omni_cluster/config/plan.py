@@ -32,14 +32,6 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class HandOver:
-    """Items that go from the stage `source` to the stage `target`, by name."""
-
-    source: str
-    target: str
-
-
-@dataclass(frozen=True)
 class CardShare:
     """Engines that share one card; `memory_fraction` bounds the parts of its memory that they state, in sum."""
 
@@ -50,7 +42,7 @@ class CardShare:
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved deployment: stages and hand-overs in topological order, GPUs at the fewest and the most replicas.
+    """A resolved deployment: stages in topological order, GPUs at the fewest and the most replicas.
 
     `compiled`: the folder of what engines compile, as it is on this host.
     """
@@ -59,7 +51,6 @@ class Plan:
     family: str
     compiled: str
     stages: tuple[StagePlan, ...]
-    hand_overs: tuple[HandOver, ...]
     shared_cards: tuple[CardShare, ...]
     min_gpus: float
     max_gpus: float
@@ -78,7 +69,6 @@ def resolve_plan(config: PipelineConfig) -> Plan:
         family=config.family,
         compiled=str(compiled_folder(config.cache_dir)),
         stages=tuple(_plan_stage(stage, ordered) for stage in ordered),
-        hand_overs=tuple(_hand_overs(ordered)),
         shared_cards=(*_pinned_shares(config.stages), *_fractional_shares(config.stages)),
         min_gpus=_total_gpus(config.stages, [stage.min_replicas for stage in config.stages]),
         max_gpus=_total_gpus(config.stages, [stage.max_replicas for stage in config.stages]),
@@ -88,8 +78,8 @@ def resolve_plan(config: PipelineConfig) -> Plan:
 def render_plan(plan: Plan) -> str:
     """`plan` as plain text for a terminal: a table of the stages, the hand-overs, shared cards and total GPUs."""
     lines = [f"model {plan.model}, family {plan.family}", "", *_table(plan.stages), ""]
-    if plan.hand_overs:
-        lines.append("hand-overs: " + ", ".join(f"{edge.source} -> {edge.target}" for edge in plan.hand_overs))
+    if hand_overs := [f"{source} -> {stage.name}" for stage in plan.stages for source in stage.inputs]:
+        lines.append(f"hand-overs: {', '.join(hand_overs)}")
     lines.extend(_shared_line(share) for share in plan.shared_cards)
     lines.append(f"compiled kernels and graphs: {plan.compiled}")
     lines.append(f"total GPUs: {_span(plan.min_gpus, plan.max_gpus)}")
@@ -129,13 +119,6 @@ def _memory(stage: StageConfig) -> str:
 def _binary_size(size_bytes: int) -> str:
     power = min(3, max(0, size_bytes.bit_length() - 1) // 10)
     return f"{size_bytes / _KIB**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
-
-
-def _hand_overs(stages: Sequence[StageConfig]) -> Iterator[HandOver]:
-    for target in stages:
-        for source in stages:
-            if source.stage_id in target.engine_input_source:
-                yield HandOver(source.model_stage, target.model_stage)
 
 
 def _total_gpus(stages: Sequence[StageConfig], replicas: Sequence[int]) -> float:
