@@ -88,13 +88,6 @@ class FetchLimits:
     allow_private: bool = False
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """A body, whatever its server says it is."""
-
-    data: bytes
-
-
 class _PassingFailure(BadRequest):
     """A refusal that another attempt may turn into an answer."""
 
@@ -180,8 +173,8 @@ class Fetcher:
         )
         self._is_closed = False
 
-    async def fetch(self, url: str, param: str, max_bytes: int | None = None) -> Fetched:
-        """The body at `url`, at most `max_bytes` (and at most the limit of all fetches) long.
+    async def fetch(self, url: str, param: str) -> bytes:
+        """The body at `url`, whatever its server says it is.
 
         Raises BadRequest that names `param`: `url_not_supported` for a URL of another form, `url_forbidden` for a host
         that is not allowed or not public, `media_too_large` (413), `fetch_failed` for a host that cannot be reached, a
@@ -190,12 +183,11 @@ class Fetcher:
         """
         target = _target(url, param)
         self._check_allowed(target)
-        bound_bytes = self._limits.max_bytes if max_bytes is None else min(max_bytes, self._limits.max_bytes)
         try:
             async with asyncio.timeout(self._limits.timeout_s), self._slots:
                 self._check_open(target)
                 addresses = await self._checked_addresses(target)
-                return await self._with_retries(target, addresses, bound_bytes)
+                return await self._with_retries(target, addresses)
         except TimeoutError:
             raise target.refusal(
                 f"was not fetched from {target.host} within {self._limits.timeout_s:g} s; {_ANOTHER_WAY}",
@@ -242,29 +234,27 @@ class Fetcher:
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
-    async def _with_retries(
-        self, target: _Target, addresses: Sequence[IPv4Address | IPv6Address], max_bytes: int
-    ) -> Fetched:
+    async def _with_retries(self, target: _Target, addresses: Sequence[IPv4Address | IPv6Address]) -> bytes:
         """Each attempt takes the next address."""
         attempt = 0
         while True:
             try:
-                return await self._attempt(target, addresses[attempt % len(addresses)], max_bytes)
+                return await self._attempt(target, addresses[attempt % len(addresses)])
             except _PassingFailure:
                 if attempt >= self._limits.retries:
                     raise
             await asyncio.sleep(_FIRST_WAIT_S * 2**attempt * random.uniform(0.5, 1.0))
             attempt += 1
 
-    async def _attempt(self, target: _Target, address: IPv4Address | IPv6Address, max_bytes: int) -> Fetched:
+    async def _attempt(self, target: _Target, address: IPv4Address | IPv6Address) -> bytes:
         self._check_open(target)
         # An address that swallows packets leaves time for the next one.
         request = target.request(address, self._limits.timeout_s / (self._limits.retries + 1))
         try:
             response = await self._transport.handle_async_request(request)
             try:
-                _check_head(response, target, max_bytes)
-                return Fetched(await _body(response, target, max_bytes))
+                _check_head(response, target, self._limits.max_bytes)
+                return await _body(response, target, self._limits.max_bytes)
             finally:
                 await response.aclose()
         except (httpx.NetworkError, httpx.ConnectTimeout):

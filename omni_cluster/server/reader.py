@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from fastapi import Request
 
 from omni_cluster.engine.build import BoundPipeline
-from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
+from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.decoder import Form
 from omni_cluster.openai_api.decoders import Decoders, Fetch
 from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
@@ -18,14 +18,11 @@ from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.multipart import FORM_TYPE, HEADS_BYTES
 from omni_cluster.openai_api.responses import (
-    CheckedResponses,
     ResponsesRequest,
     check_responses_request,
     open_responses_request,
 )
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
-from omni_cluster.openai_api.text_completion import CompletionRequest, parse_completion
-from omni_cluster.openai_api.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
 from omni_cluster.openai_api.transcription import Task, TranscriptionRequest
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.body import JSON_TYPE, check_origin
@@ -76,33 +73,34 @@ class Reader:
 
         Raises BadRequest; all that can be refused without the media is refused before any is fetched.
         """
-        body = await self._body(http_request, self._limits.max_body_bytes)
 
-        def built() -> Built | None:
-            checked = self._check(body)
+        def built(body: bytearray) -> Built | None:
+            checked = check_chat_request(
+                body, models=self._models, voices=self._voices, limits=self._limits, defaults=self._defaults
+            )
             return None if checked.has_media else build(open_chat_request(checked, {}, self._limits))
 
-        return await self._built(body, built, self._decoders.open, build)
+        return await self._built(http_request, built, self._decoders.open, build)
 
     async def response(self, http_request: Request, build: Callable[[ResponsesRequest], Built]) -> Built:
         """As `chat`, of a body for `/v1/responses`."""
-        body = await self._body(http_request, self._limits.max_body_bytes)
 
-        def built() -> Built | None:
-            checked = self._check_response(body)
+        def built(body: bytearray) -> Built | None:
+            checked = check_responses_request(body, models=self._models, limits=self._limits)
             return None if checked.has_media else build(open_responses_request(checked, {}, self._limits))
 
-        return await self._built(body, built, self._decoders.open_response, build)
+        return await self._built(http_request, built, self._decoders.open_response, build)
 
     async def _built(
         self,
-        body: bytearray,
-        without_media: Callable[[], Built | None],
+        http_request: Request,
+        without_media: Callable[[bytearray], Built | None],
         open_media: Callable[[bytearray, Fetch], Awaitable[T]],
         build: Callable[[T], Built],
     ) -> Built:
+        body = await self._body(http_request, self._limits.max_body_bytes)
         # A large one would keep the interpreter, and with it every other request, for its checks alone.
-        if len(body) <= SMALL_BODY_BYTES and (built := await self.off_loop(without_media)) is not None:
+        if len(body) <= SMALL_BODY_BYTES and (built := await self.off_loop(lambda: without_media(body))) is not None:
             return built
         opened = await open_media(body, self._fetched)
         return await self.off_loop(lambda: build(opened), len(body))
@@ -130,20 +128,8 @@ class Reader:
         body = await self._body(http_request, most_bytes, FORM_TYPE)
         return await self._decoders.open_form(body, Form(http_request.headers["content-type"], task))
 
-    async def completion(self, http_request: Request, build: Callable[[CompletionRequest], Built]) -> Built:
-        """Raises BadRequest."""
-        return await self._text_body(http_request, parse_completion, build)
-
-    async def tokenize(self, http_request: Request, build: Callable[[TokenizeRequest], Built]) -> Built:
-        """Raises BadRequest."""
-        return await self._text_body(http_request, parse_tokenize, build)
-
-    async def detokenize(self, http_request: Request, build: Callable[[list[int]], Built]) -> Built:
-        """Raises BadRequest."""
-        return await self._text_body(http_request, parse_detokenize, build)
-
-    async def _text_body(self, http_request: Request, parse: ParsesText[T], build: Callable[[T], Built]) -> Built:
-        """A body that is little but a prompt: it is as long as one may be."""
+    async def text(self, http_request: Request, parse: ParsesText[T], build: Callable[[T], Built]) -> Built:
+        """What `build` makes of a body that is little but a prompt: it is as long as one may be. Raises BadRequest."""
         body = await self._body(http_request, min(self._limits.max_body_bytes, self._limits.max_text_chars))
         return await self.off_loop(lambda: build(parse(body, models=self._models, limits=self._limits)), len(body))
 
@@ -155,14 +141,6 @@ class Reader:
         """Does the work in a thread, and returns its result. That of large bodies keeps no small one waiting."""
         threads = self._threads if body_bytes <= SMALL_BODY_BYTES else self._large_threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-    def _check(self, body: bytes | bytearray) -> CheckedChat:
-        return check_chat_request(
-            body, models=self._models, voices=self._voices, limits=self._limits, defaults=self._defaults
-        )
-
-    def _check_response(self, body: bytes | bytearray) -> CheckedResponses:
-        return check_responses_request(body, models=self._models, limits=self._limits)
 
     async def _fetched(self, urls: Sequence[MediaUrl]) -> dict[str, bytes]:
         """What the URLs lead to, by their params; when one fails, none of the others is waited for."""
@@ -177,9 +155,9 @@ class Reader:
 
     async def _fetch(self, each: MediaUrl, total: TotalBytes, at_once: asyncio.Semaphore) -> bytes:
         async with at_once:
-            made = await self._fetcher.fetch(each.url, each.param)
-        total.add(len(made.data), each.param)
-        return made.data
+            data = await self._fetcher.fetch(each.url, each.param)
+        total.add(len(data), each.param)
+        return data
 
     async def close(self) -> None:
         self._decoders.close()

@@ -15,7 +15,13 @@ from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
-from omni_cluster.openai_api.text_completion import ChoiceText, CompletionBody, CompletionRequest, TextStream
+from omni_cluster.openai_api.text_completion import (
+    ChoiceText,
+    CompletionBody,
+    CompletionRequest,
+    TextStream,
+    parse_completion,
+)
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import check_text_ids, finish_reason, text_sampling, usage
 from omni_cluster.server.endpoints.chat import choices_of
@@ -54,7 +60,7 @@ class CompletionsEndpoint:
 
     async def completions(self, http_request: Request, admitted: AdmittedRequest) -> Response:
         build = functools.partial(self._built, http_request.state.request_id)
-        asked, requests = await self._reader.completion(http_request, build)
+        asked, requests = await self._reader.text(http_request, parse_completion, build)
         answered = self._streamed if asked.stream else self._whole
         return await answered(asked, requests, admitted)
 

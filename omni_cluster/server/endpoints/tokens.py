@@ -9,8 +9,14 @@ from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.openai_api import openapi
-from omni_cluster.openai_api.errors import BadRequest, blamed_on
-from omni_cluster.openai_api.tokens import DetokenizeBody, TokenizeBody, TokenizeRequest
+from omni_cluster.openai_api.errors import blamed_on, invalid
+from omni_cluster.openai_api.tokens import (
+    DetokenizeBody,
+    TokenizeBody,
+    TokenizeRequest,
+    parse_detokenize,
+    parse_tokenize,
+)
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.routes import add_post
@@ -35,10 +41,10 @@ class TokensEndpoint:
             add_post(api, f"/{name}", answer, body=body, gives=("application/json",), prompt=prompt, name=name)
 
     async def tokenize(self, http_request: Request, _: AdmittedRequest) -> Response:
-        return await self._reader.tokenize(http_request, self._tokens)
+        return await self._reader.text(http_request, parse_tokenize, self._tokens)
 
     async def detokenize(self, http_request: Request, _: AdmittedRequest) -> Response:
-        return await self._reader.detokenize(http_request, self._text)
+        return await self._reader.text(http_request, parse_detokenize, self._text)
 
     def _tokens(self, asked: TokenizeRequest) -> Response:
         prompts = self._family.prompts
@@ -62,11 +68,7 @@ class TokensEndpoint:
         place = next((place for place, token in enumerate(tokens) if token > most), None)
         if place is not None:
             param = f"tokens[{place}]"
-            raise BadRequest(
-                f"{param} is {tokens[place]}, but the model's tokens are 0 to {most}.",
-                param=param,
-                code="invalid_value",
-            )
+            raise invalid(param, f"{param} is {tokens[place]}, but the model's tokens are 0 to {most}.")
         return JSONResponse({"prompt": self._family.prompts.text(tokens)})
 
 
