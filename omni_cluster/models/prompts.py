@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_cluster.types.inputs import Prompt
-from omni_cluster.types.nested import all_strings
 
 Objects = Sequence[Mapping[str, Any]]
 Template = Callable[[Objects, Objects], str]
@@ -36,7 +35,7 @@ class PromptMaker:
 
     def render(self, template: Template, messages: Objects, tools: Objects) -> Prompt:
         """The prompt, with token ids if it is long, or has what looks like a mark and is none of the template's."""
-        if not any(self._is_odd(text) for text in all_strings([messages, tools])):
+        if not any(self._is_odd(text) for text in _strings([messages, tools])):
             return self._unmarked(template(messages, tools))
         guard = f"\ue000{secrets.token_hex(8)}\ue000"  # in no text of the prompt
         guarded = template(self._guarded(messages, guard), self._guarded(tools, guard))
@@ -97,3 +96,16 @@ class PromptMaker:
                 text = text.replace(mark, f"{mark[0]}{guard}{mark[1:]}")
         before = guard if text.startswith(self._ends) else ""
         return before + text + (guard if text.endswith(self._beginnings) else "")
+
+
+def _strings(node: Any) -> Iterator[str]:
+    """All strings in it, however deep, keys among them."""
+    nodes = [node]
+    while nodes:
+        found = nodes.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, Mapping):
+            nodes += [*found, *found.values()]
+        elif isinstance(found, Sequence):
+            nodes += found
