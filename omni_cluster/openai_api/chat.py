@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from omni_cluster.openai_api.bodies import check_size, parsed, validated
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import (
@@ -32,7 +32,6 @@ from omni_cluster.openai_api.structured import (
     StructuredOutputs,
     structure_of,
 )
-from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, ToolChoice, tool_use_of
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import (
@@ -63,39 +62,6 @@ MAX_STAGES = 64
 """Entries of sampling parameters; a configuration has few stages."""
 
 
-@dataclass(frozen=True)
-class TextSampling:
-    """How the client wants text to be sampled; None leaves a value to the stage configuration.
-
-    `logprobs`: how many of the likeliest tokens to tell beside each sampled one's; None tells nothing of any.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    stop: tuple[str, ...] = ()
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    logprobs: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    bad_words: tuple[str, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-    def asked(self) -> dict[str, Any]:
-        """What the client wants, as vLLM's sampling parameters."""
-        fields = {name: value for name, value in vars(self).items() if value not in (None, (), {})}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-
-
 @dataclass(frozen=True, eq=False)
 class ChatRequest:
     """A checked request with its media decoded.
@@ -105,6 +71,8 @@ class ChatRequest:
     `[samples]`, mono, 16 kHz), the n-th image part `images[n]` (uint8 RGB
     `[H, W, 3]`), the n-th video part `videos[n]`.
     `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
+    `sampling`: of the text, what the client asked for, by vLLM's names; `logprobs` is how many of the likeliest tokens
+    are told beside each sampled one.
     `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
     `named_sampling`: the same by the stage's name; a request has one of both at most.
     `choices`: how many answers. `usage_in_chunks`: every chunk of a stream says the tokens so far.
@@ -122,7 +90,7 @@ class ChatRequest:
     audio_format: AnswerFormat | None
     stream: bool
     include_usage: bool
-    sampling: TextSampling
+    sampling: dict[str, Any]
     seed: int | None
     stage_sampling: tuple[StageSampling | None, ...] = ()
     named_sampling: Mapping[str, StageSampling] = field(default_factory=dict)
@@ -271,13 +239,12 @@ def _checked(
 ) -> CheckedChat:
     check_model(wire.model, models)
     modalities = _modalities(wire, defaults)
-    check_messages(wire.messages, limits, use_audio_in_video=_use_audio_in_video(wire))
-    check_text(wire.messages, wire.tools or (), limits)
+    check_messages(wire.messages, wire.tools or (), limits, use_audio_in_video=_use_audio_in_video(wire))
     _include_usage(wire)
     _max_tokens(wire, limits)
     _logprobs(wire)
     _check_one_way_to_sample(wire)
-    _check_choices(wire, limits)
+    check_at_most("n", wire.n, limits.max_choices)
     named = {"audio.voice": wire.audio.voice if wire.audio else None, "speaker": wire.speaker}
     voice = chosen_voice(named, voices, defaults.voice_aliases)
     structure = _structure(wire)
@@ -327,11 +294,7 @@ def _modalities(wire: ChatBody, defaults: ApiDefaults) -> Sequence[str]:
 def _include_usage(wire: ChatBody) -> bool:
     options = wire.stream_options
     if options and (options.include_usage or options.continuous_usage_stats) and not wire.stream:
-        raise BadRequest(
-            "stream_options is only for streams; leave it out or set stream to true.",
-            param="stream_options",
-            code="invalid_value",
-        )
+        raise invalid("stream_options", "stream_options is only for streams; leave it out or set stream to true.")
     return bool(options and options.include_usage)
 
 
@@ -343,16 +306,7 @@ def _check_one_way_to_sample(wire: ChatBody) -> None:
     ways = ("stage_sampling_params", "stage_sampling", "sampling_params_list")
     first, *others = [name for name in ways if getattr(wire, name)] or [""]
     if others:
-        raise BadRequest(
-            f"{first} and {others[0]} are both given; send one of them.", param=first, code="invalid_value"
-        )
-
-
-def _check_choices(wire: ChatBody, limits: ApiLimits) -> None:
-    if wire.n is not None and wire.n > limits.max_choices:
-        raise BadRequest(
-            f"n is {wire.n}, but at most {limits.max_choices} are accepted.", param="n", code="invalid_value"
-        )
+        raise invalid(first, f"{first} and {others[0]} are both given; send one of them.")
 
 
 def _structure(wire: ChatBody) -> Structure | None:
@@ -367,31 +321,23 @@ def _structure(wire: ChatBody) -> Structure | None:
     for name in ("min_tokens", "ignore_eos"):
         value = getattr(wire, name)
         if structure is not None and value:
-            raise BadRequest(
+            raise invalid(
+                name,
                 f"{name} is {shown(value)}, but {structure.param} says where the answer ends; leave one of them out.",
-                param=name,
-                code="invalid_value",
             )
     return structure
 
 
-def _sampling(wire: ChatBody, limits: ApiLimits) -> TextSampling:
-    asked: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in wire.given().items()
-    }
-    asked.pop("seed", None)
-    if isinstance(wire.stop, str):
-        asked["stop"] = (wire.stop,)
-    asked |= {"max_tokens": _max_tokens(wire, limits), "logprobs": _logprobs(wire)}
-    return TextSampling(**asked)
+def _sampling(wire: ChatBody, limits: ApiLimits) -> dict[str, Any]:
+    asked = wire.given() | {"seed": None, "max_tokens": _max_tokens(wire, limits), "logprobs": _logprobs(wire)}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _logprobs(wire: ChatBody) -> int | None:
     if wire.top_logprobs and not wire.logprobs:
-        raise BadRequest(
+        raise invalid(
+            "top_logprobs",
             f"top_logprobs is {wire.top_logprobs}, but logprobs is not true; set it, or leave top_logprobs out.",
-            param="top_logprobs",
-            code="invalid_value",
         )
     return wire.top_logprobs or 0 if wire.logprobs else None
 
@@ -400,10 +346,9 @@ def _use_audio_in_video(wire: ChatBody) -> bool:
     """By the name that is vLLM's too, or by ours."""
     nested = wire.mm_processor_kwargs.use_audio_in_video if wire.mm_processor_kwargs else None
     if None not in (nested, wire.use_audio_in_video) and nested != wire.use_audio_in_video:
-        raise BadRequest(
+        raise invalid(
+            "use_audio_in_video",
             "use_audio_in_video and mm_processor_kwargs.use_audio_in_video differ; send one of them.",
-            param="use_audio_in_video",
-            code="invalid_value",
         )
     return bool(nested or wire.use_audio_in_video)
 
@@ -413,10 +358,5 @@ def _max_tokens(wire: ChatBody, limits: ApiLimits) -> int | None:
     newer = wire.max_completion_tokens is not None
     param = "max_completion_tokens" if newer else "max_tokens"
     tokens = wire.max_completion_tokens if newer else wire.max_tokens
-    if tokens is not None and tokens > limits.max_output_tokens:
-        raise BadRequest(
-            f"{param} is {tokens}, but at most {limits.max_output_tokens} are accepted.",
-            param=param,
-            code="invalid_value",
-        )
+    check_at_most(param, tokens, limits.max_output_tokens)
     return tokens

@@ -212,7 +212,7 @@ def _call_piece(delta: CallDelta) -> dict[str, Any]:
 
 def logprobs(request: ChatRequest, choices: Sequence[TokenChoice]) -> dict[str, Any] | None:
     """OpenAI's logprobs object; None for a client that asked for none."""
-    most = request.sampling.logprobs
+    most = request.sampling.get("logprobs")
     if most is None:
         return None
     content = [

@@ -46,6 +46,17 @@ class BadRequest(RequestError):
         return error_body(self.message, status=self.status, param=self.param, code=self.code)
 
 
+def invalid(param: str | None, sentence: str) -> BadRequest:
+    """The refusal of a field's value."""
+    return BadRequest(sentence, param=param, code="invalid_value")
+
+
+def check_at_most(param: str, value: int | None, most: int) -> None:
+    """Raises BadRequest for more than is accepted; None: the client left it out."""
+    if value is not None and value > most:
+        raise invalid(param, f"{param} is {value}, but at most {most} are accepted.")
+
+
 @contextmanager
 def blamed_on(param: str) -> Iterator[None]:
     """A refusal inside that names no field gets `param` as its field."""
@@ -54,7 +65,7 @@ def blamed_on(param: str) -> Iterator[None]:
     except BadRequest:
         raise
     except RequestError as error:
-        raise BadRequest(str(error), param=param, code="invalid_value") from None
+        raise invalid(param, str(error)) from None
 
 
 def error_body(message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import invalid
 from omni_cluster.openai_api.wire import shown
 
 _LISTED: Final = (
@@ -31,9 +31,7 @@ def language_name(value: str, param: str) -> str:
     """
     name = _BY_CODE.get(value.replace("_", "-").partition("-")[0].lower(), value.capitalize())
     if name not in _NAMES:
-        raise BadRequest(
-            f"{param} is {shown(value)}, but it should be an ISO 639-1 code such as 'en', or an English name.",
-            param=param,
-            code="invalid_value",
+        raise invalid(
+            param, f"{param} is {shown(value)}, but it should be an ISO 639-1 code such as 'en', or an English name."
         )
     return name

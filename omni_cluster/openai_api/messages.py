@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, ConfigDict, Tag
 
 from omni_cluster.openai_api.budget import Budget
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others, nothings
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.media import Picture, decode_audio, decode_base64, read_picture
@@ -29,9 +29,9 @@ from omni_cluster.openai_api.parts import (
     medium_of,
 )
 from omni_cluster.openai_api.sound_formats import audio_format_of
-from omni_cluster.openai_api.tools import MAX_ID_CHARS, ToolCall, template_calls
+from omni_cluster.openai_api.tools import MAX_ID_CHARS, Tool, ToolCall, template_calls
 from omni_cluster.openai_api.video import decode_video, take_frames, video_of_frames
-from omni_cluster.openai_api.wire import SOME, Wire, at_most, not_blank, shown, string_or_list
+from omni_cluster.openai_api.wire import SOME, Wire, at_most, by_json_type, not_blank, shown
 from omni_cluster.types.media import Video
 
 TemplateMessage = dict[str, Any]
@@ -47,11 +47,7 @@ MAX_URL_CHARS = 8192
 _Content = Annotated[
     Annotated[str, Tag("#string")]
     | Annotated[list[Part], AfterValidator(not_blank), SOME, at_most(MAX_PARTS), Tag("#list")],
-    Discriminator(
-        string_or_list,
-        custom_error_type="string_or_list",
-        custom_error_message="should be a string or a list of content parts",
-    ),
+    by_json_type("should be a string or a list of content parts"),
 ]
 
 
@@ -139,13 +135,15 @@ def media_urls(messages: Sequence[Message]) -> tuple[MediaUrl, ...]:
 
 def _check_url(each: MediaUrl) -> None:
     if len(each.url) > MAX_URL_CHARS:
-        raise _invalid(
+        raise invalid(
             each.param,
             f"{each.param} is a URL of {len(each.url)} characters, but at most {MAX_URL_CHARS} are accepted.",
         )
 
 
-def check_messages(messages: Sequence[Message], limits: ApiLimits, *, use_audio_in_video: bool) -> None:
+def check_messages(
+    messages: Sequence[Message], tools: Sequence[Tool], limits: ApiLimits, *, use_audio_in_video: bool
+) -> None:
     """Raises BadRequest for what can be told before any media are fetched or decoded."""
     for index, message in enumerate(messages):
         _check_content(f"messages[{index}]", message)
@@ -158,6 +156,28 @@ def check_messages(messages: Sequence[Message], limits: ApiLimits, *, use_audio_
         _check_room(MEDIUM_NAMES[medium], seen[medium], rooms[medium], media_sources(param, part)[0][0])
         if isinstance(part, VideoPart) and isinstance(part.video, list):
             _check_frames(f"{param}.video", part.video, limits, use_audio_in_video)
+    _check_text(messages, tools, limits)
+
+
+def _check_text(messages: Sequence[Message], tools: Sequence[Tool], limits: ApiLimits) -> None:
+    """Raises BadRequest for text that no prompt has room for, before it is rendered."""
+    chars = sum(len(text) for text in _texts(messages, tools))
+    if chars > limits.max_text_chars:
+        raise BadRequest(
+            f"This model's maximum context length is {limits.max_prompt_tokens} tokens: the messages and tools have "
+            f"{chars} characters of text, but at most {limits.max_text_chars} are accepted.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+def _texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
+    for message in messages:
+        yield from message.texts
+        yield message.tool_call_id or ""
+        for call in message.tool_calls or ():
+            yield from (call.id, call.function.name, call.function.arguments)
+    yield from (tool.model_dump_json(exclude_none=True) for tool in tools)
 
 
 def _check_content(param: str, message: Message) -> None:
@@ -169,26 +189,26 @@ def _check_content(param: str, message: Message) -> None:
     elif message.audio and message.content is None and not (message.audio.transcript or message.refusal):
         name = f"{param}.audio"
         what = f"names the answer {shown(message.audio.id)}" if message.audio.id else "has no transcript"
-        raise _invalid(name, f"{name} {what}, but no answer is kept here; send its text as content.")
+        raise invalid(name, f"{name} {what}, but no answer is kept here; send its text as content.")
 
 
 def _check_only_answers_have(param: str, message: Message) -> None:
     for field in ("tool_calls", "audio", "refusal"):
         if getattr(message, field) is not None:
             name, verb = f"{param}.{field}", "calls tools" if field == "tool_calls" else "has it"
-            raise _invalid(name, f"{name} is in a message of the {message.role}, but only the assistant {verb}.")
+            raise invalid(name, f"{name} is in a message of the {message.role}, but only the assistant {verb}.")
 
 
 def _check_role(param: str, role: str, part: MediaPart) -> None:
     if role != "user":
-        raise _invalid(
+        raise invalid(
             param, f"{param} is {part.type} in a message of the {role}, but only user messages may hold media."
         )
 
 
 def _check_frames(param: str, frames: Sequence[str], limits: ApiLimits, use_audio_in_video: bool) -> None:
     if use_audio_in_video:
-        raise _invalid(
+        raise invalid(
             param,
             f"{param} is a list of pictures, which has no sound; leave use_audio_in_video out or send a video_url.",
         )
@@ -204,10 +224,6 @@ def _check_room(what: str, count: int, most: int, param: str) -> None:
 
 def _too_many(sentence: str, param: str) -> BadRequest:
     return BadRequest(sentence, param=param, code="too_many_media", status=413)
-
-
-def _invalid(param: str, sentence: str) -> BadRequest:
-    return BadRequest(sentence, param=param, code="invalid_value")
 
 
 def _media_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str, MediaPart]]:
@@ -328,7 +344,7 @@ class MessageReader:
         if _is_url(value):
             return self._fetched[param]
         if must_be_url and value[:5].lower() != "data:":
-            raise _invalid(
+            raise invalid(
                 param, f"{param} is {shown(value)}, but it should be an http(s) URL or 'data:<type>;base64,<data>'."
             )
         return decode_base64(value, self._limits.max_media_bytes, param)

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.sound_formats import AudioFormat
-from omni_cluster.openai_api.wire import SOME, Text, Wire, not_blank, string_or_list
+from omni_cluster.openai_api.wire import SOME, Text, Wire, by_json_type, not_blank
 
 DEFAULT_FPS = 2.0
 """Frames a second that the model is shown of a video: the reference's."""
@@ -89,11 +89,6 @@ class _File(Wire):
     ]
 
 
-_StringOrList = Discriminator(
-    string_or_list, custom_error_type="string_or_list", custom_error_message="should be a string or a list of strings"
-)
-
-
 class _ImagePart(Wire):
     others = Others(ignored=_OF_A_FILE)
 
@@ -160,7 +155,7 @@ class VideoPart(Wire):
     type: Literal["video"]
     video: Annotated[
         Annotated[Text, Tag("#string")] | Annotated[list[Text], AfterValidator(not_blank), SOME, Tag("#list")],
-        _StringOrList,
+        by_json_type("should be a string or a list of strings"),
     ]
     fps: _Fps | None = None
 

@@ -12,7 +12,7 @@ from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.messages import MAX_PARTS
 from omni_cluster.openai_api.parts import Part
 from omni_cluster.openai_api.paths import Paths
-from omni_cluster.openai_api.wire import SOME, Text, Wire, at_most, not_blank, string_or_list
+from omni_cluster.openai_api.wire import SOME, Text, Wire, at_most, by_json_type, not_blank
 
 ChatMessage = dict[str, Any]
 """As `/v1/chat/completions` takes it."""
@@ -45,11 +45,7 @@ _AnyPart = Annotated[
 _Content = Annotated[
     Annotated[str, Tag("#string")]
     | Annotated[list[_AnyPart], AfterValidator(not_blank), SOME, at_most(MAX_PARTS), Tag("#list")],
-    Discriminator(
-        string_or_list,
-        custom_error_type="string_or_list",
-        custom_error_message="should be a string or a list of content parts",
-    ),
+    by_json_type("should be a string or a list of content parts"),
 ]
 
 

@@ -17,7 +17,7 @@ from omni_cluster.openai_api.chat import (
     check_translated,
     open_chat_request,
 )
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
@@ -30,8 +30,8 @@ from omni_cluster.openai_api.wire import (
     Sampling,
     Wire,
     at_most,
+    by_json_type,
     not_blank,
-    string_or_list,
     within,
 )
 from omni_cluster.types.sampling import BOUNDS
@@ -107,11 +107,7 @@ class _Reasoning(Wire):
 _Input = Annotated[
     Annotated[str, Tag("#string")]
     | Annotated[list[Item], AfterValidator(not_blank), SOME, at_most(MAX_MESSAGES), Tag("#list")],
-    Discriminator(
-        string_or_list,
-        custom_error_type="string_or_list",
-        custom_error_message="should be a string or a list of items",
-    ),
+    by_json_type("should be a string or a list of items"),
 ]
 _Metadata = Annotated[
     dict[Annotated[str, at_most(MAX_METADATA_KEY_CHARS)], Annotated[str, at_most(MAX_METADATA_CHARS)]],
@@ -246,7 +242,7 @@ def _conversation(wire: ResponsesBody, paths: Paths) -> Conversation:
     else:
         conversation.read(wire.input, "input")
     if not conversation.messages:
-        raise BadRequest("input has no message; send one.", param="input", code="invalid_value")
+        raise invalid("input", "input has no message; send one.")
     return conversation
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.encoding import SoundFormat
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import NamedVoice, Wire, check_model, not_blank, within
@@ -115,11 +115,10 @@ def _check_rate(asked: float | None, sample_rate_hz: int) -> None:
 def _check_can_be_spoken(text: str, max_codec_tokens: int) -> None:
     """Raises BadRequest for a text that would surely break off: each character takes a codec token at least."""
     if len(text) > max_codec_tokens:
-        raise BadRequest(
+        raise invalid(
+            "input",
             f"input has {len(text)} characters, but at most {max_codec_tokens} can be spoken, the codec tokens that a "
             "request may take; send it in parts.",
-            param="input",
-            code="invalid_value",
         )
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.wire import Wire, at_most, shown
 from omni_cluster.types.errors import GrammarRefused
 
@@ -87,7 +87,7 @@ def structure_of(
     asked = [*_of_format(response_format), *_of_vllm(structured), *_of_guided(guided)]
     if len(asked) > 1:
         first, second = asked[0].param, asked[1].param
-        raise _bad(second, f"{first} and {second} are both given; send one of them.")
+        raise invalid(second, f"{first} and {second} are both given; send one of them.")
     for structure in asked:
         _check(structure)
     return asked[0] if asked else None
@@ -100,7 +100,7 @@ def structure_named(structure: Structure | None) -> Iterator[None]:
         yield
     except GrammarRefused as error:
         param = structure.param if structure is not None else "tools"
-        raise _bad(param, f"{param} {error}") from None
+        raise invalid(param, f"{param} {error}") from None
 
 
 def _of_format(given: ResponseFormat | None) -> Iterator[Structure]:
@@ -144,7 +144,9 @@ def _check(structure: Structure) -> None:
 def check_size(value: Any, param: str) -> None:
     """Raises BadRequest for a schema or grammar of too many characters."""
     if len(json.dumps(value, ensure_ascii=False)) > MAX_BYTES:
-        raise _bad(param, f"{param} has more than {MAX_BYTES} characters as JSON, which is the most that is accepted.")
+        raise invalid(
+            param, f"{param} has more than {MAX_BYTES} characters as JSON, which is the most that is accepted."
+        )
 
 
 def _parsed(value: Schema | str, param: str) -> Schema:
@@ -155,7 +157,7 @@ def _parsed(value: Schema | str, param: str) -> Schema:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise _bad(param, f"{param} is {shown(value)}, but it should be a JSON object, as such or as text.")
+        raise invalid(param, f"{param} is {shown(value)}, but it should be a JSON object, as such or as text.")
     return parsed
 
 
@@ -164,7 +166,7 @@ def check_schema(schema: Mapping[str, Any], param: str, *, is_answer: bool = Tru
     for number, (path, depth, node) in enumerate(_nodes(schema, param)):
         if depth > MAX_DEPTH or number >= MAX_NODES:
             what = f"is nested deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"has more than {MAX_NODES} parts"
-            raise _bad(param, f"{param} {what}, which is the most that is accepted.")
+            raise invalid(param, f"{param} {what}, which is the most that is accepted.")
         if isinstance(node, dict):
             _check_reference(node, path)
             _check_patterns(node, path)
@@ -195,7 +197,7 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
 def _check_reference(node: Mapping[str, Any], path: str) -> None:
     there = node.get("$ref")
     if isinstance(there, str) and there != "#" and not there.startswith("#/"):
-        raise _bad(f"{path}.$ref", f"{path}.$ref is {shown(there)}, but it should be '#' or begin with '#/'.")
+        raise invalid(f"{path}.$ref", f"{path}.$ref is {shown(there)}, but it should be '#' or begin with '#/'.")
 
 
 def _check_patterns(node: Mapping[str, Any], path: str) -> None:
@@ -211,7 +213,7 @@ def _check_kept(node: Mapping[str, Any], path: str) -> None:
     unsupported = _UNSUPPORTED.get(kind, ()) if isinstance(kind, str) else ()
     for name in unsupported:
         if name in node:
-            raise _bad(f"{path}.{name}", f"{path}.{name} is not supported; leave it out.")
+            raise invalid(f"{path}.{name}", f"{path}.{name} is not supported; leave it out.")
     if kind == "string":
         _check_string(node, path)
 
@@ -220,22 +222,24 @@ def _check_string(node: Mapping[str, Any], path: str) -> None:
     form = node.get("format")
     if isinstance(form, str) and form not in STRING_FORMATS:
         known = ", ".join(sorted(STRING_FORMATS))
-        raise _bad(f"{path}.format", f"{path}.format is {shown(form)}, but it should be one of {known}.")
+        raise invalid(f"{path}.format", f"{path}.format is {shown(form)}, but it should be one of {known}.")
     if ("pattern" in node or "format" in node) and ("minLength" in node or "maxLength" in node):
-        raise _bad(path, f"{path} has a pattern or format and a length, of which only one can be kept; leave one out.")
+        raise invalid(
+            path, f"{path} has a pattern or format and a length, of which only one can be kept; leave one out."
+        )
 
 
 def check_pattern(pattern: str, param: str) -> None:
     """Raises BadRequest for a pattern that would take too long to be compiled."""
     shape = PatternShape(pattern)
     if shape.unrolled > MAX_UNROLLED:
-        raise _bad(
+        raise invalid(
             param,
             f"{param} has more than {MAX_UNROLLED} characters with its repetitions written out, "
             "which is the most that is accepted.",
         )
     if shape.is_loose:
-        raise _bad(
+        raise invalid(
             param,
             f"{param} repeats a group that holds a '?' or a count of almost any character, "
             "which takes too long to be compiled; use '*' or '+' there, or name the characters.",
@@ -306,7 +310,3 @@ class PatternShape:
 
 def _count(digits: str | None) -> int:
     return int(digits) if digits and len(digits) <= _DIGITS else 10**_DIGITS if digits else 0
-
-
-def _bad(param: str, message: str) -> BadRequest:
-    return BadRequest(message, param=param, code="invalid_value")

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.chat import FinishReason
 from omni_cluster.openai_api.completion import Usage, token_logprob
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.wire import Sampling, Wire, check_model, within
@@ -147,29 +147,24 @@ def parse_completion(body: bytes | bytearray, *, models: Collection[str], limits
 def _check_choices(wire: CompletionBody) -> None:
     n = wire.n or 1
     if wire.best_of not in (None, n):
-        raise _bad("best_of", f"best_of is {wire.best_of}, but it should be n, which is {n}: all answers are given.")
+        raise invalid("best_of", f"best_of is {wire.best_of}, but it should be n, which is {n}: all answers are given.")
     if (choices := n * len(wire.prompt)) > MAX_CHOICES:
-        raise _bad("n", f"n is {n} for each of {len(wire.prompt)} prompts, but at most {MAX_CHOICES} of {choices} "
+        raise invalid("n", f"n is {n} for each of {len(wire.prompt)} prompts, but at most {MAX_CHOICES} of {choices} "
                         "answers are given.")  # fmt: skip
 
 
 def _check_told(wire: CompletionBody) -> None:
     if wire.stream_options and not wire.stream:
-        raise _bad("stream_options", "stream_options is only for streams; leave it out or set stream to true.")
+        raise invalid("stream_options", "stream_options is only for streams; leave it out or set stream to true.")
     if wire.echo and wire.logprobs is not None:
-        raise _bad("logprobs", "logprobs of a prompt are not told, which echo asks for; leave one of them out.")
+        raise invalid("logprobs", "logprobs of a prompt are not told, which echo asks for; leave one of them out.")
 
 
 def _sampling(wire: CompletionBody, limits: ApiLimits) -> dict[str, Any]:
     max_tokens = min(DEFAULT_MAX_TOKENS, limits.max_output_tokens) if wire.max_tokens is None else wire.max_tokens
-    if max_tokens > limits.max_output_tokens:
-        raise _bad("max_tokens", f"max_tokens is {max_tokens}, but at most {limits.max_output_tokens} are accepted.")
+    check_at_most("max_tokens", max_tokens, limits.max_output_tokens)
     told = {} if wire.logprobs is None else {"logprobs": wire.logprobs}
     return wire.given() | told | {"max_tokens": max_tokens}
-
-
-def _bad(param: str, sentence: str) -> BadRequest:
-    return BadRequest(sentence, param=param, code="invalid_value")
 
 
 class TextStream:

@@ -11,11 +11,10 @@ from pydantic_core import PydanticCustomError
 
 from omni_cluster.openai_api.bodies import parsed
 from omni_cluster.openai_api.chat import MAX_MESSAGES, MAX_TOOLS
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import Message, MessageReader, TemplateMessage, check_messages, has_media
-from omni_cluster.openai_api.texts import check_text
 from omni_cluster.openai_api.tools import Tool, template_tools
 from omni_cluster.openai_api.wire import SOME, Wire, at_most, check_model, not_blank
 from omni_cluster.types.sampling import TOKEN_ID
@@ -71,13 +70,10 @@ def parse_tokenize(body: bytes | bytearray, *, models: Collection[str], limits: 
             code="missing_required_parameter",
         )
     messages = wire.messages or []
-    check_messages(messages, limits, use_audio_in_video=False)
-    check_text(messages, wire.tools or (), limits)
+    check_messages(messages, wire.tools or (), limits, use_audio_in_video=False)
     if has_media(messages):
-        raise BadRequest(
-            "messages have media, of which only the engine knows how many tokens they are; send text alone.",
-            param="messages",
-            code="invalid_value",
+        raise invalid(
+            "messages", "messages have media, of which only the engine knows how many tokens they are; send text alone."
         )
     reader = MessageReader(messages, limits, {})
     return TokenizeRequest(

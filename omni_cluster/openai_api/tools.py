@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 from pydantic_core import from_json
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.structured import Structure, check_schema, check_size
-from omni_cluster.openai_api.wire import Wire, at_most, shown
+from omni_cluster.openai_api.wire import Wire, at_most, by_json_type, shown
 from omni_cluster.types.tool_use import ToolUse
 
 MAX_ID_CHARS = 4096
@@ -48,21 +48,9 @@ class NamedTool(Wire):
     function: _Named
 
 
-def _choice_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "#word"
-    return "#tool" if isinstance(value, dict) else None
-
-
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[NamedTool, Tag("#tool")],
-    Discriminator(
-        _choice_kind,
-        custom_error_type="tool_choice",
-        custom_error_message=(
-            "should be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': <name>}}"
-        ),
-    ),
+    Annotated[Literal["none", "auto", "required"], Tag("#string")] | Annotated[NamedTool, Tag("#object")],
+    by_json_type("should be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': <name>}}"),
 ]
 
 
@@ -97,7 +85,7 @@ def tool_use_of(
     chosen = [tool for tool in tools if name in (None, tool.function.name)]
     if not chosen:
         param, names = "tool_choice.function.name", ", ".join(sorted(tool.function.name for tool in tools))
-        raise BadRequest(f"{param} is {shown(name)}, but the tools are {names}.", param=param, code="invalid_value")
+        raise invalid(param, f"{param} is {shown(name)}, but the tools are {names}.")
     must_call = name is not None or choice == "required"
     if must_call or structure is not None or any(tool.function.strict for tool in tools):
         _check_schemas(tools, name)
@@ -106,10 +94,8 @@ def tool_use_of(
 
 def _check_no_choice(choice: ToolChoice | None) -> None:
     if choice == "required" or isinstance(choice, NamedTool):
-        raise BadRequest(
-            "tool_choice asks for a call, but no tools are given; send tools, or leave tool_choice out.",
-            param="tool_choice",
-            code="invalid_value",
+        raise invalid(
+            "tool_choice", "tool_choice asks for a call, but no tools are given; send tools, or leave tool_choice out."
         )
 
 

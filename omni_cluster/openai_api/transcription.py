@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.openai_api.budget import Budget
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, check_at_most, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.languages import language_name
 from omni_cluster.openai_api.limits import ApiLimits
@@ -153,7 +153,7 @@ def open_transcription(
     check_model(wire.model, models)
     language = language_name(wire.language, "language") if wire.language is not None else None
     _check_format(wire)
-    _check_length(wire, limits)
+    check_at_most("max_completion_tokens", wire.max_completion_tokens, limits.max_output_tokens)
     samples = _samples(parts, limits)
     return TranscriptionRequest(
         model=wire.model,
@@ -195,7 +195,7 @@ def _gather(values: dict[str, Any], part: Part) -> None:
 
 
 def _twice(name: str) -> BadRequest:
-    return BadRequest(f"The form has {name} twice; send it once.", param=name, code="invalid_value")
+    return invalid(name, f"The form has {name} twice; send it once.")
 
 
 def _check_format(wire: _Fields) -> None:
@@ -203,22 +203,11 @@ def _check_format(wire: _Fields) -> None:
     asked = wire.response_format or "json"
     for param, formats in _ONLY_WITH.items():
         if getattr(wire, param) and asked not in formats:
-            raise BadRequest(
+            raise invalid(
+                param,
                 f"{param} is only for response_format {' or '.join(map(repr, formats))}, but that is {asked!r}; leave "
                 "one of them out.",
-                param=param,
-                code="invalid_value",
             )
-
-
-def _check_length(wire: _Fields, limits: ApiLimits) -> None:
-    if wire.max_completion_tokens is not None and wire.max_completion_tokens > limits.max_output_tokens:
-        raise BadRequest(
-            f"max_completion_tokens is {wire.max_completion_tokens}, but at most {limits.max_output_tokens} are "
-            "accepted.",
-            param="max_completion_tokens",
-            code="invalid_value",
-        )
 
 
 def _target(wire: _Fields) -> str | None:
@@ -251,9 +240,9 @@ def _file(parts: Sequence[Part], limits: ApiLimits) -> bytes:
         raise BadRequest(f"{FILE} is required.", param=FILE, code="missing_required_parameter")
     if len(files) > 1:
         raise _twice(FILE)
-    data = bytes(files[0].data)
+    data = files[0].data
     if not data:
-        raise BadRequest(f"{FILE} is empty; send the sound in it.", param=FILE, code="invalid_value")
+        raise invalid(FILE, f"{FILE} is empty; send the sound in it.")
     if len(data) > limits.max_media_bytes or not limits.max_audio_parts:
         most = limits.max_media_bytes if limits.max_audio_parts else 0
         raise BadRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import invalid
 from omni_cluster.openai_api.wire import NamedVoice, shown, voice_name
 
 
@@ -21,7 +21,7 @@ def chosen_voice(
     }
     if len(set(found.values())) > 1:
         first, second = list(found)[:2]
-        raise BadRequest(f"{first} and {second} differ; send one of them.", param=second, code="invalid_value")
+        raise invalid(second, f"{first} and {second} differ; send one of them.")
     return next(iter(found.values()), None)
 
 
@@ -32,8 +32,4 @@ def _voice(name: str, voices: Collection[str], aliases: Mapping[str, str], param
     known = {alias.casefold(): voice for alias, voice in aliases.items()} | {each.casefold(): each for each in voices}
     if folded in known:
         return known[folded]
-    raise BadRequest(
-        f"{param} is {shown(name)}, but the voices are {', '.join(sorted(voices))}.",
-        param=param,
-        code="invalid_value",
-    )
+    raise invalid(param, f"{param} is {shown(name)}, but the voices are {', '.join(sorted(voices))}.")

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others, is_nothing, kinds_of, nothings
 from omni_cluster.types.sampling import (
     BOUNDS,
@@ -167,10 +167,16 @@ def _only_true(value: bool | None) -> bool | None:
     return value
 
 
-def string_or_list(value: object) -> str | None:
-    if isinstance(value, str):
-        return "#string"
-    return "#list" if isinstance(value, list) else None
+_TAGS: Mapping[type, str] = {str: "#string", list: "#list", dict: "#object"}
+
+
+def _json_type(value: object) -> str | None:
+    return _TAGS.get(type(value))
+
+
+def by_json_type(wish: str) -> Discriminator:
+    """Tells the members of a union apart by their tags; `wish`: what a value of another JSON type should be."""
+    return Discriminator(_json_type, custom_error_type="of_another_type", custom_error_message=wish)
 
 
 _StopText = Annotated[
@@ -178,11 +184,7 @@ _StopText = Annotated[
 ]
 Stop = Annotated[
     Annotated[_StopText, Tag("#string")] | Annotated[list[_StopText], AfterValidator(_few), _FEW, Tag("#list")],
-    Discriminator(
-        string_or_list,
-        custom_error_type="string_or_list",
-        custom_error_message="should be a string or a list of strings",
-    ),
+    by_json_type("should be a string or a list of strings"),
 ]
 
 
@@ -190,17 +192,9 @@ class _VoiceId(Wire):
     id: str
 
 
-def _name_or_id(value: object) -> str | None:
-    if isinstance(value, str):
-        return "#name"
-    return "#id" if isinstance(value, dict) else None
-
-
 NamedVoice = Annotated[
-    Annotated[str, Tag("#name")] | Annotated[_VoiceId, Tag("#id")],
-    Discriminator(
-        _name_or_id, custom_error_type="name_or_id", custom_error_message="should be a name or {'id': <name>}"
-    ),
+    Annotated[str, Tag("#string")] | Annotated[_VoiceId, Tag("#object")],
+    by_json_type("should be a name or {'id': <name>}"),
 ]
 
 
@@ -285,7 +279,7 @@ def refusal(fault: ErrorDetails) -> BadRequest:
     if kind == "unknown_key":
         return _unknown(param, **fault["ctx"])
     wish = _wish(fault).removeprefix("Input ").removeprefix("String ")
-    return BadRequest(f"{name} is {shown(value)}, but it {wish}.", param=param, code="invalid_value")
+    return invalid(param, f"{name} is {shown(value)}, but it {wish}.")
 
 
 def _unknown(param: str | None, key: str, value: object, wish: str) -> BadRequest:

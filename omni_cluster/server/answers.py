@@ -19,7 +19,7 @@ from omni_cluster.openai_api.audio import Base64Pieces, wav_bytes
 from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.types.outputs import AudioChunk, OmniRequestOutput
 
 _LIST = "sampling_params_list"
@@ -55,7 +55,7 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
 
 def check_token_ids(chat: ChatRequest, bound: BoundPipeline) -> None:
     """Raises BadRequest for ids that the model of the text has not. Other stages' are for their engines to check."""
-    check_text_ids(chat.sampling.asked(), bound)
+    check_text_ids(chat.sampling, bound)
     stages = bound.config.stages
     for stage, (param, given) in zip(stages, _entries(chat, stages), strict=True):
         if stage.final_output_type == "text":
@@ -68,7 +68,7 @@ def check_text_ids(asked: Mapping[str, Any], bound: BoundPipeline, prefix: str =
     for name in _OF_TOKENS & asked.keys():
         if beyond := [i for i in asked[name] if i >= vocab_size]:
             param = f"{prefix}{name}"
-            raise _bad(param, f"{param} has the token {beyond[0]}, but the model's are 0 to {vocab_size - 1}.")
+            raise invalid(param, f"{param} has the token {beyond[0]}, but the model's are 0 to {vocab_size - 1}.")
 
 
 def text_sampling(asked: Mapping[str, Any], config: PipelineConfig) -> dict[str, dict[str, Any]]:
@@ -84,13 +84,13 @@ def _entries(chat: ChatRequest, stages: Sequence[StageConfig]) -> list[tuple[str
     names = [stage.model_stage for stage in stages]
     unknown = [name for name in chat.named_sampling if name not in names]
     if unknown:
-        raise _bad(_BY_NAME, f"{_BY_NAME} has an entry {unknown[0][:40]!r}, but the stages are {', '.join(names)}.")
+        raise invalid(_BY_NAME, f"{_BY_NAME} has an entry {unknown[0][:40]!r}, but the stages are {', '.join(names)}.")
     if chat.named_sampling:
         by_name = {name: entry.given() for name, entry in chat.named_sampling.items()}
         return [(f"{_BY_NAME}.{name}", by_name.get(name, {})) for name in names]
     entries = chat.stage_sampling or (None,) * len(names)
     if len(entries) != len(names):
-        raise _bad(_LIST, f"{_LIST} has {len(entries)} entries, but it should have one a stage: {', '.join(names)}.")
+        raise invalid(_LIST, f"{_LIST} has {len(entries)} entries, but it should have one a stage: {', '.join(names)}.")
     return [(f"{_LIST}[{i}]", {} if entry is None else entry.given()) for i, entry in enumerate(entries)]
 
 
@@ -99,19 +99,17 @@ def _client_fields(chat: ChatRequest, stage: StageConfig) -> dict[str, Any]:
     if stage.final_output_type != "text":
         return seeded
     structure = {} if chat.structure is None else chat.structure.given()
-    return seeded | chat.sampling.asked() | structure
+    return seeded | chat.sampling | structure
 
 
 def _taken(given: Mapping[str, Any], stage: StageConfig, most: int, param: str) -> dict[str, Any]:
     """What of an entry its stage uses. Raises BadRequest for what it cannot do, and for more than `most` tokens."""
-    if given.get("max_tokens", 0) > most:
-        name = f"{param}.max_tokens"
-        raise _bad(name, f"{name} is {given['max_tokens']}, but at most {most} are accepted.")
+    check_at_most(f"{param}.max_tokens", given.get("max_tokens"), most)
     if stage.final_output_type == "text":
         return dict(given)
     for field in _OF_TEXT & given.keys():
         name = f"{param}.{field}"
-        raise _bad(name, f"{name} is for stage {stage.model_stage}, which makes no text; leave it out.")
+        raise invalid(name, f"{name} is for stage {stage.model_stage}, which makes no text; leave it out.")
     return {name: value for name, value in given.items() if name not in _OF_DECODING}
 
 
@@ -119,15 +117,11 @@ def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, config: Pipelin
     """Raises BadRequest for more `min_tokens` than the stage may make by any of its bounds."""
     most = spec_class(stage, config).most_tokens(config.limits, {**stage.default_sampling_params, **asked})
     if "min_tokens" in asked and asked["min_tokens"] > most:
-        raise _bad(
+        raise invalid(
             "min_tokens",
             f"min_tokens of stage {stage.model_stage} is {asked['min_tokens']}, "
             f"but it should be at most its max_tokens, which is {most}.",
         )
-
-
-def _bad(param: str, message: str) -> BadRequest:
-    return BadRequest(message, param=param, code="invalid_value")
 
 
 class StreamedSound:

@@ -45,7 +45,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many faults were gathered of each refused body."""
     counted: list[int] = []
 
-    checked_by = chat_module._Body
+    checked_by = chat_module.ChatBody
 
     class Counting(checked_by):  # type: ignore[valid-type, misc]
         @classmethod
@@ -56,7 +56,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
                 counted.append(error.error_count())
                 raise
 
-    monkeypatch.setattr(chat_module, "_Body", Counting)
+    monkeypatch.setattr(chat_module, "ChatBody", Counting)
     yield counted
 
 
@@ -118,7 +118,7 @@ def test_longer_prompts_have_room_for_more_values_and_text() -> None:
 
 
 def test_every_list_of_a_body_stops_at_its_first_fault() -> None:
-    found = list(lists(chat_module._Body.__pydantic_core_schema__))
+    found = list(lists(chat_module.ChatBody.__pydantic_core_schema__))
     assert len(found) >= 9 and all(each["fail_fast"] for each in found)
 
 

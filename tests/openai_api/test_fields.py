@@ -11,11 +11,11 @@ import pytest
 from openai.types.audio.speech_create_params import SpeechCreateParams
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from omni_cluster.openai_api.chat import ChatRequest, _Body, check_chat_request, open_chat_request
+from omni_cluster.openai_api.chat import ChatBody, ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import is_nothing, kinds_of
 from omni_cluster.openai_api.messages import Message
-from omni_cluster.openai_api.speech import _Body as _SpeechBody
+from omni_cluster.openai_api.speech import SpeechBody
 from omni_cluster.openai_api.wire import Wire
 from tests.openai_api.parts import HELLO, LIMITS
 
@@ -57,11 +57,11 @@ def test_zero_is_a_number_s_value_and_false_a_switch_s() -> None:
     assert not any(is_nothing(value) for value in (1, True, "x", [0], {"a": None}, -1))
 
 
-@pytest.mark.parametrize("name", sorted(set(_Body.model_fields) - {"model", "messages"} | {"made_up", "best_of"}))
+@pytest.mark.parametrize("name", sorted(set(ChatBody.model_fields) - {"model", "messages"} | {"made_up", "best_of"}))
 @pytest.mark.parametrize("value", NOTHINGS, ids=json.dumps)
 def test_what_asks_for_nothing_is_as_if_it_were_left_out(name: str, value: Any) -> None:
     """But for numbers and switches of which it is a value, and for sound in a default voice."""
-    field = _Body.model_fields.get(name)
+    field = ChatBody.model_fields.get(name)
     if (field is not None and not is_nothing(value, kinds_of(field.annotation))) or (name, value) == ("audio", {}):
         return
     read, plain = parse(**{name: value}), parse()
@@ -107,14 +107,14 @@ def test_a_name_that_is_near_is_told(name: str, wish: str) -> None:
 
 
 def test_every_field_of_openai_s_is_read_or_ignored_or_refused_by_name() -> None:
-    assert set(SpeechCreateParams.__annotations__) - set(_SpeechBody.model_fields) == {"speed"}
-    for name in set(CompletionCreateParamsBase.__annotations__) - set(_Body.model_fields) - _Body.others.ignored:
+    assert set(SpeechCreateParams.__annotations__) - set(SpeechBody.model_fields) == {"speed"}
+    for name in set(CompletionCreateParamsBase.__annotations__) - set(ChatBody.model_fields) - ChatBody.others.ignored:
         assert refused(**{name: ["x"]}).param == name
 
 
 def test_the_docs_list_what_is_ignored() -> None:
     page = PAGE.read_text()
-    for heading, model in (("Ignored of a chat", _Body), ("of a message", Message), ("of speech", _SpeechBody)):
+    for heading, model in (("Ignored of a chat", ChatBody), ("of a message", Message), ("of speech", SpeechBody)):
         (said,) = re.findall(rf"^\| {heading} \| (.*) \|$", page, re.MULTILINE)
         assert set(re.findall(r"`(\w+)`", said)) == model.others.ignored
 
