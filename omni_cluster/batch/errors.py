@@ -1,4 +1,4 @@
-"""What ends a batch, and what only its row is told."""
+"""What ends a batch, and what ends a row alone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _NESTED: Final = ("messages", "tools", "sampling_params_list", "stage_sampling_p
 
 
 def id_of(row: Row) -> str:
-    """Raises BatchError: rows without ids could be neither told apart nor resumed."""
+    """Raises BatchError: rows without ids could not be resumed."""
     row_id = row.get("id")
     if not isinstance(row_id, str) or not row_id:
         raise BatchError(f"a row's id is {row_id!r}; give each row a string of its own in the column 'id'.")

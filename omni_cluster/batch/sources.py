@@ -23,7 +23,7 @@ from omni_cluster.server.app import HttpServer
 
 
 class Source(Protocol):
-    """Whom the processes of a batch ask, and what Ray counts of each of them."""
+    """The server that a batch asks, and what Ray counts of each process of the batch."""
 
     @property
     def processes(self) -> int: ...
@@ -103,7 +103,7 @@ class Engines:
 
 
 def _without_keys(config: PipelineConfig | Path | str | None) -> PipelineConfig:
-    """Nobody else can ask these engines."""
+    """These engines answer the batch alone, so no key guards them."""
     if not isinstance(config, PipelineConfig):
         config = load_config(config, known_families=known_families())
     return config.model_copy(update={"api": ApiConfig()})

@@ -1,4 +1,4 @@
-"""Users who come back: each asks again once the answer has been played, with all that was said in the prompt."""
+"""Conversations: each user asks again once the answer has been played, with all that was said in the prompt."""
 
 from __future__ import annotations
 

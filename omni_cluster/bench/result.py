@@ -23,7 +23,7 @@ REQUESTS_NAME = "requests.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of all requests that succeeded. `p95`: None in a result of before it was told."""
+    """Of all requests that succeeded. `p95`: None in an older result."""
 
     p50: float
     p90: float
@@ -37,7 +37,7 @@ class Cell:
 
     `figures` and `stages` are of the requests that succeeded, and empty when none did; names that end in `_s` are
     seconds. `first_error` is the sentence of the first request that failed. `gapless_share` of all requests brought
-    sound and never let the player run dry; one that failed did not. None in a result of before it was told.
+    sound and never let the player run dry; one that failed did not. None in an older result.
     """
 
     arrivals: Arrivals

@@ -27,7 +27,7 @@ FIGURES: Mapping[str, Figure] = {
     "text_tokens": lambda r: r.text_tokens,
     "codec_tokens": lambda r: r.codec_tokens,
 }
-"""What is told of a cell, by name; None for a request that has no such figure."""
+"""The figures of a cell, by name; None for a request that has no such figure."""
 
 
 def _of_turns(figure: Figure, are_later: bool) -> Figure:
@@ -39,7 +39,7 @@ TURN_FIGURES: Mapping[str, Figure] = {
     for turns, are_later in (("opening", False), ("later", True))
     for name in ("first_text_s", "first_audio_s")
 }
-"""What is told of conversations besides: of their first turns, and of those behind them."""
+"""Further ones of conversations: of their first turns, and of those behind them."""
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
@@ -54,7 +54,7 @@ def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], 
     Rates count the requests that succeeded.
     """
     good = [record for record in records if record.error is None]
-    told = {**FIGURES, **(TURN_FIGURES if any(record.earlier_turns for record in good) else {})}
+    wanted = {**FIGURES, **(TURN_FIGURES if any(record.earlier_turns for record in good) else {})}
     return Cell(
         arrivals=arrivals,
         level=level,
@@ -63,7 +63,7 @@ def cell_of(arrivals: Arrivals, level: float, records: Sequence[RequestRecord], 
         wall_s=wall_s,
         requests_per_s=len(good) / wall_s,
         audio_s_per_s=sum(record.audio_s for record in good) / wall_s,
-        figures=_figures((name, [figure(r) for r in good]) for name, figure in told.items()),
+        figures=_figures((name, [figure(r) for r in good]) for name, figure in wanted.items()),
         stages={stage: _stage_figures(stage, good) for stage in _in_order(r.stages for r in good)},
         first_error=next((record.error for record in records if record.error is not None), None),
         gapless_share=sum(map(_is_gapless, good)) / len(records),

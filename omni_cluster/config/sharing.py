@@ -1,4 +1,4 @@
-"""Who shares a card with whom: how many engines of which stages a card has."""
+"""Stages that share a card: how many engines of which stages a card has."""
 
 from __future__ import annotations
 

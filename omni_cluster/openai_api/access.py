@@ -1,4 +1,4 @@
-"""Who may use the API, from where, and under which id: ASGI middleware that passes every message on as it comes."""
+"""Keys, origins and ids of requests: ASGI middleware that passes every message on as it comes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ApiKeys:
         return scheme.lower() == "bearer" and self._knows(key.lstrip(" "))
 
     def digest(self, header: str | None) -> bytes:
-        """By what an accepted header's key is told from others; of no bytes without keys."""
+        """What identifies an accepted header's key; of no bytes without keys."""
         return _digest((header or "").partition(" ")[2].lstrip(" ")) if self._digests else b""
 
     def _knows(self, key: str) -> bool:
@@ -109,7 +109,7 @@ def _checked(key: bytes, place: str) -> Iterator[bytes]:
 class KeyGuard:
     """Refuses every HTTP request and WebSocket without a key, whatever the app would answer; `open_paths` need none.
 
-    The app finds as `scope["state"]["api_key"]` by what the key is told from others.
+    The app finds in `scope["state"]["api_key"]` what identifies the key.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str] = OPEN_PATHS) -> None:

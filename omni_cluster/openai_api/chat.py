@@ -72,7 +72,7 @@ class ChatRequest:
     `[H, W, 3]`), the n-th video part `videos[n]`.
     `voice` and `audio_format` are None when the client left them out; `seed` is for all stages.
     `sampling`: of the text, what the client asked for, by vLLM's names; `logprobs` is how many of the likeliest tokens
-    are told beside each sampled one.
+    are given beside each sampled one.
     `stage_sampling` has an entry a stage, in the order of the configuration; it is empty when the client sent none.
     `named_sampling`: the same by the stage's name; a request has one of both at most.
     `choices`: how many answers. `usage_in_chunks`: every chunk of a stream says the tokens so far.
@@ -119,11 +119,11 @@ class _StreamOptions(Wire):
 
 
 class _TemplateOptions(Wire):
-    """vLLM's name for what is told to the chat template, of which none reads any."""
+    """vLLM's name for options of the chat template; none here has any."""
 
 
 class _ProcessorOptions(Wire):
-    """vLLM's name for what is told to the model's processor."""
+    """vLLM's name for options of the model's processor."""
 
     use_audio_in_video: bool | None = None
 

@@ -61,7 +61,7 @@ class ChatStream:
     """The chunks of one choice of a streamed answer, in the order: start; text, audio and pictures; finish, usage.
 
     Text is in `delta.content` and, when audio is wanted, also in `delta.audio.transcript`. Nothing of an answer is kept
-    after it was sent, so its audio expires at the moment it was created. The audio's id and voice are told once, with
+    after it was sent, so its audio expires at the moment it was created. The audio's id and voice come once, with
     the first of it: clients join what comes. `modality` beside `choices` is by what vLLM-Omni's clients, its benchmark
     among them, tell text from audio and from pictures, which are in `delta.content` too.
     `voice`: in which the answer is spoken. `used`: the tokens so far, for a client that wants them in every chunk.

@@ -1,7 +1,7 @@
 """A process that reads requests whose media or length could harm their reader; `decoders.py` starts it.
 
 Its memory is bounded: if a file makes a library ask for too much, only this process ends. It knows none of the
-server's secrets and is sent nothing but jobs; it ends with whoever started it.
+server's secrets and is sent nothing but jobs; it ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _end_with(link: socket.socket) -> None:
 def main(descriptor: str, memory_bytes: str, max_parcel_bytes: str) -> None:
     os.nice(_NICE)  # engines go first
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limits say what is too large
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # of a broken form its client is told
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the answer says what is wrong with a form
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     link = socket.socket(fileno=int(descriptor))
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()

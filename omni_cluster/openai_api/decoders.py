@@ -255,7 +255,7 @@ class Decoders:
         return one
 
     async def _made(self, make: Callable[[], _Decoder]) -> _Decoder:
-        """A decoder that is made in a thread; it is ended if nobody waits for it any more."""
+        """A decoder that is made in a thread; it is ended if its request is gone."""
         making = asyncio.ensure_future(self._in_thread(make))
 
         def end(made: asyncio.Future[_Decoder]) -> None:
@@ -296,7 +296,7 @@ class _Held:
         loop = asyncio.get_running_loop()
 
         def count(more_bytes: int) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every request
                 loop.call_soon_threadsafe(self._add, more_bytes)
 
         return count

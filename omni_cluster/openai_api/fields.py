@@ -12,7 +12,7 @@ _MOST_CHARS = 60
 """Of a name that is compared with the known ones."""
 _ALIKE = 0.75
 _FEW = 12
-"""So many fields of an object are all named where an unknown one is told."""
+"""An object of at most so many fields has all of them named in the refusal of an unknown one."""
 
 
 def is_nothing(value: object, kinds: Collection[type] = ()) -> bool:

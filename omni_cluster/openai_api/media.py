@@ -129,7 +129,7 @@ def _not_empty(text: str, param: str) -> str:
 def decode_audio(data: bytes, *, format: AudioFormat, max_s: float, param: str) -> npt.NDArray[np.float32]:
     """Samples `[n]` of a sound file: float32, mono, 16 kHz.
 
-    Channels are averaged with equal weight, so that none of them can hide from whoever hears the mix. 16-bit samples
+    Channels are averaged with equal weight, so that the mix hides none of them. 16-bit samples
     are s / 32768; a 16 kHz mono 16-bit WAV comes out exactly so. A WAV that ends before its header says yields what it
     holds, because recorders that stream write no length. Of a file with a video beside its sound, the sound.
 

@@ -144,7 +144,7 @@ def _check_url(each: MediaUrl) -> None:
 def check_messages(
     messages: Sequence[Message], tools: Sequence[Tool], limits: ApiLimits, *, use_audio_in_video: bool
 ) -> None:
-    """Raises BadRequest for what can be told before any media are fetched or decoded."""
+    """Raises BadRequest for what is known before any media are fetched or decoded."""
     for index, message in enumerate(messages):
         _check_content(f"messages[{index}]", message)
     rooms = {"image": limits.max_image_parts, "audio": limits.max_audio_parts, "video": limits.max_video_parts}

@@ -30,7 +30,7 @@ class ParcelError(Exception):
 
 
 class Parcel:
-    """Owns a sealed file in memory; it is gone with the last of those who hold or have mapped it."""
+    """Owns a sealed file in memory; it is gone with the last descriptor and mapping of it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

@@ -1,4 +1,4 @@
-"""What a request that is translated is refused for, told by the client's own paths."""
+"""What a request that is translated is refused for, by the client's own paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Paths:
         return path
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
         """A refusal inside names the client's own field, in its sentence too."""
         try:
             yield

@@ -117,7 +117,7 @@ Item = Annotated[
 
 
 class Conversation:
-    """Messages as they are made of instructions and items; `paths` is told where each came from.
+    """Messages as they are made of instructions and items; `paths` notes where each came from.
 
     `left_out`: ids of the items that the model is not shown.
     """

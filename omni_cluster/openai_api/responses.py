@@ -215,7 +215,7 @@ def check_responses_request(body: bytes | bytearray, *, models: Collection[str],
     paths = Paths()
     conversation = _conversation(wire, paths)
     chat = _chat_body(wire, paths) | {"messages": conversation.messages}
-    with paths.told():
+    with paths.translated():
         checked = check_translated(chat, models=models, limits=limits)
     return CheckedResponses(checked, _repeated(wire, conversation.left_out), paths)
 
@@ -225,7 +225,7 @@ def open_responses_request(
 ) -> ResponsesRequest:
     """Decodes the media, see `open_chat_request`. `fetched`: what each of `checked.urls` led to, by its param."""
     of_chat = {each.param: fetched[checked.paths.own(each.param)] for each in checked.chat.urls}
-    with checked.paths.told():
+    with checked.paths.translated():
         chat = open_chat_request(checked.chat, of_chat, limits)
     if chat.structure is not None:
         chat = replace(chat, structure=replace(chat.structure, param=checked.paths.own(chat.structure.param)))

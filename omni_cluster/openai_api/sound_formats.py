@@ -1,4 +1,4 @@
-"""The formats of sound that is sent: how one is told by its first bytes, and what FFmpeg may read it with."""
+"""The formats of sound that is sent: how its first bytes identify one, and what FFmpeg may read it with."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def audio_format_of(data: bytes, param: str, label: AudioFormat | None = None) -
 
     Raises BadRequest (415) when they are of none and there is no label.
     """
-    told = _told(data) or label
-    if told is None:
+    found = _by_first_bytes(data) or label
+    if found is None:
         raise BadRequest(
             f"{param} is no wav, mp3, flac, ogg, webm, m4a, aac or amr file; send one of these.",
             param=param,
             code="unsupported_audio",
             status=415,
         )
-    return told
+    return found
 
 
-def _told(data: bytes) -> AudioFormat | None:
+def _by_first_bytes(data: bytes) -> AudioFormat | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
     if data[:4] == b"OggS":
@@ -76,10 +76,10 @@ def _told(data: bytes) -> AudioFormat | None:
         return "m4a"
     if data[:5] == b"#!AMR":
         return "amr"
-    return _told_behind_tag(data)
+    return _behind_tag(data)
 
 
-def _told_behind_tag(data: bytes) -> AudioFormat | None:
+def _behind_tag(data: bytes) -> AudioFormat | None:
     """Of what may have an ID3 tag before it; with one, mp3 unless the bytes behind it say something else."""
     has_tag = data[:3] == b"ID3"
     start = _tag_bytes(data) if has_tag else 0

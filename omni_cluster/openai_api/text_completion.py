@@ -130,7 +130,7 @@ def parse_completion(body: bytes | bytearray, *, models: Collection[str], limits
     wire = parsed(CompletionBody, body, limits.max_marks)
     check_model(wire.model, models)
     _check_choices(wire)
-    _check_told(wire)
+    _check_stream_and_echo(wire)
     return CompletionRequest(
         model=wire.model,
         prompts=wire.prompt,
@@ -153,7 +153,7 @@ def _check_choices(wire: CompletionBody) -> None:
                         "answers are given.")  # fmt: skip
 
 
-def _check_told(wire: CompletionBody) -> None:
+def _check_stream_and_echo(wire: CompletionBody) -> None:
     if wire.stream_options and not wire.stream:
         raise invalid("stream_options", "stream_options is only for streams; leave it out or set stream to true.")
     if wire.echo and wire.logprobs is not None:
@@ -163,8 +163,8 @@ def _check_told(wire: CompletionBody) -> None:
 def _sampling(wire: CompletionBody, limits: ApiLimits) -> dict[str, Any]:
     max_tokens = min(DEFAULT_MAX_TOKENS, limits.max_output_tokens) if wire.max_tokens is None else wire.max_tokens
     check_at_most("max_tokens", max_tokens, limits.max_output_tokens)
-    told = {} if wire.logprobs is None else {"logprobs": wire.logprobs}
-    return wire.given() | told | {"max_tokens": max_tokens}
+    logprobs = {} if wire.logprobs is None else {"logprobs": wire.logprobs}
+    return wire.given() | logprobs | {"max_tokens": max_tokens}
 
 
 class TextStream:
@@ -191,7 +191,7 @@ class TextStream:
 
 
 class ChoiceText:
-    """One choice, piece by piece. `place`: characters of it that were told."""
+    """One choice, piece by piece. `place`: characters of it that were sent."""
 
     def __init__(self, index: int, most: int | None) -> None:
         self._index = index
@@ -202,8 +202,8 @@ class ChoiceText:
         self, text: str, tokens: Sequence[TokenChoice] = (), finish_reason: FinishReason | None = None
     ) -> dict[str, Any]:
         """`tokens`: of `text`, where the client asked for their logprobs."""
-        told = None if self._most is None else self._logprobs(tokens, self._most)
-        return {"index": self._index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+        logprobs = None if self._most is None else self._logprobs(tokens, self._most)
+        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _logprobs(self, tokens: Sequence[TokenChoice], most: int) -> dict[str, Any]:
         """In the shape of this endpoint, the sampled token among the likeliest."""

@@ -87,7 +87,7 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_fields(cls, value: object) -> object:
-        """Those that ask for something. Of those that are not known, the first is told."""
+        """Those that ask for something. The first of those that are not known is refused."""
         if not isinstance(value, dict):
             return value
         fields = _names(cls)

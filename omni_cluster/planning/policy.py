@@ -29,7 +29,7 @@ class Sample:
     backlog_tokens: float = 0
     """Tokens that its running requests are expected to say still; for a talker, sound that is still to be spoken."""
     slack_use: float = 0
-    """Players that are about to fall silent, as a part of those for whom it could make a piece before they do."""
+    """Players that are about to fall silent, as a part of those that it could still serve in time."""
     open_logs: float = 0
     """Requests that have not ended, here or in a stage after this one."""
 

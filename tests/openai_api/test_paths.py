@@ -31,7 +31,7 @@ def test_a_path_is_the_client_s_own_as_far_as_one_is_known(paths: Paths, path: s
 
 
 def test_a_refusal_keeps_all_but_its_path(paths: Paths) -> None:
-    with pytest.raises(BadRequest) as caught, paths.told():
+    with pytest.raises(BadRequest) as caught, paths.translated():
         raise BadRequest("messages[1].role is bad.", param="messages[1].role", code="c", status=429, retry_after_s=3)
     error = caught.value
     assert (error.message, error.param) == ("input[0].role is bad.", "input[0].role")
@@ -39,5 +39,5 @@ def test_a_refusal_keeps_all_but_its_path(paths: Paths) -> None:
 
 
 def test_a_refusal_without_a_path_is_left_alone(paths: Paths) -> None:
-    with pytest.raises(BadRequest, match=r"^messages are many\.$"), paths.told():
+    with pytest.raises(BadRequest, match=r"^messages are many\.$"), paths.translated():
         raise BadRequest("messages are many.")
