@@ -24,7 +24,6 @@ MEDIUM_NAMES: Mapping[Medium, str] = {"image": "images", "audio": "audio inputs"
 
 OF_A_PART = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """What is said of a part to other services' prompt caches."""
-_OF_A_FILE = OF_A_PART | {"uuid"}
 
 
 class TextPart(Wire):
@@ -89,68 +88,58 @@ class _File(Wire):
     ]
 
 
-class _ImagePart(Wire):
-    others = Others(ignored=_OF_A_FILE)
+class _MediaPart(Wire):
+    others = Others(ignored=OF_A_PART | {"uuid"})
 
+
+class _ImagePart(_MediaPart):
     type: Literal["image_url"]
     image_url: _ImageUrl
 
 
-class _PlainImagePart(Wire):
+class _PlainImagePart(_MediaPart):
     """As Qwen's own package writes it."""
-
-    others = Others(ignored=_OF_A_FILE)
 
     type: Literal["image"]
     image: Text
 
 
-class _InputImagePart(Wire):
+class _InputImagePart(_MediaPart):
     """As the API of responses has it."""
 
-    others = Others(ignored=_OF_A_FILE | {"detail"})
+    others = Others(ignored=_MediaPart.others.ignored | {"detail"})
 
     type: Literal["input_image"]
     image_url: Text
 
 
-class AudioPart(Wire):
+class AudioPart(_MediaPart):
     """The only one that may hold base64 which is no data URL."""
-
-    others = Others(ignored=_OF_A_FILE)
 
     type: Literal["input_audio"]
     input_audio: _InputAudio
 
 
-class _AudioUrlPart(Wire):
-    others = Others(ignored=_OF_A_FILE)
-
+class _AudioUrlPart(_MediaPart):
     type: Literal["audio_url"]
     audio_url: _Url
 
 
-class _PlainAudioPart(Wire):
+class _PlainAudioPart(_MediaPart):
     """As Qwen's own package writes it."""
-
-    others = Others(ignored=_OF_A_FILE)
 
     type: Literal["audio"]
     audio: Text
 
 
-class _VideoUrlPart(Wire):
-    others = Others(ignored=_OF_A_FILE)
-
+class _VideoUrlPart(_MediaPart):
     type: Literal["video_url"]
     video_url: _Url
     fps: _Fps | None = None
 
 
-class VideoPart(Wire):
+class VideoPart(_MediaPart):
     """A video as Qwen's own package writes it, or as a list of pictures, which is DashScope's way."""
-
-    others = Others(ignored=_OF_A_FILE)
 
     type: Literal["video"]
     video: Annotated[
@@ -160,10 +149,8 @@ class VideoPart(Wire):
     fps: _Fps | None = None
 
 
-class _FilePart(Wire):
+class _FilePart(_MediaPart):
     """A sound, an image or a video by the type that its data URL says."""
-
-    others = Others(ignored=_OF_A_FILE)
 
     type: Literal["file"]
     file: _File

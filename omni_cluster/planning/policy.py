@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 ROUNDING = 1e-9
 """Of a need: 2.0000000001 replicas are two."""
@@ -35,29 +35,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class StageLoad:
+class StageLoad(Sample):
     """What all replicas of a stage say together: sums of their samples, and how many they are."""
 
     replicas: int = 0
-    running: float = 0
-    waiting: float = 0
-    kv_use: float = 0
-    backlog_tokens: float = 0
-    slack_use: float = 0
-    open_logs: float = 0
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> StageLoad:
         there = list(samples)
-        return cls(
-            replicas=len(there),
-            running=math.fsum(s.running for s in there),
-            waiting=math.fsum(s.waiting for s in there),
-            kv_use=math.fsum(s.kv_use for s in there),
-            backlog_tokens=math.fsum(s.backlog_tokens for s in there),
-            slack_use=math.fsum(s.slack_use for s in there),
-            open_logs=math.fsum(s.open_logs for s in there),
-        )
+        sums = {each.name: math.fsum(getattr(sample, each.name) for sample in there) for each in fields(Sample)}
+        return cls(**sums, replicas=len(there))
 
 
 @dataclass(frozen=True, slots=True)

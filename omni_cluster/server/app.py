@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fastapi import FastAPI
-from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
@@ -31,21 +29,10 @@ from omni_cluster.server.metrics import IngressMetrics, Metered
 from omni_cluster.server.quotas import Clock
 from omni_cluster.server.reader import Reader
 from omni_cluster.server.request_builder import RequestBuilder
+from omni_cluster.server.services import Services as Services
 
 CODING_THREADS = 4
 GREETING = [{"role": "user", "content": "Hello"}]
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What endpoints are made of. `counted`: what the HTTP face itself has counted; `coding`: threads for sound."""
-
-    pipeline: Pipeline
-    reader: Reader
-    builder: RequestBuilder
-    admission: Admission
-    counted: Collector
-    coding: ThreadPoolExecutor
 
 
 class Endpoint(Protocol):
@@ -56,17 +43,17 @@ class Endpoint(Protocol):
 
 MakeEndpoint = Callable[[Services], Endpoint]
 OF_TEXT: Final[tuple[MakeEndpoint, ...]] = (
-    lambda its: ChatEndpoint(its.pipeline, its.reader, its.builder, its.coding),
-    lambda its: ResponsesEndpoint(its.pipeline, its.reader, its.builder),
-    lambda its: TranscriptionsEndpoint(its.pipeline, its.reader, its.builder),
-    lambda its: CompletionsEndpoint(its.pipeline, its.reader, its.builder),
-    lambda its: TokensEndpoint(its.pipeline.bound, its.reader),
+    ChatEndpoint,
+    ResponsesEndpoint,
+    TranscriptionsEndpoint,
+    CompletionsEndpoint,
+    TokensEndpoint,
 )
 """Those of a family that answers in text."""
 ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (
     lambda its: OperationsEndpoint(its.pipeline, its.counted, its.admission.closing),
     lambda its: ModelsEndpoint(its.pipeline.bound),
-    lambda its: SpeechEndpoint(its.pipeline, its.reader, its.builder, its.coding),
+    SpeechEndpoint,
     *OF_TEXT,
 )
 

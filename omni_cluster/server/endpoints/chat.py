@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.answer import AnswerProgress
-from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.chat import ChatBody, ChatRequest
 from omni_cluster.openai_api.completion import ChatStream, Spoken, Usage, completion, sum_of
@@ -29,10 +27,9 @@ from omni_cluster.server.answers import (
 )
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.quotas import Allowance
-from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer
-from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.routes import add_post
+from omni_cluster.server.services import Services
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
@@ -40,21 +37,17 @@ from omni_cluster.types.sampling import BOUNDS
 
 
 class ChatEndpoint:
-    """Renders prompts, and turns what the stages say into OpenAI's shapes; sound is coded in `coding`."""
+    """Renders prompts, and turns what the stages say into OpenAI's shapes; sound is coded by threads."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder, coding: ThreadPoolExecutor) -> None:
-        self._pipeline = pipeline
-        self._bound = pipeline.bound
-        self._reader = reader
-        self._builder = builder
-        self._coding = coding
+    def __init__(self, services: Services) -> None:
+        self._its = services
 
     def add_to(self, api: FastAPI) -> None:
         add_post(
             api,
             "/v1/chat/completions",
             self.chat_completions,
-            body=openapi.request_body(ChatBody, [self._bound.config.model]),
+            body=openapi.request_body(ChatBody, [self._its.bound.config.model]),
             gives=("application/json", "text/event-stream"),
             prompt="messages",
             name="chat_completions",
@@ -62,7 +55,7 @@ class ChatEndpoint:
 
     async def chat_completions(self, http_request: Request, admitted: AdmittedRequest) -> Response:
         build = functools.partial(self._built, http_request.state.request_id, admitted.allowance)
-        chat, requests = await self._reader.chat(http_request, build)
+        chat, requests = await self._its.reader.chat(http_request, build)
         answered = self._streamed if chat.stream else self._whole
         with structure_named(chat.structure if chat.tool_use is None else None):
             return await answered(chat, requests, admitted)
@@ -73,26 +66,28 @@ class ChatEndpoint:
         """The chat, whose media nothing here looks at again, and a request of each choice."""
         if chat.wants_audio:
             allowance.check_sound()
-        return chat.without_media(), choices_of(self._builder.of_chat(chat, request_id), chat.choices)
+        return chat.without_media(), choices_of(self._its.builder.of_chat(chat, request_id), chat.choices)
 
     async def _whole(self, chat: ChatRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest) -> Response:
-        outputs = await gathered([whole_output(self._pipeline, request, admitted) for request in requests])
+        outputs = await gathered([whole_output(self._its.pipeline, request, admitted) for request in requests])
         return await asyncio.to_thread(self._completed, chat, outputs)
 
     def _completed(self, chat: ChatRequest, outputs: Sequence[OmniRequestOutput]) -> Response:
         """The sound of a minute takes seconds to code, and is megabytes of JSON."""
         voice = self._voice(chat)
-        body = completion(chat, [_spoken(chat, output, self._bound.sample_rate_hz) for output in outputs], voice=voice)
+        body = completion(
+            chat, [_spoken(chat, output, self._its.bound.sample_rate_hz) for output in outputs], voice=voice
+        )
         return JSONResponse(body | {"omni": timings(outputs[0])}, headers=voice_header(voice))
 
     def _voice(self, chat: ChatRequest) -> str | None:
         """In which an answer is spoken; None for one that is not."""
-        return self._bound.family.check_voice(chat.voice) if chat.wants_audio else None
+        return self._its.bound.family.check_voice(chat.voice) if chat.wants_audio else None
 
     async def _streamed(
         self, chat: ChatRequest, requests: Sequence[OmniRequest], admitted: AdmittedRequest
     ) -> Response:
-        answers = await open_streams(self._pipeline, requests, admitted)
+        answers = await open_streams(self._its.pipeline, requests, admitted)
         return sse.EventStream(self._sse(chat, answers), voice_header(self._voice(chat)))
 
     async def _sse(self, chat: ChatRequest, answers: Sequence[AnswerStream[AnswerProgress]]) -> AsyncIterator[bytes]:
@@ -118,7 +113,7 @@ class ChatEndpoint:
     ) -> AsyncGenerator[bytes, None]:
         """The events of one choice."""
         sound = StreamedSound(chat.audio_format)
-        off_loop = OffLoop(self._coding, sound.close)
+        off_loop = OffLoop(self._its.coding, sound.close)
         try:
             async with contextlib.aclosing(answer):
                 yield sse.event(stream.start())

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.answer import AnswerProgress
-from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.errors import blamed_on
@@ -25,10 +24,9 @@ from omni_cluster.openai_api.text_completion import (
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import check_text_ids, finish_reason, text_sampling, usage
 from omni_cluster.server.endpoints.chat import choices_of
-from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer
-from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.routes import add_post
+from omni_cluster.server.services import Services
 from omni_cluster.server.streamed import AnswerStream, closing_all, gathered, merged, open_streams, whole_output
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
@@ -41,18 +39,15 @@ _Group = list[tuple[OmniRequest, AnswerStream[AnswerProgress]]]
 class CompletionsEndpoint:
     """Goes on with texts as they are. Few choices of a request are made at once: it has one place."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder) -> None:
-        self._pipeline = pipeline
-        self._bound = pipeline.bound
-        self._reader = reader
-        self._builder = builder
+    def __init__(self, services: Services) -> None:
+        self._its = services
 
     def add_to(self, api: FastAPI) -> None:
         add_post(
             api,
             "/v1/completions",
             self.completions,
-            body=openapi.request_body(CompletionBody, [self._bound.config.model]),
+            body=openapi.request_body(CompletionBody, [self._its.bound.config.model]),
             gives=("application/json", "text/event-stream"),
             prompt=_PROMPT,
             name="completions",
@@ -60,23 +55,23 @@ class CompletionsEndpoint:
 
     async def completions(self, http_request: Request, admitted: AdmittedRequest) -> Response:
         build = functools.partial(self._built, http_request.state.request_id)
-        asked, requests = await self._reader.text(http_request, parse_completion, build)
+        asked, requests = await self._its.reader.text(http_request, parse_completion, build)
         answered = self._streamed if asked.stream else self._whole
         return await answered(asked, requests, admitted)
 
     def _built(self, request_id: str, asked: CompletionRequest) -> tuple[CompletionRequest, list[OmniRequest]]:
         """With a request of each choice, those of a prompt beside each other."""
         with blamed_on(_PROMPT):
-            prompts = [self._bound.family.completing(prompt) for prompt in asked.prompts]
-        check_text_ids(asked.sampling, self._bound)
-        sampling = text_sampling(asked.sampling, self._bound.config)
+            prompts = [self._its.bound.family.completing(prompt) for prompt in asked.prompts]
+        check_text_ids(asked.sampling, self._its.bound)
+        sampling = text_sampling(asked.sampling, self._its.bound.config)
         drafts = [OmniRequest(request_id, prompt, wants_audio=False, sampling=sampling) for prompt in prompts]
-        requests = [self._builder.build(draft, asked.seed) for draft in drafts]
+        requests = [self._its.builder.build(draft, asked.seed) for draft in drafts]
         return asked, [choice for request in requests for choice in choices_of(request, asked.n)]
 
     def _groups(self, requests: Sequence[OmniRequest]) -> list[Sequence[OmniRequest]]:
         """Those that run at once, as many as of a chat."""
-        most = self._bound.config.limits.max_choices
+        most = self._its.bound.config.limits.max_choices
         return [requests[start : start + most] for start in range(0, len(requests), most)]
 
     async def _whole(
@@ -84,7 +79,7 @@ class CompletionsEndpoint:
     ) -> Response:
         outputs: list[OmniRequestOutput] = []
         for group in self._groups(requests):
-            outputs += await gathered([whole_output(self._pipeline, request, admitted) for request in group])
+            outputs += await gathered([whole_output(self._its.pipeline, request, admitted) for request in group])
         return await asyncio.to_thread(_completed, asked, requests, outputs)
 
     async def _streamed(
@@ -96,7 +91,7 @@ class CompletionsEndpoint:
         return sse.EventStream(body)
 
     async def _opened(self, group: Sequence[OmniRequest], admitted: AdmittedRequest) -> _Group:
-        return list(zip(group, await open_streams(self._pipeline, group, admitted), strict=True))
+        return list(zip(group, await open_streams(self._its.pipeline, group, admitted), strict=True))
 
     async def _sse(
         self, asked: CompletionRequest, group: _Group, later: Sequence[Callable[[], Awaitable[_Group]]]

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from omni_cluster.engine.answer import AnswerProgress
-from omni_cluster.engine.pipeline import Pipeline, answer_progress
+from omni_cluster.engine.pipeline import answer_progress
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.response_answer import Event, ResponseAnswer
@@ -21,10 +21,9 @@ from omni_cluster.openai_api.structured import structure_named
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason, timings, usage
-from omni_cluster.server.reader import Reader
 from omni_cluster.server.refusals import error_answer
-from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.routes import add_post
+from omni_cluster.server.services import Services
 from omni_cluster.server.streamed import AnswerStream, open_stream, whole_output
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
@@ -36,17 +35,15 @@ _PROMPT = "input"
 class ResponsesEndpoint:
     """Answers a chat as a response, whole or by its events."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder) -> None:
-        self._pipeline = pipeline
-        self._reader = reader
-        self._builder = builder
+    def __init__(self, services: Services) -> None:
+        self._its = services
 
     def add_to(self, api: FastAPI) -> None:
         add_post(
             api,
             "/v1/responses",
             self.responses,
-            body=openapi.request_body(ResponsesBody, [self._pipeline.bound.config.model]),
+            body=openapi.request_body(ResponsesBody, [self._its.bound.config.model]),
             gives=("application/json", "text/event-stream"),
             prompt=_PROMPT,
             name="responses",
@@ -69,21 +66,21 @@ class ResponsesEndpoint:
 
     async def responses(self, http_request: Request, admitted: AdmittedRequest) -> Response:
         build = functools.partial(self._built, http_request.state.request_id)
-        asked, request = await self._reader.response(http_request, build)
+        asked, request = await self._its.reader.response(http_request, build)
         answered = self._streamed if asked.chat.stream else self._whole
         with structure_named(asked.chat.structure if asked.chat.tool_use is None else None):
             return await answered(asked, request, admitted)
 
     def _built(self, request_id: str, asked: ResponsesRequest) -> tuple[ResponsesRequest, OmniRequest]:
         """What is asked for, whose media nothing here looks at again, and its request."""
-        return asked.without_media(), self._builder.of_chat(asked.chat, request_id, _PROMPT)
+        return asked.without_media(), self._its.builder.of_chat(asked.chat, request_id, _PROMPT)
 
     async def _whole(self, asked: ResponsesRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
-        output = await whole_output(self._pipeline, request, admitted)
+        output = await whole_output(self._its.pipeline, request, admitted)
         return await asyncio.to_thread(_completed, asked, output)
 
     async def _streamed(self, asked: ResponsesRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
-        answer = await open_stream(self._pipeline, request, admitted, answer_progress(self._pipeline.bound))
+        answer = await open_stream(self._its.pipeline, request, admitted, answer_progress(self._its.bound))
         return sse.EventStream(response_events(asked, answer))
 
 

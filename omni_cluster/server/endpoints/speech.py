@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from omni_cluster.engine.pipeline import Pipeline, answer_progress
+from omni_cluster.engine.pipeline import answer_progress
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES
@@ -18,30 +17,25 @@ from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechBody, SpeechRequest
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason, voice_header, whole_sound
-from omni_cluster.server.reader import Reader
-from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.server.routes import add_post
+from omni_cluster.server.services import Services
 from omni_cluster.server.spoken import spoken_sound
 from omni_cluster.server.streamed import open_stream, whole_output
 from omni_cluster.types.inputs import OmniRequest
 
 
 class SpeechEndpoint:
-    """Reads a text aloud, whole or as it is made; sound is coded in `coding`."""
+    """Reads a text aloud, whole or as it is made; sound is coded by threads."""
 
-    def __init__(self, pipeline: Pipeline, reader: Reader, builder: RequestBuilder, coding: ThreadPoolExecutor) -> None:
-        self._pipeline = pipeline
-        self._bound = pipeline.bound
-        self._reader = reader
-        self._builder = builder
-        self._coding = coding
+    def __init__(self, services: Services) -> None:
+        self._its = services
 
     def add_to(self, api: FastAPI) -> None:
         add_post(
             api,
             "/v1/audio/speech",
             self.speech,
-            body=openapi.request_body(SpeechBody, [self._bound.config.model]),
+            body=openapi.request_body(SpeechBody, [self._its.bound.config.model]),
             gives=(*MEDIA_TYPES.values(), "text/event-stream"),
             prompt="input",
             name="speech",
@@ -50,30 +44,30 @@ class SpeechEndpoint:
     async def speech(self, http_request: Request, admitted: AdmittedRequest) -> Response:
         admitted.allowance.check_sound()
         build = functools.partial(self._built, http_request.state.request_id)
-        spoken, request = await self._reader.speech(http_request, build)
+        spoken, request = await self._its.reader.speech(http_request, build)
         answered = self._whole if spoken.stream_format is None else self._streamed
         return await answered(spoken, request, admitted)
 
     async def _whole(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
-        output = await whole_output(self._pipeline, request, admitted)
+        output = await whole_output(self._its.pipeline, request, admitted)
         sound = await asyncio.to_thread(whole_sound, output.audio, spoken.format, spoken.sample_rate_hz)
         headers = self._headers(spoken) | {FINISH_HEADER: finish_reason(output)}
         return Response(sound, media_type=MEDIA_TYPES[spoken.format], headers=headers)
 
     async def _streamed(self, spoken: SpeechRequest, request: OmniRequest, admitted: AdmittedRequest) -> Response:
-        answer = await open_stream(self._pipeline, request, admitted, answer_progress(self._bound))
-        sound = spoken_sound(spoken, answer, self._coding)
+        answer = await open_stream(self._its.pipeline, request, admitted, answer_progress(self._its.bound))
+        sound = spoken_sound(spoken, answer, self._its.coding)
         media_type = MEDIA_TYPES[spoken.format] if spoken.stream_format == "audio" else None
         return sse.EventStream(sound, self._headers(spoken), media_type)
 
     def _headers(self, spoken: SpeechRequest) -> dict[str, str]:
         """The voice, and what of the request the model does as it will."""
         ignored = {IGNORED_HEADER: ", ".join(spoken.ignored)} if spoken.ignored else {}
-        return voice_header(self._bound.family.check_voice(spoken.voice)) | ignored
+        return voice_header(self._its.bound.family.check_voice(spoken.voice)) | ignored
 
     def _built(self, request_id: str, spoken: SpeechRequest) -> tuple[SpeechRequest, OmniRequest]:
         with blamed_on("input"):
-            prompt = self._bound.family.reading(spoken.text)
+            prompt = self._its.bound.family.reading(spoken.text)
         draft = OmniRequest(
             request_id=request_id,
             prompt=prompt,
@@ -82,8 +76,8 @@ class SpeechEndpoint:
             streams_audio=spoken.stream_format is not None,
             reply=spoken.text,
         )
-        return spoken, self._builder.build(draft, spoken.seed)
+        return spoken, self._its.builder.build(draft, spoken.seed)
 
     def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
-        specs = self._bound.specs
+        specs = self._its.bound.specs
         return {name: {"seed": seed} for name, spec in specs.items() if spec.samples_tokens}

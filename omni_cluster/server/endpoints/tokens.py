@@ -18,40 +18,37 @@ from omni_cluster.openai_api.tokens import (
     parse_tokenize,
 )
 from omni_cluster.server.admission import AdmittedRequest
-from omni_cluster.server.reader import Reader
 from omni_cluster.server.routes import add_post
+from omni_cluster.server.services import Services
 from omni_cluster.types.inputs import Prompt
 
 
 class TokensEndpoint:
     """Text to tokens, and back."""
 
-    def __init__(self, bound: BoundPipeline, reader: Reader) -> None:
-        self._model = bound.config.model
-        self._family = bound.family
-        self._reader = reader
-        self._max_model_len = _longest(bound)
+    def __init__(self, services: Services) -> None:
+        self._its = services
 
     def add_to(self, api: FastAPI) -> None:
         for name, answer, kind, prompt in (
             ("tokenize", self.tokenize, TokenizeBody, "prompt"),
             ("detokenize", self.detokenize, DetokenizeBody, "tokens"),
         ):
-            body = openapi.request_body(kind, [self._model])
+            body = openapi.request_body(kind, [self._its.bound.config.model])
             add_post(api, f"/{name}", answer, body=body, gives=("application/json",), prompt=prompt, name=name)
 
     async def tokenize(self, http_request: Request, _: AdmittedRequest) -> Response:
-        return await self._reader.text(http_request, parse_tokenize, self._tokens)
+        return await self._its.reader.text(http_request, parse_tokenize, self._tokens)
 
     async def detokenize(self, http_request: Request, _: AdmittedRequest) -> Response:
-        return await self._reader.text(http_request, parse_detokenize, self._text)
+        return await self._its.reader.text(http_request, parse_detokenize, self._text)
 
     def _tokens(self, asked: TokenizeRequest) -> Response:
-        prompts = self._family.prompts
+        prompts = self._its.bound.family.prompts
         token_ids = prompts.ids(self._prompt(asked))
         body = {
             "count": len(token_ids),
-            "max_model_len": self._max_model_len,
+            "max_model_len": _longest(self._its.bound),
             "tokens": list(token_ids),
             "token_strs": prompts.strings(token_ids) if asked.wants_strings else None,
         }
@@ -61,15 +58,15 @@ class TokensEndpoint:
         if asked.prompt is not None:
             return Prompt(asked.prompt)
         with blamed_on("messages"):
-            return self._family.render(asked.messages, asked.tools)
+            return self._its.bound.family.render(asked.messages, asked.tools)
 
     def _text(self, tokens: Sequence[int]) -> Response:
-        most = self._family.vocab_size - 1
+        most = self._its.bound.family.vocab_size - 1
         place = next((place for place, token in enumerate(tokens) if token > most), None)
         if place is not None:
             param = f"tokens[{place}]"
             raise invalid(param, f"{param} is {tokens[place]}, but the model's tokens are 0 to {most}.")
-        return JSONResponse({"prompt": self._family.prompts.text(tokens)})
+        return JSONResponse({"prompt": self._its.bound.family.prompts.text(tokens)})
 
 
 def _longest(bound: BoundPipeline) -> int:
