@@ -52,6 +52,14 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; `{self.prog} --help` shows what is accepted.")
 
 
+class _Voices(argparse.Action):
+    """The former name of `--streams`."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        print(f"{PROGRAM}: --voices is called --streams now, use that.", file=sys.stderr)
+        namespace.streams = values
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description="Serve omni-modality models as stages on Ray Serve and vLLM.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -93,9 +101,10 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("plan", help="say how many cards a number of voices takes, by what was measured")
+    command = commands.add_parser("plan", help="say how many cards a number of streams takes, by what was measured")
     command.add_argument("config", type=Path, metavar="CONFIG", help="stage configuration of the model, a YAML file")
-    command.add_argument("--voices", type=positive, metavar="V", help="that are heard at once (default: what fits)")
+    command.add_argument("--streams", type=positive, metavar="N", help="heard at once (default: what fits)")
+    command.add_argument("--voices", type=positive, action=_Voices, dest="streams", help=argparse.SUPPRESS)
     command.add_argument("--cards", type=count, metavar="N", help="there are (default: as many as it takes)")
     command.add_argument("--cards-per-host", type=count, default=8, metavar="N", help="(default: 8)")
     command.add_argument(
@@ -303,8 +312,8 @@ def _plan_target(options: argparse.Namespace) -> Target:
     """Raises UsageError for options that say too little, or two things."""
     from omni_cluster.planning.plan import Range, Target
 
-    if options.voices is None and options.cards is None:
-        raise UsageError("plan needs --voices or --cards; add one, for example --voices 100.")
+    if options.streams is None and options.cards is None:
+        raise UsageError("plan needs --streams or --cards; add one, for example --streams 100.")
     if options.model and not options.card_gib:
         raise UsageError("--model is for the memory of a card; add --card-gib, for example --card-gib 80.")
     if options.follow_load and not options.write:
@@ -313,7 +322,7 @@ def _plan_target(options: argparse.Namespace) -> Target:
     return Target(
         sound_s=Range(*options.mix_sound),
         prompt_tokens=Range(*options.mix_prompt),
-        voices=options.voices,
+        streams=options.streams,
         cards=options.cards,
         cards_per_host=options.cards_per_host,
         without_gap=options.without_gap,

@@ -1,4 +1,4 @@
-"""How many cards a number of voices takes, how the stages share them, and what their listeners notice.
+"""How many cards a number of streams takes, how the stages share them, and what their listeners notice.
 
 One card has all stages, as it was measured. From two cards on the sound stage has cards of its own, for beside the
 others its work takes 1.6 times as long; the others share the rest.
@@ -41,11 +41,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked for. `voices`: players that hear sound at once; None: as many as the cards carry."""
+    """What is asked for. `streams`: players that hear sound at once; None: as many as the cards carry."""
 
     sound_s: Range
     prompt_tokens: Range
-    voices: float | None = None
+    streams: float | None = None
     cards: int | None = None
     cards_per_host: int = 8
     without_gap: float = 0.99
@@ -95,16 +95,16 @@ class ClusterPlan:
         return math.ceil(self.cards / self.target.cards_per_host)
 
     @property
-    def voices(self) -> float:
+    def streams(self) -> float:
         return self.rate_per_s * self.target.sound_s.mean
 
     @property
-    def most_voices(self) -> float:
+    def most_streams(self) -> float:
         return self.most_per_s * self.target.sound_s.mean
 
 
 def plan_cluster(measured: Measured, target: Target) -> ClusterPlan:
-    """The fewest cards that keep the target, or without `voices` the most voices that the cards keep it with.
+    """The fewest cards that keep the target, or without `streams` the most streams that the cards keep it with.
 
     Raises ConfigError where nothing keeps it, or more cards than there are would.
     """
@@ -141,17 +141,17 @@ class _Planner:
     def plan(self) -> ClusterPlan:
         if not max(self._one_per_s, self._sound_per_s):
             raise ConfigError(self._out_of_reach())
-        voices, cards = self._target.voices, self._target.cards
-        if voices is None:
+        streams, cards = self._target.streams, self._target.cards
+        if streams is None:
             front, sound = self._best(cards or 1)
             return self._made(front, sound, self._most_per_s(front, sound))
-        rate_per_s = voices / self._target.sound_s.mean
+        rate_per_s = streams / self._target.sound_s.mean
         front, sound = self._fewest(rate_per_s)
         if front + sound > MOST_CARDS:
-            raise ConfigError(f"--voices is {voices:g}; that takes more than {MOST_CARDS} cards, ask for fewer voices.")
+            raise ConfigError(f"--streams is {streams:g}; that takes more than {MOST_CARDS} cards, ask for fewer.")
         if cards is not None and front + sound > cards:
             most = math.floor(self._most_per_s(*self._best(cards)) * self._target.sound_s.mean)
-            raise ConfigError(f"--cards is {cards}; {voices:g} voices need {front + sound}, or use --voices {most}.")
+            raise ConfigError(f"--cards is {cards}; {streams:g} streams need {front + sound}, or use --streams {most}.")
         return self._made(front, sound, rate_per_s)
 
     def _fewest(self, rate_per_s: float) -> tuple[int, int]:

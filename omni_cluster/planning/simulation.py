@@ -34,7 +34,7 @@ class DayFigures:
     """What clients noticed, and what it took."""
 
     answers: int
-    peak_voices: float
+    peak_streams: float
     without_gap: float
     first_audio_p50_s: float
     first_audio_p95_s: float
@@ -173,7 +173,7 @@ def _figures(
     p50, p95 = _quantiles(arrivals, seen[:, 1], seen[:, 2])
     return DayFigures(
         answers=int(total),
-        peak_voices=float(max(rates)) * pipeline.sound_s,
+        peak_streams=float(max(rates)) * pipeline.sound_s,
         without_gap=float((arrivals * seen[:, 0]).sum() / max(1.0, total)),
         first_audio_p50_s=p50,
         first_audio_p95_s=p95,

@@ -1,4 +1,4 @@
-"""`omni-cluster plan`: cards for voices, voices of cards, and a configuration that `check` accepts."""
+"""`omni-cluster plan`: cards for streams, streams of cards, and a configuration that `check` accepts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def replicas(plan: ClusterPlan) -> list[tuple[int, float]]:
 
 
 def test_what_one_card_was_measured_to_carry_takes_one_card() -> None:
-    plan = planned(voices=3 * 10.24)
+    plan = planned(streams=3 * 10.24)
     assert (plan.layout, plan.cards, plan.hosts) == ("together", 1, 1)
     assert replicas(plan) == [(1, 0.5), (1, 0.25), (1, 0.25)]
     shown = {figure.name: figure for figure in plan.figures}
@@ -40,17 +40,17 @@ def test_what_one_card_was_measured_to_carry_takes_one_card() -> None:
 
 
 def test_between_two_measured_loads_the_source_says_so() -> None:
-    assert planned(voices=15).figures[0].source.startswith("interpolated: ")
-    assert planned(voices=300).figures[0].source.startswith("modelled: ")
+    assert planned(streams=15).figures[0].source.startswith("interpolated: ")
+    assert planned(streams=300).figures[0].source.startswith("modelled: ")
 
 
-@pytest.mark.parametrize("voices", [40, 72, 73, 300, 1_000, 20_000])
-def test_no_fewer_cards_would_do(voices: int) -> None:
-    plan = planned(voices=voices)
-    assert plan.most_voices >= voices
+@pytest.mark.parametrize("streams", [40, 72, 73, 300, 1_000, 20_000])
+def test_no_fewer_cards_would_do(streams: int) -> None:
+    plan = planned(streams=streams)
+    assert plan.most_streams >= streams
     assert plan.cards == sum(part.replicas for part in plan.stages[1:])
-    assert planned(cards=plan.cards).most_voices >= plan.most_voices
-    assert planned(cards=plan.cards - 1).most_voices < voices
+    assert planned(cards=plan.cards).most_streams >= plan.most_streams
+    assert planned(cards=plan.cards - 1).most_streams < streams
     assert plan.hosts == math.ceil(plan.cards / 8)
 
 
@@ -71,25 +71,33 @@ def test_a_mix_has_the_mean_of_a_log_uniform_length() -> None:
 
 def test_a_sooner_first_audio_takes_more_cards_and_one_that_nothing_gives_is_named() -> None:
     assert planned(cards=1, first_audio_s=0.4).most_per_s < planned(cards=1).most_per_s
-    quick = planned(voices=20, first_audio_s=0.25)  # sooner than a sound card alone was measured to be
+    quick = planned(streams=20, first_audio_s=0.25)  # sooner than a sound card alone was measured to be
     assert (quick.layout, quick.cards) == ("together", 11)
     assert planned(cards=10, first_audio_s=0.25).layout == "together"
     with pytest.raises(ConfigError, match=r"--first-audio is 0\.1; .* use at least 0\.23\.$"):
-        planned(voices=1, first_audio_s=0.1)
+        planned(streams=1, first_audio_s=0.1)
 
 
 def test_the_command_prints_a_table_a_plot_and_where_its_figures_are_from(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", CONFIG, "--voices", "300", *LIKE_THE_CELLS]) == 0
+    assert main(["plan", CONFIG, "--streams", "300", *LIKE_THE_CELLS]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("300 voices, 29.30 requests/s, sound 10.24 s, prompts 100 tokens\n8 cards, 1 host of 8")
+    assert printed.startswith("300 streams, 29.30 requests/s, sound 10.24 s, prompts 100 tokens\n8 cards, 1 host of 8")
     assert "NVIDIA H200" in printed and "modelled: " in printed
     bars = [line.split()[1] for line in printed.splitlines() if "#" in line]
     assert len(bars) == 12 and len(bars[0]) > len(bars[-1])
 
 
+def test_streams_by_their_former_name_are_planned_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", CONFIG, "--voices", "300", *LIKE_THE_CELLS]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("300 streams") and printed.err.endswith(
+        "--voices is called --streams now, use that.\n"
+    )
+
+
 def test_what_it_writes_is_accepted_and_keeps_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "planned.yaml"
-    assert main(["plan", CONFIG, "--voices", "300", "--write", str(out), *LIKE_THE_CELLS]) == 0
+    assert main(["plan", CONFIG, "--streams", "300", "--write", str(out), *LIKE_THE_CELLS]) == 0
     capsys.readouterr()
     assert main(["check", str(out)]) == 0
     assert "total GPUs: 8\n" in capsys.readouterr().out
@@ -124,11 +132,11 @@ def test_a_day_is_simulated_with_the_plans_replicas(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "plan needs --voices or --cards; add one, for example --voices 100."),
-        (["--voices", "300", "--cards", "3"], "--cards is 3; 300 voices need 8, or use --voices 120."),
-        (["--voices", "9", "--mix-sound", "9", "2"], "--mix-sound is 9 2; name the lower one first."),
+        ([], "plan needs --streams or --cards; add one, for example --streams 100."),
+        (["--streams", "300", "--cards", "3"], "--cards is 3; 300 streams need 8, or use --streams 120."),
+        (["--streams", "9", "--mix-sound", "9", "2"], "--mix-sound is 9 2; name the lower one first."),
         (["--cards", "99999"], "--cards is 99999; use a number up to 10000."),
-        (["--voices", "1e15"], "--voices is 1e+15; that takes more than 10000 cards, ask for fewer voices."),
+        (["--streams", "1e15"], "--streams is 1e+15; that takes more than 10000 cards, ask for fewer."),
         (["--cards", "1", "--mix-sound", "0.01", "2"], "--mix-sound is 0.01 2.0; use two numbers from 0.1 to 3600."),
         (["--cards", "1", "--day", "0"], "--day is for plans of two cards or more"),
         (["--cards", "1", "--follow-load"], "--follow-load is for --write"),
