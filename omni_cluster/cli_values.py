@@ -4,51 +4,33 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
+from typing import Any
 
 
-def port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port, use a number from 1 to 65535, for example 8000")
-    return int(text)
+def _number(fits: Callable[[float], bool], wish: str, read: Callable[[str], float] = float) -> Callable[[str], Any]:
+    """A `type` of argparse. NaN, which fits nothing, stands for what is no number."""
+
+    def checked(text: str) -> float:
+        try:
+            number = read(text)
+        except ValueError:
+            number = math.nan
+        if not fits(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is {wish}")
+        return number
+
+    return checked
 
 
-def count(text: str) -> int:
-    number = whole(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is too few, use a whole number from 1, for example 16")
-    return number
+def _digits(text: str) -> int:
+    """Without signs, spaces and underscores, which `int` reads."""
+    return int(text) if text.isascii() and text.isdigit() else int("")
 
 
-def whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, use one such as 16")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, use one such as 2.5")
-    return number
-
-
-def share(text: str) -> float:
-    number = _number(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, use a number from 0 to 1, for example 0.5")
-    return number
-
-
-def precision(text: str) -> float:
-    number = _number(text)
-    if not 0.01 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no precision, use a number from 0.01 to 1, for example 0.1")
-    return number
-
-
-def _number(text: str) -> float:
-    """NaN, which is in no range, for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+port = _number(lambda n: 1 <= n <= 65_535, "no port, use a number from 1 to 65535, for example 8000", _digits)
+whole = _number(lambda n: n >= 0, "no whole number, use one such as 16", _digits)
+count = _number(lambda n: n >= 1, "no whole number from 1, use one such as 16", _digits)
+positive = _number(lambda n: 0 < n < math.inf, "no number above 0, use one such as 2.5")
+share = _number(lambda n: 0 <= n <= 1, "no share, use a number from 0 to 1, for example 0.5")
+precision = _number(lambda n: 0.01 <= n <= 1, "no precision, use a number from 0.01 to 1, for example 0.1")

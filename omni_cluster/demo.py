@@ -6,7 +6,6 @@ import base64
 import io
 import sys
 import time
-import wave
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from omni_cluster.api_client import (
 )
 from omni_cluster.config.loader import load_config
 from omni_cluster.models.registry import known_families
-from omni_cluster.openai_api.audio import wav_bytes
+from omni_cluster.openai_api.audio import wav_bytes, wav_file
 from omni_cluster.types.errors import OmniError
 from omni_cluster.types.outputs import StageTimes
 
@@ -260,15 +259,6 @@ def _told(http: httpx.Client) -> Iterator[None]:
         raise DemoError(why) from None
 
 
-def write_wav(path: Path, pcm: bytes, sample_rate_hz: int) -> None:
-    """`pcm`, 16-bit little-endian mono, as a WAV file."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sample_rate_hz)
-        file.writeframes(pcm)
-
-
 # --------------------------------------------------------- the conversation
 
 
@@ -279,7 +269,7 @@ def converse(http: httpx.Client, voice: str | None, folder: Path, console: Conso
     ask_by_text(http, model.name, console)
     answer = ask_by_sound(http, model.name, voice, folder, console)
     path, rate_hz = folder / "answer.wav", model.sample_rate_hz
-    write_wav(path, answer.pcm, rate_hz)
+    path.write_bytes(wav_file(answer.pcm, rate_hz))
     seconds = len(answer.pcm) / 2 / rate_hz
     console.print(f"sound: {path}, {seconds:.2f} s at {rate_hz} Hz\n", markup=False, soft_wrap=True)
     console.print(client_table(answer))

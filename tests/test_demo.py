@@ -28,10 +28,9 @@ from omni_cluster.demo import (
     show,
     spoken_body,
     text_body,
-    write_wav,
 )
 from omni_cluster.openai_api import sse
-from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes
+from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes, wav_file
 from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.completion import ChatStream
 from omni_cluster.openai_api.errors import error_body
@@ -188,9 +187,8 @@ def test_a_refusal_is_one_sentence(response: httpx.Response | Exception, sentenc
         ask(replying(response), text_body(MODEL), lambda text: None)
 
 
-def test_written_wav_is_playable_24_khz_mono(tmp_path: Path) -> None:
-    write_wav(tmp_path / "answer.wav", pcm16(TONE), 24_000)
-    samples, rate_hz = soundfile.read(tmp_path / "answer.wav", dtype="float32")
+def test_written_wav_is_playable_24_khz_mono() -> None:
+    samples, rate_hz = soundfile.read(io.BytesIO(wav_file(pcm16(TONE), 24_000)), dtype="float32")
     assert rate_hz == 24_000 and samples.shape == TONE.shape
     np.testing.assert_allclose(samples, TONE, atol=1 / 32_768)
 

@@ -45,21 +45,9 @@ class Answer:
         )
 
 
-_TEXT, _COUNT = pyarrow.string(), pyarrow.int64()
+_KINDS = {"str": pyarrow.string(), "int": pyarrow.int64(), "bytes": pyarrow.large_binary()}
 # A block without one sound has the columns of all others.
-SCHEMA = pyarrow.schema(
-    {
-        "id": _TEXT,
-        "text": _TEXT,
-        "sound": pyarrow.large_binary(),
-        "finish_reason": _TEXT,
-        "prompt_tokens": _COUNT,
-        "completion_tokens": _COUNT,
-        "audio_tokens": _COUNT,
-        "error": _TEXT,
-        "error_code": _TEXT,
-    }
-)
+SCHEMA = pyarrow.schema([(each.name, _KINDS[str(each.type).partition(" ")[0]]) for each in dataclasses.fields(Answer)])
 
 
 def table_of(answers: Sequence[Answer]) -> pyarrow.Table:

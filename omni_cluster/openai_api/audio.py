@@ -25,12 +25,17 @@ def pcm16(samples: npt.NDArray[np.float32]) -> bytes:
 
 def wav_bytes(samples: npt.NDArray[np.float32], sample_rate: int) -> bytes:
     """A whole mono 16-bit WAV file of samples `[n]` in [-1, 1]; `sample_rate` in Hz."""
+    return wav_file(pcm16(samples), sample_rate)
+
+
+def wav_file(pcm: bytes, sample_rate: int) -> bytes:
+    """A whole mono WAV file of 16-bit little-endian PCM."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
         writer.setsampwidth(2)
         writer.setframerate(sample_rate)
-        writer.writeframes(pcm16(samples))
+        writer.writeframes(pcm)
     return file.getvalue()
 
 

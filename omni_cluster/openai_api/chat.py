@@ -11,10 +11,9 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from omni_cluster.openai_api.bodies import check_size, parsed, validated
-from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.openai_api.fields import Others
-from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.limits import NO_DEFAULTS, ApiDefaults, ApiLimits
 from omni_cluster.openai_api.messages import (
     MediaUrl,
     Message,

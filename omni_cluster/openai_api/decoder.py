@@ -22,9 +22,8 @@ import numpy as np
 from PIL import Image
 
 from omni_cluster.openai_api.chat import ChatRequest, CheckedChat, check_chat_request, open_chat_request
-from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.limits import NO_DEFAULTS, ApiDefaults, ApiLimits
 from omni_cluster.openai_api.memory_bound import bound_memory, room_bytes
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, packed, unpacked

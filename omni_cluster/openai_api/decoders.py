@@ -34,9 +34,8 @@ from omni_cluster.openai_api.decoder import (
     Wanted,
     max_answer_bytes,
 )
-from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.limits import NO_DEFAULTS, ApiDefaults, ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.parcel import Parcel, ParcelError, packed, unpacked
 from omni_cluster.openai_api.responses import ResponsesRequest

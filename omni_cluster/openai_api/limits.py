@@ -1,8 +1,9 @@
-"""What one request of the API may ask for."""
+"""What one request of the API may ask for, and what one that says nothing gets, as the configuration has it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from omni_cluster.openai_api.bodies import MAX_MARKS
 from omni_cluster.openai_api.video import VideoLimits
@@ -34,3 +35,18 @@ class ApiLimits:
     def max_marks(self) -> int:
         """Of a body's JSON, see `bodies`: each is a token at least where it is text."""
         return max(MAX_MARKS, 4 * self.max_prompt_tokens)
+
+
+@dataclass(frozen=True)
+class ApiDefaults:
+    """`voice_aliases`: voices of the model by the names that other services' clients send.
+
+    `modalities`: of a chat that names none, and no voice. `sample_rate_hz`: of the model's sound.
+    """
+
+    voice_aliases: Mapping[str, str] = field(default_factory=dict)
+    modalities: tuple[str, ...] = ("text",)
+    sample_rate_hz: int = 0
+
+
+NO_DEFAULTS = ApiDefaults()

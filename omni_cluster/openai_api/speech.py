@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from omni_cluster.openai_api.bodies import parsed
-from omni_cluster.openai_api.defaults import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.encoding import SoundFormat
 from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others
+from omni_cluster.openai_api.limits import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import NamedVoice, Wire, check_model, not_blank, within
 from omni_cluster.types.sampling import BOUNDS

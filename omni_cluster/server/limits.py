@@ -11,9 +11,8 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import BoundPipeline
 from omni_cluster.models.registry import family_class
 from omni_cluster.openai_api.decoders import DecoderLimits
-from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.fetch import FetchLimits
-from omni_cluster.openai_api.limits import ApiLimits
+from omni_cluster.openai_api.limits import ApiDefaults, ApiLimits
 from omni_cluster.openai_api.video import VideoLimits
 
 T = TypeVar("T", ApiLimits, FetchLimits, DecoderLimits)

@@ -15,8 +15,8 @@ from omni_cluster.openai_api.chat import (
     check_chat_request,
     open_chat_request,
 )
-from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiDefaults
 from omni_cluster.types.tool_use import ToolUse
 from tests.openai_api.films import video_file
 from tests.openai_api.parts import HELLO, LIMITS, audio_part, image_part, parse, png_of, wav_of, with_fields

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.openai_api.defaults import ApiDefaults
 from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.limits import ApiDefaults
 from omni_cluster.openai_api.speech import SpeechRequest, delta_event, done_event, parse_speech_request
 
 
