@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Iterator
 
 import grpc
@@ -76,8 +77,12 @@ def lost_with(error: Exception, replica_id: str) -> Exception:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """The error alone: the frames of it and its causes may hold a request's media until garbage is collected."""
+    """The error alone: the frames of it and its causes may hold a request's media until garbage is collected.
+
+    Their locals go too, for Serve keeps the frames of a call that failed, and in them its arguments.
+    """
     cause = error.__cause__ or error.__context__
+    traceback.clear_frames(error.__traceback__)
     error.__cause__ = error.__context__ = error.__traceback__ = None
     if cause is not None:
         without_frames(cause)

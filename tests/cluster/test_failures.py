@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import weakref
 from collections.abc import Callable
 
 import grpc
@@ -18,7 +19,7 @@ from ray.serve.exceptions import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable
+from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable, without_frames
 from omni_cluster.cluster.transport import ReplicaSilent
 from omni_cluster.cluster.wire import MessageItem, packed, unpacked
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
@@ -174,3 +175,30 @@ async def test_the_end_of_a_timeout_is_no_replica_gone() -> None:
     with pytest.raises(TimeoutError), named_failures():
         async with asyncio.timeout(0):
             await asyncio.Event().wait()
+
+
+class Held:
+    """What a call was given."""
+
+
+def fail_with(held: Held) -> None:
+    raise ValueError("no room")
+
+
+def test_frames_that_are_kept_hold_nothing_of_a_call_that_failed() -> None:
+    held = Held()
+    is_held = weakref.ref(held)
+    try:
+        with named_failures():
+            try:
+                fail_with(held)
+            except ValueError as error:
+                raise StoreFull("no room") from error
+    except StoreFull as error:
+        assert error.__cause__ is not None
+        kept = [error.__traceback__, error.__cause__.__traceback__]
+        del held
+        assert is_held() is not None
+        alone = without_frames(error)
+    assert all(kept) and is_held() is None
+    assert isinstance(alone, StoreFull) and alone.__cause__ is None and alone.__traceback__ is None
