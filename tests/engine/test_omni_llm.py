@@ -38,6 +38,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.full
 def test_all_kinds_at_once_are_the_references_in_the_order_of_the_prompts(omni: OmniLLM, speak: Speak) -> None:
     outputs = omni.generate([prompt(kind) for kind in KINDS], voice="Ethan", use_tqdm=False)
     for output, kind in zip(outputs, KINDS, strict=True):
