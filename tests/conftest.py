@@ -98,8 +98,16 @@ def speak(tiny: Path, reference: Reference) -> Speak:
     return spoken
 
 
+@pytest.fixture(scope="session")
+def forked_engines() -> None:
+    """As a replica's: from a process that imports vLLM once for all of them, which is most of an engine's start."""
+    from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
+
+    ENGINE_PROCESSES.import_beside()
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def pipeline(tiny: Path) -> AsyncIterator[AsyncOmniLLM]:
+async def pipeline(forked_engines: None) -> AsyncIterator[AsyncOmniLLM]:
     """The whole pipeline on the tiny checkpoint; tests leave no request in it."""
     from omni_cluster.engine.omni_llm import AsyncOmniLLM
     from tests.engine.stages import pipeline_config
@@ -112,7 +120,7 @@ async def pipeline(tiny: Path) -> AsyncIterator[AsyncOmniLLM]:
 
 @pytest.fixture(scope="session")
 def omni() -> Iterator[OmniLLM]:
-    """The embedded default, synchronous, with the lengths of `pipeline`; tests leave no request in it."""
+    """The embedded default as a program embeds it, with the lengths of `pipeline`; tests leave no request in it."""
     from omni_cluster.engine.omni_llm import OmniLLM
     from tests.engine.stages import short_default
 

@@ -51,7 +51,7 @@ async def _is_dead(stage: Stage) -> bool:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def _shared_thinker() -> AsyncIterator[SharedStage]:
+async def _shared_thinker(forked_engines: None) -> AsyncIterator[SharedStage]:
     handover = HandoverConfig(kept_rows_bytes=KEPT_ROWS_BYTES)
     shared = SharedStage(pipeline_config(thinker_stage(**tight(THINKER_STEP_TOKENS)), handover=handover), "thinker")
     yield shared
@@ -59,7 +59,7 @@ async def _shared_thinker() -> AsyncIterator[SharedStage]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def _shared_talker() -> AsyncIterator[SharedStage]:
+async def _shared_talker(forked_engines: None) -> AsyncIterator[SharedStage]:
     shared = SharedStage(pipeline_config(talker=talker_stage(**tight(TALKER_STEP_TOKENS))), "talker")
     yield shared
     await shared.stop()
