@@ -81,6 +81,11 @@ def test_it_says_what_pictures_it_was_shown(toy: OmniLLM) -> None:
     assert made.text == f"[7x3] {SAID}"
 
 
+def test_lengths_that_cannot_be_are_refused(toy: OmniLLM) -> None:
+    with pytest.raises(RequestError, match="min_tokens of stage codes is 2; use 1 at most"):
+        toy.generate([SAID], [{}, {"min_tokens": 2, "max_tokens": 1}, {}])
+
+
 def test_what_it_was_told_is_in_its_sound_whatever_it_says(toy: OmniLLM) -> None:
     said = {"max_tokens": 4, "min_tokens": 4}
     made = toy.generate([SAID, f"{SAID}."], [said, {}, {}])

@@ -106,9 +106,16 @@ class SamplingStage(PlainStage):
     def check(self, request: OmniRequest) -> None:
         if request.media.audios or request.media.videos:
             raise RequestError("the toy takes text and pictures; leave other media out.")
+        sampling = self._sampling(request)
+        least, most = sampling.get("min_tokens", 0), self._most(sampling)
+        if least > most:
+            raise RequestError(f"min_tokens of stage {self.name} is {least}; use {most} at most.")
 
     def _sampling(self, request: OmniRequest) -> dict[str, Any]:
         return {**self._config.default_sampling_params, **request.sampling.get(self.name, {})}
+
+    def _most(self, sampling: dict[str, Any]) -> int:
+        return self._spec.most_tokens(self._limits, sampling)
 
     async def made(
         self, request: OmniRequest, sampled: AsyncIterator[Made], end: Made, filler: Made
@@ -117,8 +124,9 @@ class SamplingStage(PlainStage):
 
         `end` ends them; while more are asked for, there is `filler` in its place.
         """
+        self.check(request)
         sampling, place = self._sampling(request), request.known_of(self.name).made
-        least, most = sampling.get("min_tokens", 0), self._spec.most_tokens(self._limits, sampling)
+        least, most = sampling.get("min_tokens", 0), self._most(sampling)
         async for one in sampled:
             await asyncio.sleep(self.pause_s)
             if one == end and (sampling.get("ignore_eos") or place < least):
