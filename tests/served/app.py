@@ -38,6 +38,8 @@ ROOT = Path(__file__).parents[2]
 BASE_URL = "http://127.0.0.1:8000"
 STAGES = ("thinker", "talker", "code2wav")
 KEY = "a-key-of-the-tests"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+"""Sent always: where no key is needed, none is looked at."""
 START_S = 400
 STORE_BYTES = 1 << 30
 FULL_DISK = {"local_fs_capacity_threshold": 0.0, "automatic_object_spilling_enabled": False}
@@ -64,14 +66,13 @@ class ServedApp:
         self.nodes: Nodes | None = None
         self.printed = ""
         """All that it printed, once it has ended."""
-        self.client = httpx.Client(base_url=BASE_URL, timeout=120)
+        self.client = httpx.Client(base_url=BASE_URL, timeout=120, headers=AUTHORIZED)
         self._handles: dict[str, Any] = {}
-        authorized = {"Authorization": f"Bearer {KEY}"}  # where no key is needed, none is looked at
-        self.stages = tuple(self.client.get("/ready", headers=authorized).json()["replicas"])
+        self.stages = tuple(self.client.get("/ready").json()["replicas"])
 
     @property
     def model(self) -> str:
-        """What requests call it, where clients need no key."""
+        """What requests call it."""
         return str(self.client.get("/v1/models").json()["data"][0]["id"])
 
     def close(self) -> None:
@@ -302,10 +303,10 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, patience_s:
         await asyncio.sleep(0.1)
 
 
-async def scrape(headers: Mapping[str, str] | None = None) -> str:
+async def scrape() -> str:
     """What was counted until now: for who asks often, `/metrics` may give a scrape that was taken before."""
     asked_s, text = time.time(), ""
-    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED) as client:
 
         async def is_of_now() -> bool:
             nonlocal text
@@ -318,13 +319,13 @@ async def scrape(headers: Mapping[str, str] | None = None) -> str:
     return text
 
 
-async def whole_scrape(headers: Mapping[str, str] | None = None) -> str:
+async def whole_scrape() -> str:
     """Once every replica answers: those that have just started, or have much to do, may take longer than it waits."""
     text = ""
 
     async def nothing_is_missing() -> bool:
         nonlocal text
-        text = await scrape(headers)
+        text = await scrape()
         return not any(value for (name, *_), value in totals(text).items() if name == "scrape_missing")
 
     await until(nothing_is_missing, "every replica answers a scrape")

@@ -18,7 +18,7 @@ import numpy as np
 from tests.chaos.soak import nothing_is_left
 from tests.http_app import PCM16_STEP
 from tests.processes import family, running_after
-from tests.served.app import BASE_URL, ServedApp, scrape, until
+from tests.served.app import AUTHORIZED, BASE_URL, ServedApp, scrape, until
 from tests.server.samples import totals
 
 CHAT = "/v1/chat/completions"
@@ -91,7 +91,7 @@ class Recovering:
         """The answer as it is when nothing dies: not streamed, as the reference makes it."""
         name = json.dumps(asked)
         if name not in self._undisturbed:
-            async with httpx.AsyncClient(base_url=BASE_URL, timeout=REPLACED_S) as client:
+            async with httpx.AsyncClient(base_url=BASE_URL, timeout=REPLACED_S, headers=AUTHORIZED) as client:
                 message = (await client.post(CHAT, json=asked)).json()["choices"][0]["message"]
             self._undisturbed[name] = Heard(message["content"], [base64.b64decode(message["audio"]["data"])])
         return self._undisturbed[name]
@@ -147,7 +147,7 @@ class Recovering:
 async def told(asked: dict[str, Any]) -> AsyncIterator[Heard]:
     """All that the client has, after each event."""
     heard = Heard()
-    client = httpx.AsyncClient(base_url=BASE_URL, timeout=REPLACED_S)
+    client = httpx.AsyncClient(base_url=BASE_URL, timeout=REPLACED_S, headers=AUTHORIZED)
     async with client, client.stream("POST", CHAT, json=asked | {"stream": True}) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
@@ -166,7 +166,7 @@ async def is_ready(app: ServedApp) -> bool:
 
 
 async def says_whether_it_is_ready() -> int:
-    async with httpx.AsyncClient(base_url=BASE_URL, timeout=READY_S) as client:
+    async with httpx.AsyncClient(base_url=BASE_URL, timeout=READY_S, headers=AUTHORIZED) as client:
         return (await client.get("/ready")).status_code
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from tests.served.app import ROOT, ServedApp, serve_run
 
+TOY = ROOT / "tests" / "families" / "toy" / "toy.yaml"
 TOKEN_S = {"text": 0.005, "codes": 0.008, "sound": 0.01}
 """Of a stage: an answer takes seconds."""
 LONG = {"text": 400, "codes": 500}
@@ -19,10 +20,21 @@ SHORT = {"text": 8, "codes": 20}
 
 
 def toy_config() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "families" / "toy" / "toy.yaml").read_text())
+    config: dict[str, Any] = yaml.safe_load(TOY.read_text())
     for stage in config["stages"]:
         stage["options"] = {"token_s": TOKEN_S[stage["model_stage"]]}
     return config
+
+
+def bounded(keys: Path) -> dict[str, Any]:
+    """Two ingresses: few requests may wait, bodies have to come quickly, and little may be left unread."""
+    places = {"max_ongoing_requests": 12, "max_queued_requests": 24}
+    return {
+        "ingress_replicas": 2,
+        "limits": {"max_prompt_tokens": 32_000, "upload_timeout_s": 3, "max_unread_bytes": 262_144, **places},
+        "api": {"keys_file": str(keys), "cors_origins": ["https://app.example"]},
+        "fetch": {"allow_private": True},
+    }
 
 
 @contextmanager

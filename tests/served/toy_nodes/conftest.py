@@ -1,4 +1,4 @@
-"""A toy with each stage on a node of its own."""
+"""A toy with each stage on a node of its own, whose disk is full for Ray, and two ingresses with bounds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.served.app import ServedApp
+from tests.served.app import KEY, ServedApp
 from tests.served.nodes import over_nodes
 from tests.served.recovering import Recovering
-from tests.served.toy_config import LONG, SHORT, toy_config
+from tests.served.toy_config import LONG, SHORT, bounded, toy_config
 
 
 @pytest.fixture(scope="package")
 def toy_nodes() -> Iterator[ServedApp]:
-    with TemporaryDirectory() as folder, over_nodes(toy_config(), Path(folder) / "nodes.yaml") as app:
-        yield app
+    """Clients need `KEY`, and may name media on this machine by URL."""
+    with TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.txt"
+        keys.write_text(f"# the tests'\n{KEY}\n")
+        with over_nodes(toy_config() | bounded(keys), Path(folder) / "nodes.yaml") as app:
+            yield app
 
 
 @pytest.fixture(scope="package")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -18,55 +17,34 @@ import httpx
 import pytest
 import ray
 
-from omni_cluster.cluster.metrics import missing
-from omni_cluster.engine.exposition import text_of
 from omni_cluster.types.errors import RequestError
-from tests.served.app import (
-    BASE_URL,
-    KEY,
-    STAGES,
-    ServedApp,
-    long_checkpoint,
-    request_for,
-    scrape,
-    until,
-    whole_scrape,
-)
+from omni_cluster.types.inputs import OmniRequest
+from tests.served.app import AUTHORIZED, BASE_URL, ServedApp, scrape, until, whole_scrape
 from tests.server.samples import Totals, totals
 
 pytestmark = pytest.mark.cluster
 
-AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 CHAT = "/v1/chat/completions"
-SAMPLES_A_CODE = 480
+STAGES = ("text", "codes", "sound")
+SAMPLES_A_CODE = 160
 SILENT_S = 6
 """So long a replica may be stopped: its watchdog ends it after eight seconds."""
 
 
-def test_those_that_are_missing_are_counted_by_stage() -> None:
-    assert totals(text_of([missing({"first": 0, "second": 2})]).decode()) == {
-        ("scrape_missing", "first"): 0,
-        ("scrape_missing", "second"): 2,
-    }
+async def scraped() -> Totals:
+    return totals(await scrape())
 
 
-# ------------------------------------------------ the application, with two ingresses
+async def all_scraped() -> Totals:
+    return totals(await whole_scrape())
 
 
-async def scraped(served: ServedApp) -> Totals:
-    return totals(await scrape(AUTHORIZED))
-
-
-async def all_scraped(served: ServedApp) -> Totals:
-    return totals(await whole_scrape(AUTHORIZED))
-
-
-async def scraped_at_rest(served: ServedApp) -> Totals:
+async def scraped_at_rest() -> Totals:
     """Once no request runs: an end is counted a moment after the client has its answer."""
     found: list[Totals] = []
 
     async def nothing_runs() -> bool:
-        found[:] = [await all_scraped(served)]
+        found[:] = [await all_scraped()]
         return not found[0]["ingress_requests_in_flight", CHAT] and not is_held(found[0])
 
     await until(nothing_runs, "no request runs")
@@ -86,17 +64,17 @@ def body_of(text_tokens: int, codes: int, **options: Any) -> dict[str, Any]:
     exact = [{"max_tokens": n, "min_tokens": n} for n in (text_tokens, codes)]
     exact[0]["ignore_eos"] = True
     return {
-        "model": str(long_checkpoint()),
+        "model": "preset:tiny",
         "messages": [{"role": "user", "content": "Hello, a secret word."}],
         "modalities": ["text", "audio"],
-        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "audio": {"voice": "high", "format": "pcm16"},
         "sampling_params_list": [*exact, None],
         **options,
     }
 
 
-async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
-    before = await scraped_at_rest(watched)
+async def test_counts_move_by_what_was_sent(toy_nodes: ServedApp) -> None:
+    before = await scraped_at_rest()
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=120) as client:
 
         async def post(body: dict[str, Any], **headers: str) -> bytes:
@@ -109,21 +87,21 @@ async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
             await post(body_of(8, 30, model="nobody"), **AUTHORIZED),
             await post(body_of(8, 30)),
         ]
-    moved = grown(await scraped_at_rest(watched), before)
+    moved = grown(await scraped_at_rest(), before)
     assert {key: moved[key] for key in moved if key[0] == "stage_requests_total"} == {
-        ("stage_requests_total", "finished", "thinker"): 3,
-        ("stage_requests_total", "finished", "talker"): 2,
-        ("stage_requests_total", "finished", "code2wav"): 2,
+        ("stage_requests_total", "finished", "text"): 3,
+        ("stage_requests_total", "finished", "codes"): 2,
+        ("stage_requests_total", "finished", "sound"): 2,
     }
-    assert moved["stage_tokens_total", "thinker"] == 8 + 6 + 5
-    codes = moved["stage_tokens_total", "talker"]
+    assert moved["stage_tokens_total", "text"] == 8 + 6 + 5
+    codes = moved["stage_tokens_total", "codes"]
     assert codes == 30 + 24
-    assert moved["stage_samples_total", "code2wav"] == SAMPLES_A_CODE * codes
-    assert moved["stage_pieces_total", "code2wav"] >= 3
+    assert moved["stage_samples_total", "sound"] == SAMPLES_A_CODE * codes
+    assert moved["stage_pieces_total", "sound"] >= 3
     for name in ("first_output", "request"):
         counts = [moved[f"stage_{name}_seconds_count", stage] for stage in STAGES]
         assert counts == [3, 2, 2]
-    assert moved["stage_handover_seconds_count", "thinker"] == 0 < moved["stage_handover_seconds_count", "talker"]
+    assert moved["stage_handover_seconds_count", "text"] == 0 < moved["stage_handover_seconds_count", "codes"]
     assert {key: moved[key] for key in moved if key[0] == "ingress_requests_total" and key[1] == CHAT} == {
         ("ingress_requests_total", CHAT, "200"): 3,
         ("ingress_requests_total", CHAT, "404"): 1,
@@ -134,28 +112,28 @@ async def test_counts_move_by_what_was_sent(watched: ServedApp) -> None:
     assert moved["ingress_first_byte_seconds_count", CHAT] == moved["ingress_answer_seconds_count", CHAT] == 3
 
 
-async def test_every_ingress_gives_the_same_totals(watched: ServedApp) -> None:
+async def test_every_ingress_gives_the_same_totals(toy_nodes: ServedApp) -> None:
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=60, headers=AUTHORIZED) as client:
         # At once: the router gives to the ingress that has least to do, and so either gets some.
         await asyncio.gather(*(client.get("/v1/models") for _ in range(8)))
-    scrapes = [await all_scraped(watched) for _ in range(6)]
+    scrapes = [await all_scraped() for _ in range(6)]
     assert len({scrape["ingress_requests_total", "/v1/models", "200"] for scrape in scrapes}) == 1
-    text = await whole_scrape(AUTHORIZED)
+    text = await whole_scrape()
     for name, replicas in {"ingress_requests_in_flight": 2, "stage_requests_running": 3}.items():
         assert len(set(re.findall(rf'omni_cluster_{name}.*replica="(\w+)"', text))) == replicas
 
 
-async def test_a_scrape_needs_a_key(watched: ServedApp) -> None:
+async def test_a_scrape_needs_a_key(toy_nodes: ServedApp) -> None:
     assert httpx.get(f"{BASE_URL}/metrics", timeout=60).status_code == 401
 
 
-async def nothing_is_held(served: ServedApp) -> bool:
-    return not is_held(await all_scraped(served))
+async def nothing_is_held() -> bool:
+    return not is_held(await all_scraped())
 
 
-async def all_hold_it(served: ServedApp) -> bool:
+async def all_hold_it() -> bool:
     """Whether the one request that runs has come to every stage: one that is left before is never counted there."""
-    held = await scraped(served)
+    held = await scraped()
     return all(held["stage_open_outboxes", stage] == 1 for stage in STAGES)
 
 
@@ -170,13 +148,13 @@ async def answering() -> AsyncIterator[None]:
         yield
 
 
-async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: ServedApp) -> None:
-    before = await all_scraped(watched)
+async def test_a_request_that_is_left_is_cancelled_in_every_stage(toy_nodes: ServedApp) -> None:
+    before = await all_scraped()
     async with answering():
-        await until(lambda: all_hold_it(watched), "every stage has the request")
+        await until(all_hold_it, "every stage has the request")
 
     async def all_are_cancelled() -> bool:
-        moved = grown(await all_scraped(watched), before)
+        moved = grown(await all_scraped(), before)
         ended = {key for key in moved if key[0] in ("stage_requests_total", "ingress_requests_total")}
         cancelled = {("stage_requests_total", "cancelled", stage) for stage in STAGES}
         # Serve ends the stages' calls too: where the ingress hears of that first, its stream ends with an error event.
@@ -186,37 +164,37 @@ async def test_a_request_that_is_left_is_cancelled_in_every_stage(watched: Serve
         return cancelled <= ended and bool(left & ended)
 
     await until(all_are_cancelled, "every process has counted that the client left")
-    await until(lambda: nothing_is_held(watched), "all stages let go of the request")
+    await until(nothing_is_held, "all stages let go of the request")
 
 
-async def test_what_runs_is_held_until_its_end(watched: ServedApp) -> None:
-    await scraped_at_rest(watched)
+async def test_what_runs_is_held_until_its_end(toy_nodes: ServedApp) -> None:
+    await scraped_at_rest()
     async with answering():
-        running = await all_scraped(watched)
+        running = await all_scraped()
     assert running["ingress_requests_in_flight", CHAT] == 1
-    assert running["stage_open_outboxes", "thinker"] == 1
-    await until(lambda: nothing_is_held(watched), "all stages let go of the request")
+    assert running["stage_open_outboxes", "text"] == 1
+    await until(nothing_is_held, "all stages let go of the request")
 
 
-async def test_what_a_stage_refuses_has_failed_there(watched: ServedApp) -> None:
-    before = await scraped_at_rest(watched)
-    request = dataclasses.replace(request_for("text", "hot"), sampling={"talker": {"heat": 1}})
-    with pytest.raises(RequestError, match="'heat'"):
-        await watched.answer(request)
-    moved = grown(await scraped_at_rest(watched), before)
-    assert moved["stage_requests_total", "failed", "talker"] == 1
-    assert moved["stage_requests_total", "failed", "thinker"] == 0
+async def test_what_a_stage_refuses_has_failed_there(toy_nodes: ServedApp) -> None:
+    before = await scraped_at_rest()
+    request = OmniRequest("hot", "Hello.", sampling={"codes": {"min_tokens": 2, "max_tokens": 1}})
+    with pytest.raises(RequestError, match="min_tokens"):
+        await toy_nodes.answer(request)
+    moved = grown(await scraped_at_rest(), before)
+    assert moved["stage_requests_total", "failed", "codes"] == 1
+    assert moved["stage_requests_total", "failed", "text"] == 0
 
 
-async def test_a_replica_that_does_not_answer_is_left_out_and_counted(watched: ServedApp) -> None:
-    before = await all_scraped(watched)
-    (silent,) = await watched.statuses_of("talker")
-    only_it = {"ingress": 0, "thinker": 0, "talker": 1, "code2wav": 0}
+async def test_a_replica_that_does_not_answer_is_left_out_and_counted(toy_nodes: ServedApp) -> None:
+    before = await all_scraped()
+    (silent,) = await toy_nodes.statuses_of("codes")
+    only_it = {"ingress": 0, "text": 0, "codes": 1, "sound": 0}
     without: Totals = Counter()
 
     async def the_others_answer() -> bool:
         nonlocal without
-        without = await scraped(watched)
+        without = await scraped()
         return {stage: without["scrape_missing", stage] for stage in only_it} == only_it
 
     os.kill(silent["pid"], signal.SIGSTOP)
@@ -224,13 +202,13 @@ async def test_a_replica_that_does_not_answer_is_left_out_and_counted(watched: S
         await until(the_others_answer, "it alone is missing", SILENT_S)
     finally:
         os.kill(silent["pid"], signal.SIGCONT)
-    assert ("stage_tokens_total", "talker") not in without
-    assert without["stage_tokens_total", "thinker"] == before["stage_tokens_total", "thinker"]
-    after = await all_scraped(watched)
-    assert after["stage_tokens_total", "talker"] == before["stage_tokens_total", "talker"]
+    assert ("stage_tokens_total", "codes") not in without
+    assert without["stage_tokens_total", "text"] == before["stage_tokens_total", "text"]
+    after = await all_scraped()
+    assert after["stage_tokens_total", "codes"] == before["stage_tokens_total", "codes"]
 
 
-async def test_a_request_s_id_is_in_the_log_of_every_stage(watched: ServedApp) -> None:
+async def test_a_request_s_id_is_in_the_log_of_every_stage(toy_nodes: ServedApp) -> None:
     logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
     sent = {**AUTHORIZED, "x-request-id": "find-me.1"}
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=120) as client:
@@ -248,7 +226,7 @@ async def test_a_request_s_id_is_in_the_log_of_every_stage(watched: ServedApp) -
     await until(all_have_said_it, "every log has the request")
     (said,) = lines("ingress")
     assert re.fullmatch(rf"find-me\.1: {CHAT} answered 200 after \d+\.\d{{3}} s", said)
-    made = {"thinker": (8, 0), "talker": (30, 0), "code2wav": (0, 30 * SAMPLES_A_CODE)}
+    made = {"text": (8, 0), "codes": (30, 0), "sound": (0, 30 * SAMPLES_A_CODE)}
     for stage, (tokens, samples) in made.items():
         (said,) = lines(stage)
         expected = rf"finished in stage {stage} after \d+\.\d{{3}} s, {tokens} tokens, {samples} samples"
