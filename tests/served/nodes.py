@@ -1,4 +1,4 @@
-"""The default application over nodes of one cluster."""
+"""An application over nodes of one cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ def default_config() -> dict[str, Any]:
     return config
 
 
+def placed(config: dict[str, Any]) -> dict[str, Any]:
+    """Each stage on a node of its own, and the ingresses on that of the last stage."""
+    for stage in config["stages"]:
+        stage["placement"] = {"label_selector": {"role": stage["model_stage"]}}
+    return config | {"ingress_placement": config["stages"][-1]["placement"]}
+
+
 @contextmanager
 def over_nodes(config: dict[str, Any], path: Path) -> Iterator[ServedApp]:
-    """Each stage on a node of its own, and the ingresses on that of the last stage, the head."""
+    """As `placed`: the last stage's node is the head."""
     roles = [stage["model_stage"] for stage in config["stages"]]
-    for stage, role in zip(config["stages"], roles, strict=True):
-        stage["placement"] = {"label_selector": {"role": role}}
-    path.write_text(yaml.safe_dump(config | {"ingress_placement": {"label_selector": {"role": roles[-1]}}}))
+    path.write_text(yaml.safe_dump(placed(config)))
     with serve_run_over_nodes(f"config={path}", roles=roles[::-1], system_config=FULL_DISK) as app:
         yield app

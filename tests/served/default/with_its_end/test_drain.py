@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from ray import serve
 from tests.http_app import nothing_is_left
 from tests.processes import command_line, running_after, shared_memory_of
 from tests.served.app import BASE_URL, PATIENCE_S, ROOT, STAGES, ServedApp, until
+from tests.served.deployed import run_serve
 from tests.served.replaced import CHAT, REPLACED_S, body, process_ids
 
 pytestmark = pytest.mark.full
@@ -49,10 +48,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = {"name": "text", "route_prefix": "/text", "import_path": "deployments:app", "args": {"config": config}}
     path.write_text(yaml.safe_dump(built | {"applications": [default, beside]}))
     return path
-
-
-def run_serve(*arguments: str) -> None:
-    subprocess.run([str(Path(sys.executable).parent / "serve"), *arguments], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 @dataclass

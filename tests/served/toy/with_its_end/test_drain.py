@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-import yaml
 from openai import AsyncOpenAI
 from ray import serve
 
 from tests.http_app import nothing_is_left
 from tests.processes import command_line, running_after, shared_memory_of
-from tests.served.app import BASE_URL, PATIENCE_S, ROOT, ServedApp, until
+from tests.served.app import BASE_URL, PATIENCE_S, ServedApp, until
+from tests.served.deployed import deploy
 from tests.served.recovering import CHAT, Heard, Recovering, told
 from tests.served.replaced import REPLACED_S, process_ids
 from tests.served.toy_config import toy_config
@@ -31,20 +30,12 @@ GRACE_S = 4
 END_S = 240
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For `serve deploy`: the toy with a short time to end, and stages that take longer for a long answer."""
+def slower_config() -> dict[str, Any]:
+    """The toy with a short time to end, and stages that take longer for a long answer."""
     config = toy_config()
     config["limits"] = {"closing_grace_s": GRACE_S}
     config["stages"][2]["options"]["token_s"] *= 4
-    path = tmp_path_factory.mktemp("serve") / "toy.yaml"
-    application = {"name": "default", "import_path": "deployments:app", "args": {"config": config}}
-    path.write_text(yaml.safe_dump({"applications": [application]}))
-    return path
-
-
-def run_serve(*arguments: str) -> None:
-    subprocess.run([str(Path(sys.executable).parent / "serve"), *arguments], cwd=ROOT, check=True, timeout=PATIENCE_S)
+    return config
 
 
 @contextlib.asynccontextmanager
@@ -102,11 +93,11 @@ async def test_an_ingress_that_is_killed_leaves_nothing_and_sdks_ask_again(
 
 
 async def test_a_stream_outlives_the_replicas_that_serve_deploy_replaces(
-    toy: ServedApp, recovering: Recovering, file: Path
+    toy: ServedApp, recovering: Recovering, tmp_path: Path
 ) -> None:
     expected, before = await recovering.undisturbed(recovering.body()), await process_ids(toy)
     async with speaking(recovering.body()) as (task,):
-        await asyncio.to_thread(run_serve, "deploy", "-a", toy.dashboard_url, str(file))
+        await asyncio.to_thread(deploy, toy, slower_config(), tmp_path / "toy.yaml")
 
         async def goes() -> bool:
             assert (await asyncio.to_thread(toy.client.get, "/ready")).status_code == 200
