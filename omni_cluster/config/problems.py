@@ -17,6 +17,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "handover.rows": "leave it out, rows always travel as Ray objects now",
         "limits.max_stall_s": "leave it out, max_ongoing_requests bounds what runs",
         "stages.autoscaling.target": "set signals instead, for example signals: {max_requests: 24}",
+        "stages.diffusion": "rename it to options",
         "stages.card_percent": "leave it out, a stage may use its whole card",
     }
 )

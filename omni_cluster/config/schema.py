@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -17,8 +16,6 @@ from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.types.modalities import Modality, not_made
 from omni_cluster.types.sampling import sampling_faults
-
-logger = logging.getLogger(__name__)
 
 PRESET_PREFIX = "preset:"
 RESERVED_ENGINE_ARGS = {
@@ -283,19 +280,6 @@ class StageConfig(Strict):
     def max_replicas(self) -> int:
         """Those that stand by are among them: they have their engines, and their part of a card."""
         return self.autoscaling.max_replicas if self.autoscaling else (self.num_replicas or 1) + self.standby_replicas
-
-    @model_validator(mode="before")
-    @classmethod
-    def _options_by_their_old_name(cls, given: object) -> object:
-        if not (isinstance(given, dict) and isinstance(given.get("diffusion", 0), dict | None)):
-            return given
-        if given["diffusion"] and given.get("options"):
-            refuse(
-                [Problem("diffusion", given["diffusion"], "it is called options now, which is there too, join them")]
-            )
-        logger.warning("stage %s: diffusion is called options now; rename it.", given.get("stage_id"))
-        others = {key: value for key, value in given.items() if key != "diffusion"}
-        return others | ({"options": given["diffusion"]} if given["diffusion"] else {})
 
     @model_validator(mode="before")
     @classmethod

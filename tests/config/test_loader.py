@@ -83,11 +83,11 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "5",
         "did you mean max_prompt_tokens",
     ),
-    "options by both names": (
-        of_stage(2, diffusion={"max_streams": 2}, options={"max_streams": 3}),
+    "options by their former name": (
+        of_stage(2, diffusion={"max_streams": 2}),
         "stages[2].diffusion",
         "{'max_streams': 2}",
-        "called options now",
+        "rename it to options",
     ),
     "no model": ({("model",): REMOVED}, "model", "missing", "model: preset:tiny"),
     "empty model": ({("model",): ""}, "model", "''", "for example preset:tiny"),

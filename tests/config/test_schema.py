@@ -136,10 +136,3 @@ def test_the_room_loads_without_the_heavy_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_options_are_read_by_their_old_name_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    said = StageConfig(**stage(0, [], diffusion={"max_streams": 3}))
-    assert said.options == {"max_streams": 3}
-    assert StageConfig(**stage(0, [], diffusion=None, options={"max_streams": 4})).options == {"max_streams": 4}
-    assert caplog.messages == ["stage 0: diffusion is called options now; rename it."] * 2
