@@ -158,11 +158,6 @@ class StreamedSound:
             self._encoder.close()
 
 
-def whole_audio(chat: ChatRequest, audio: AudioChunk | None, sample_rate_hz: int) -> bytes:
-    """The answer's sound in the format asked for; WAV when none was. A file without samples for no sound."""
-    return whole_sound(audio, chat.audio_format or "wav", sample_rate_hz)
-
-
 def whole_sound(audio: AudioChunk | None, sound_format: SoundFormat, sample_rate_hz: int) -> bytes:
     """One file; a file without samples, at `sample_rate_hz`, for no sound."""
     if audio is None:

@@ -120,13 +120,13 @@ async def test_whole_answers_and_pieces_of_sound_are_made_by_threads(
         work = getattr(of, name)
 
         def watching(*args: Any, **kwargs: Any) -> Any:
-            made[name] = threading.get_ident()
+            made[f"{of} {name}"] = threading.get_ident()
             return work(*args, **kwargs)
 
         monkeypatch.setattr(of, name, watching)
 
     for of, name in (
-        (chat, "whole_audio"),
+        (chat, "whole_sound"),
         (chat, "completion"),
         (chat.JSONResponse, "render"),
         (chat.StreamedSound, "push"),

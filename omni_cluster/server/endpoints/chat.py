@@ -23,7 +23,7 @@ from omni_cluster.server.answers import (
     timings,
     usage,
     voice_header,
-    whole_audio,
+    whole_sound,
 )
 from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.quotas import Allowance
@@ -168,7 +168,7 @@ def _spoken(chat: ChatRequest, output: OmniRequestOutput, sample_rate_hz: int) -
         text=output.text,
         finish_reason=finish_reason(output),
         usage=usage(output),
-        audio=whole_audio(chat, output.audio, sample_rate_hz) if chat.wants_audio else None,
+        audio=whole_sound(output.audio, chat.audio_format or "wav", sample_rate_hz) if chat.wants_audio else None,
         choices=output.choices,
         calls=output.calls,
         images=output.images,
