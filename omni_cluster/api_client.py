@@ -13,6 +13,7 @@ from omni_cluster.types.errors import OmniError
 Event = dict[str, Any]
 
 CONNECT_TIMEOUT_S = 10.0
+DONE = "[DONE]"
 
 
 class BadAnswer(OmniError):
@@ -77,41 +78,29 @@ def _text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
     return "".join(part.get("text", "") for part in content or ())
 
 
-class _Lines:
-    """The lines of a stream, one by one; `has_ended` once [DONE] was there."""
-
-    def __init__(self) -> None:
-        self.has_ended = False
-
-    def event(self, line: str) -> Event | None:
-        """What a line says, None for one that says nothing. Raises BadAnswer."""
-        if not line.startswith("data:"):
-            return None
-        data = line.removeprefix("data:").strip()
-        self.has_ended = data == "[DONE]"
-        return None if self.has_ended else body_of(data)
-
-
 def events_of(lines: Iterable[str]) -> Iterator[Event]:
     """The events of a stream until [DONE]. Raises BadAnswer for an error event, and for a stream that breaks off."""
-    reader = _Lines()
     for line in lines:
-        if (event := reader.event(line)) is not None:
-            yield event
-        if reader.has_ended:
+        if (data := _data(line)) == DONE:
             return
+        if data is not None:
+            yield body_of(data)
     raise _broken_off()
 
 
 async def events_of_async(lines: AsyncIterable[str]) -> AsyncIterator[Event]:
-    """See `events_of`."""
-    reader = _Lines()
+    """As `events_of`, of lines that are waited for."""
     async for line in lines:
-        if (event := reader.event(line)) is not None:
-            yield event
-        if reader.has_ended:
+        if (data := _data(line)) == DONE:
             return
+        if data is not None:
+            yield body_of(data)
     raise _broken_off()
+
+
+def _data(line: str) -> str | None:
+    """What a line says, None for one that says nothing."""
+    return line.removeprefix("data:").strip() if line.startswith("data:") else None
 
 
 def _broken_off() -> BadAnswer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import media_too_large
 
 
 class Budget:
@@ -15,12 +15,10 @@ class Budget:
     def check(self, size_bytes: int, param: str) -> None:
         """Raises if so many could not be taken."""
         if self._taken_bytes + size_bytes > self._max_bytes:
-            raise BadRequest(
+            raise media_too_large(
+                param,
                 f"The request's media come to {self._taken_bytes + size_bytes} bytes and more when decoded, but at "
                 f"most {self._max_bytes} are accepted.",
-                param=param,
-                code="media_too_large",
-                status=413,
             )
 
     def take(self, size_bytes: int, param: str) -> None:

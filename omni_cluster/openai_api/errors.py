@@ -51,6 +51,10 @@ def invalid(param: str | None, sentence: str) -> BadRequest:
     return BadRequest(sentence, param=param, code="invalid_value")
 
 
+def media_too_large(param: str, sentence: str) -> BadRequest:
+    return BadRequest(sentence, param=param, code="media_too_large", status=413)
+
+
 def check_at_most(param: str, value: int | None, most: int) -> None:
     """Raises BadRequest for more than is accepted; None: the client left it out."""
     if value is not None and value > most:

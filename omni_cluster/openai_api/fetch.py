@@ -23,7 +23,7 @@ from typing import Final
 
 import httpx
 
-from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.errors import BadRequest, media_too_large
 from omni_cluster.types.errors import ConfigError
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -139,11 +139,9 @@ class TotalBytes:
         """Raises BadRequest (413) that names `param` once there are more than may be."""
         self._total += size_bytes
         if self._total > self._most:
-            raise BadRequest(
+            raise media_too_large(
+                param,
                 f"{param} and the files before it have {self._total} bytes, but at most {self._most} are accepted.",
-                param=param,
-                code="media_too_large",
-                status=413,
             )
 
 

@@ -25,7 +25,7 @@ from PIL import Image, ImageFile, ImageOps
 
 from omni_cluster.openai_api.audio import S16_STEP
 from omni_cluster.openai_api.containers import FAULTS, is_decoded_by, read_only
-from omni_cluster.openai_api.errors import BadRequest, lasts_too_long
+from omni_cluster.openai_api.errors import BadRequest, lasts_too_long, media_too_large
 from omni_cluster.openai_api.sound_formats import READINGS, AudioFormat, open_sound
 
 SAMPLE_RATE_HZ: Final = 16_000
@@ -79,12 +79,7 @@ def decode_base64(value: str, max_bytes: int, param: str) -> bytes:
     digits = _digits(_base64_part(value, param))
     size_bytes = len(digits) * 3 // 4
     if size_bytes > max_bytes:
-        raise BadRequest(
-            f"{param} has {size_bytes} bytes, but at most {max_bytes} are accepted.",
-            param=param,
-            code="media_too_large",
-            status=413,
-        )
+        raise media_too_large(param, f"{param} has {size_bytes} bytes, but at most {max_bytes} are accepted.")
     if not digits:
         raise _no_base64(param)
     try:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from omni_cluster.openai_api.budget import Budget
-from omni_cluster.openai_api.errors import BadRequest, check_at_most, invalid
+from omni_cluster.openai_api.errors import BadRequest, check_at_most, invalid, media_too_large
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.languages import language_name
 from omni_cluster.openai_api.limits import ApiLimits
@@ -245,10 +245,5 @@ def _file(parts: Sequence[Part], limits: ApiLimits) -> bytes:
         raise invalid(FILE, f"{FILE} is empty; send the sound in it.")
     if len(data) > limits.max_media_bytes or not limits.max_audio_parts:
         most = limits.max_media_bytes if limits.max_audio_parts else 0
-        raise BadRequest(
-            f"{FILE} has {len(data)} bytes, but at most {most} are accepted.",
-            param=FILE,
-            code="media_too_large",
-            status=413,
-        )
+        raise media_too_large(FILE, f"{FILE} has {len(data)} bytes, but at most {most} are accepted.")
     return data
