@@ -29,7 +29,7 @@ test: $(READY)
 
 # What a cluster promises when its parts are lost, or come.
 test-cluster: $(READY)
-	$(PYTEST) -m "cluster and not gpu and not full"
+	$(PYTEST) -m "cluster and not gpu and not full" tests/served
 
 # Everything, before a release and before an issue is called resolved. Larger applications have the memory to themselves.
 test-all: $(READY)

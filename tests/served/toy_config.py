@@ -13,9 +13,9 @@ import yaml
 from tests.served.app import ROOT, ServedApp, serve_run
 
 TOY = ROOT / "tests" / "families" / "toy" / "toy.yaml"
-TOKEN_S = {"text": 0.005, "codes": 0.008, "sound": 0.01}
+TOKEN_S = {"text": 0.005, "codes": 0.006, "sound": 0.01}
 """Of a stage: an answer takes seconds."""
-LONG = {"text": 400, "codes": 500}
+LONG = {"text": 400, "codes": 350}
 SHORT = {"text": 8, "codes": 20}
 
 

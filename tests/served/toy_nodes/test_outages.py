@@ -21,7 +21,8 @@ STREAMS = 6
 async def test_the_requests_of_a_node_that_dies_go_on_on_a_new_one(
     toy_nodes: ServedApp, recovering: Recovering
 ) -> None:
-    before, body = store_bytes(kept=True), recovering.body()
+    long = {"codes": {"max_tokens": 800, "min_tokens": 800}}  # none ends before all are there
+    before, body = store_bytes(kept=True), recovering.body(stage_sampling_params=long)
     expected = await recovering.undisturbed(body)
     running = [asyncio.create_task(recovering.answer_with(body)) for _ in range(STREAMS)]
 

@@ -116,7 +116,7 @@ async def test_a_stream_outlives_the_replicas_that_serve_deploy_replaces(
 
 
 async def test_streams_may_end_after_sigterm_or_are_told(toy: ServedApp, recovering: Recovering) -> None:
-    """The last test. A long answer takes four times its grace."""
+    """The last test. A long answer takes three times its grace."""
     short, long = recovering.short_body(), recovering.body()
     expected, stages = await recovering.undisturbed(short), toy.stages
     toy.close()  # or this process would be ended with the cluster

@@ -12,7 +12,7 @@ from tests.served.recovering import Recovering
 from tests.served.replaced import all_are_replaced, process_ids
 from tests.served.toy_config import toy_config
 
-LENGTHS = {"text": 40, "codes": 400}
+LENGTHS = {"text": 40, "codes": 200}
 
 
 @pytest.fixture(scope="package")
