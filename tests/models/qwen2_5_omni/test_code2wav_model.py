@@ -60,7 +60,13 @@ def made_by(model: Code2WavModel, jobs: Sequence[SoundJob]) -> list[np.ndarray]:
 
 def wanted(reference: Reference, asked: SoundJob) -> np.ndarray:
     assert asked.voice is not None and asked.seed is not None
-    return reference.waveform(codes_of(asked), asked.voice, asked.seed)
+    return _waveform(reference, tuple(codes_of(asked)), asked.voice, asked.seed)
+
+
+@functools.cache
+def _waveform(reference: Reference, codes: tuple[int, ...], voice: str, seed: int) -> np.ndarray:
+    """Several tests compare with the same one."""
+    return reference.waveform(codes, voice, seed)
 
 
 def assert_close(made: np.ndarray, expected: np.ndarray) -> None:
