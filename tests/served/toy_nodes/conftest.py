@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.served.app import KEY, ServedApp
+from tests.served.at_work import Asking
 from tests.served.nodes import over_nodes
 from tests.served.recovering import Recovering
 from tests.served.toy_config import LONG, SHORT, bounded, toy_config
@@ -27,3 +28,8 @@ def toy_nodes() -> Iterator[ServedApp]:
 @pytest.fixture(scope="package")
 def recovering(toy_nodes: ServedApp) -> Recovering:
     return Recovering(toy_nodes, LONG, SHORT, voice="high", tolerance=0)
+
+
+@pytest.fixture(scope="package")
+def asking(toy_nodes: ServedApp) -> Asking:
+    return Asking(toy_nodes, "high", {"text": {"max_tokens": 100}, "codes": {"max_tokens": 250, "min_tokens": 250}})

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.served.app import KEY, ServedApp, long_checkpoint
+from tests.served.at_work import Asking
 from tests.served.nodes import default_config, over_nodes
 
 NOBODY = "http://127.0.0.1:9"
@@ -31,3 +32,8 @@ def watched() -> Iterator[ServedApp]:
         keys.write_text(f"{KEY}\n")
         with over_nodes(config | {"api": {"keys_file": str(keys)}}, Path(folder) / "watched.yaml") as app:
             yield app
+
+
+@pytest.fixture(scope="package")
+def asking(watched: ServedApp) -> Asking:
+    return Asking(watched, "Ethan", {"talker": {"max_tokens": 1024, "min_tokens": 1024}})
