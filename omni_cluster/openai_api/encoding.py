@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from fractions import Fraction
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import av
 import numpy as np
@@ -112,24 +112,36 @@ class SoundEncoder:
 
     def __init__(self, sample_rate_hz: int, format: SoundFormat) -> None:
         self._sink = _Sink()
-        self._writer: _Writer | None = _stream_writer(self._sink, sample_rate_hz, format)
+        self._is_open = True
+        self._writer: _CodecWriter | None = None
+        if format in _CODECS:
+            self._writer = _CodecWriter(self._sink, sample_rate_hz, _CODECS[format], _STREAM_OPTIONS)
+        elif format == "wav":
+            self._sink.write(_endless_wav_header(sample_rate_hz))
 
     def push(self, samples: npt.NDArray[np.float32]) -> bytes:
         """Bytes that may be sent now, with the header in the first; empty while too few of samples `[n]` came.
 
         Raises ValueError when the encoder is finished or closed.
         """
-        self._opened().push(pcm16(samples))
+        self._check_open()
+        if self._writer is None:
+            self._sink.write(pcm16(samples))
+        else:
+            self._writer.push(pcm16(samples))
         return self._sink.take()
 
     def finish(self) -> bytes:
         """The last bytes; closes the encoder. Raises ValueError when it is finished or closed already."""
-        self._opened().finish()
+        self._check_open()
+        if self._writer is not None:
+            self._writer.finish()
         self.close()
         return self._sink.take()
 
     def close(self) -> None:
         """Releases the encoder and leaves the stream as it is; may be called again."""
+        self._is_open = False
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -142,10 +154,9 @@ class SoundEncoder:
     ) -> None:
         self.close()
 
-    def _opened(self) -> _Writer:
-        if self._writer is None:
+    def _check_open(self) -> None:
+        if not self._is_open:
             raise ValueError("the encoder is closed")
-        return self._writer
 
 
 class _Sink:
@@ -164,42 +175,12 @@ class _Sink:
         return taken
 
 
-class _Writer(Protocol):
-    def push(self, pcm: bytes) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _stream_writer(sink: _Sink, sample_rate_hz: int, format: SoundFormat) -> _Writer:
-    if format in _CODECS:
-        return _CodecWriter(sink, sample_rate_hz, _CODECS[format], _STREAM_OPTIONS)
-    if format == "wav":
-        sink.write(_endless_wav_header(sample_rate_hz))
-    return _PcmWriter(sink)
-
-
 def _endless_wav_header(sample_rate_hz: int) -> bytes:
     pcm, channels, sample_bytes = 1, 1, 2
     rates = struct.pack("<II", sample_rate_hz, sample_rate_hz * channels * sample_bytes)
     layout = struct.pack("<HH", pcm, channels) + rates + struct.pack("<HH", channels * sample_bytes, 8 * sample_bytes)
     unknown = struct.pack("<I", _UNKNOWN_BYTES)
     return b"RIFF" + unknown + b"WAVEfmt " + struct.pack("<I", len(layout)) + layout + b"data" + unknown
-
-
-class _PcmWriter:
-    def __init__(self, sink: _Sink) -> None:
-        self._sink = sink
-
-    def push(self, pcm: bytes) -> None:
-        self._sink.write(pcm)
-
-    def finish(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class _CodecWriter:
