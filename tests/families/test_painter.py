@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -18,18 +15,12 @@ from toy.tokenizer import END
 from omni_cluster.engine.omni_llm import OmniLLM
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, Prompt
+from tests.families.painted import BODY, CHAT, SAID, image_part, png_of
 from tests.server.local import LocalApp, local_app
 
 CONFIG = Path(__file__).parent / "toy" / "painter.yaml"
-CHAT = "/v1/chat/completions"
-SAID = "Good morning"
-PAINTED = picture([*SAID.encode(), END], seed=7)
-BODY: dict[str, Any] = {
-    "model": "preset:tiny",
-    "messages": [{"role": "user", "content": SAID}],
-    "modalities": ["text", "image"],
-    "seed": 7,
-}
+SAYS = [*SAID.encode(), END]
+PAINTED = picture(SAYS, BODY["seed"])
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +36,6 @@ def painter() -> Iterator[OmniLLM]:
 def app(painter: OmniLLM) -> Iterator[LocalApp]:
     with local_app(painter) as app:
         yield app
-
-
-def image_part(png: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(png).decode()}}
 
 
 def test_an_answer_has_its_picture_as_a_png_file(painter: OmniLLM) -> None:
@@ -68,31 +55,20 @@ def test_sound_is_refused_where_pictures_are_made(painter: OmniLLM) -> None:
         painter.generate([SAID], modalities=["text", "audio"])
 
 
-def test_a_picture_is_a_part_of_a_message(app: LocalApp) -> None:
-    answer = app.client.post(CHAT, json=BODY).json()
-    assert answer["choices"][0]["message"]["content"] == [{"type": "text", "text": SAID}, image_part(PAINTED)]
+def test_a_picture_is_a_part_of_a_message_whole_and_streamed(app: LocalApp) -> None:
+    assert png_of(app.client) == PAINTED
+
+
+def test_content_is_a_string_unless_pictures_are_asked_for(app: LocalApp) -> None:
     alone = app.client.post(CHAT, json=BODY | {"modalities": ["text"]}).json()
     assert alone["choices"][0]["message"]["content"] == SAID
-
-
-def test_a_picture_is_streamed_as_a_delta_of_its_own(app: LocalApp) -> None:
-    with app.client.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert lines[-1] == "[DONE]"
-    chunks = [json.loads(line) for line in lines[:-1]]
-    by_modality = {
-        kind: [chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk.get("modality") == kind]
-        for kind in ("text", "image")
-    }
-    assert "".join(by_modality["text"]) == SAID and by_modality["image"] == [[image_part(PAINTED)]]
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_openais_client_reads_pictures_of_each_choice(app: LocalApp) -> None:
     client = OpenAI(base_url=f"{app.url}/v1", api_key="none")
     made = client.chat.completions.create(**BODY, n=2)
     parts = [choice.message.content[1] for choice in made.choices]
-    assert parts == [image_part(picture([*SAID.encode(), END], seed)) for seed in (7, 8)]
+    assert parts == [image_part(picture(SAYS, seed)) for seed in (7, 8)]
 
 
 def test_a_picture_given_back_is_refused_and_its_text_is_not(app: LocalApp) -> None:
@@ -109,8 +85,8 @@ def test_a_picture_given_back_is_refused_and_its_text_is_not(app: LocalApp) -> N
     [
         ({}, (PAINTED,)),
         ({"text": KnownOutput((*SAID[:4].encode(),))}, (PAINTED,)),
-        ({"text": KnownOutput((*SAID.encode(), END), "stop")}, (PAINTED,)),
-        ({"text": KnownOutput((*SAID.encode(), END), "stop"), "picture": KnownOutput(num_images=1)}, ()),
+        ({"text": KnownOutput(tuple(SAYS), "stop")}, (PAINTED,)),
+        ({"text": KnownOutput(tuple(SAYS), "stop"), "picture": KnownOutput(num_images=1)}, ()),
     ],
     ids=["nothing", "some text", "all text", "the picture"],
 )
