@@ -46,7 +46,7 @@ from tests.engine.stages import short_default, until
 from tests.server.local import LocalApp
 from tests.server.schema_requests import MODEL, WAV, Maker
 
-SENT = 40
+SENT = 20
 """Over HTTP, half of them accepted ones."""
 EVERY = 5
 """Of the accepted ones, whose inner fields are left out in turn too."""
