@@ -814,7 +814,7 @@ async def test_a_streamed_reply_of_the_pipeline_has_every_sample_once(pipeline: 
     pieces: list[AudioChunk] = []
     said = 0
     async for event in pipeline.stream(long_reply("piecewise")):
-        said += len(event.chunk.token_ids) if event.stage == "talker" else 0
+        said += len(event.chunk.made) if event.stage == "talker" else 0
         if event.chunk.audio is not None:
             pieces.append(event.chunk.audio)
     assert said == 200 and len(pieces) > 1
