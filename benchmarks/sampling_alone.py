@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from omni_cluster.models.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.sampled_rows import MAX_K, SampledRows
-from omni_cluster.vllm_engine.worker.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
 
 CODES, TOP_K, TOP_P = 8448, 40, 0.8

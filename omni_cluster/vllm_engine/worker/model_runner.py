@@ -16,6 +16,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
+from omni_cluster.models.seeded_noise import state_of
 from omni_cluster.types.inputs import StageExtra
 from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
@@ -24,7 +25,6 @@ from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
 from omni_cluster.vllm_engine.worker.prefill_graphs import PrefillGraphs, can_capture_prefill
 from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
-from omni_cluster.vllm_engine.worker.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     NOWHERE,

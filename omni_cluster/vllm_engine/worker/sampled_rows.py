@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from omni_cluster.vllm_engine.worker.seeded_noise import exponential, token_keys
+from omni_cluster.models.seeded_noise import exponential, token_keys
 
 MAX_K = 64
 """A top-k up to here is drawn among the few."""

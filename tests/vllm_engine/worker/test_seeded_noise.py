@@ -13,8 +13,8 @@ import pytest
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
+from omni_cluster.models.seeded_noise import exponential, hashed, state_of, token_keys
 from omni_cluster.vllm_engine.worker.sampled_rows import MAX_K, SampledRows
-from omni_cluster.vllm_engine.worker.seeded_noise import exponential, hashed, state_of, token_keys
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler
 
 CPU = torch.device("cpu")

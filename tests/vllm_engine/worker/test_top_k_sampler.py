@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
+from omni_cluster.models.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.sampled_rows import MAX_K, NO_ROWS, SampledRows
-from omni_cluster.vllm_engine.worker.seeded_noise import state_of
 from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler, bounding, within
 
 VOCAB = 200
