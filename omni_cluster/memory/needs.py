@@ -37,6 +37,8 @@ LOGIT_BYTES = 64
 """Of the sampler, for each logit: bfloat16 and float32 logits (6), sorted values, int64 places and the sort's copies of
 both (24), softmax and cumulative sum (8), two int64 counts with their masks for penalties (18), and masks (8): vLLM's
 v1/sample/sampler.py, ops/topk_topp_sampler.py and layers/utils.py."""
+CODE_BYTES = 2
+"""Of a residual code, which is kept for each position that a running request may have."""
 
 # vLLM's defaults for an engine inside another program, the same on every card; not imported, for that takes seconds.
 BLOCK_TOKENS = 16
@@ -225,7 +227,9 @@ def ar_activation_bytes(stage: StageConfig, sizes: ARSizes) -> int:
     kept += encoder_tokens * max((tower.output_size for tower in towers), default=0) * dtype
     # Input embeddings, a step's hidden states, and the rows made of them; and the rows that come in.
     kept += tokens * (3 * sizes.hidden_size + sizes.rows_size) * dtype
-    sampling = max_num_seqs(given_args(stage)) * sizes.vocab_size * LOGIT_BYTES
+    requests = max_num_seqs(given_args(stage))
+    kept += requests * max_model_len(stage, sizes) * sizes.residual_codes * CODE_BYTES
+    sampling = requests * sizes.vocab_size * LOGIT_BYTES
     return kept + max(encoding, tokens * _decoder_bytes(stage, sizes), sampling)
 
 

@@ -52,7 +52,8 @@ class TowerSizes:
 
 @dataclass(frozen=True, slots=True)
 class ARSizes:
-    """An autoregressive stage. `rows_size`: width of the rows that enter it, 0 for none."""
+    """An autoregressive stage. `rows_size`: width of the rows that enter it, 0 for none; `residual_codes`: how many
+    codes its model makes of each token beside the sampled one."""
 
     weights: tuple[WeightGroup, ...]
     num_layers: int
@@ -64,6 +65,7 @@ class ARSizes:
     vocab_size: int
     max_positions: int
     rows_size: int = 0
+    residual_codes: int = 0
     towers: tuple[TowerSizes, ...] = ()
 
 

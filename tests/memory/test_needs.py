@@ -7,6 +7,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,13 @@ def test_each_setting_moves_its_own_part(seven_b: Path) -> None:
     split = parts_with(seven_b, {"num_gpus": 2, "tensor_parallel_size": 2})
     assert split.cuda_context == CUDA_CONTEXT_BYTES + NCCL_BYTES
     assert split.activations < plain.activations
+
+
+def test_residual_codes_are_kept_for_each_position_of_each_request(seven_b: Path) -> None:
+    stage = bound_to(seven_b, talker={"engine_args": {"max_num_seqs": 8, "max_model_len": 1000}}).config.stages[1]
+    plain = ar_sizes(seven_b, "talker")
+    of_16 = ar_parts(stage, seven_b, replace(plain, residual_codes=15))
+    assert of_16.activations - ar_parts(stage, seven_b, plain).activations == 8 * 1000 * 15 * 2
 
 
 class LiveBytes(TorchDispatchMode):
