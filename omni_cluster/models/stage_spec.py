@@ -80,6 +80,8 @@ class ARSpec(StageSpec):
     samples_tokens = True
     rows_kind: ClassVar[str] = ""
     """The family's name of the rows that it emits; they travel by it."""
+    has_residual_codes: ClassVar[bool] = False
+    """Whether its model is an `AfterSampling`, which makes more codes of each token. Such a stage emits no rows."""
 
     @property
     @abstractmethod

@@ -118,7 +118,8 @@ class StageExtra(msgspec.Struct, frozen=True):
     """What travels with a request to scheduler and runner, beside vLLM's own fields.
 
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
-    `first_tokens`: the consumer waits for so many. `known`: output tokens that another engine made.
+    `first_tokens`: the consumer waits for so many. `known`: output tokens that another engine made; `known_codes`: of a
+    model that makes residual codes, all codes, of which these are the first ones.
     `rows`: packed, of the prompt's positions and, as far as they are known, of those behind it. What comes before the
     first of them is in blocks of its prefix, that the engine holds under the name `hold`. `pad_row`: packed, the row of
     every position after the last one given; empty: zeros. `given_tokens`: the prompt's last ones are a reply that the
@@ -131,6 +132,7 @@ class StageExtra(msgspec.Struct, frozen=True):
     rows_complete: bool = False
     first_tokens: int = 0
     known: tuple[int, ...] = ()
+    known_codes: Codes | None = None
     hold: str = ""
     rows: tuple[bytes, ...] = ()
     pad_row: bytes = b""

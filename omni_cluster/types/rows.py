@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a process that computes nothing starts without torch: the f
     import torch
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1}
+    {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "int16": 2}
 )
 """The dtypes that are carried, by torch's names for them."""
 
@@ -35,6 +35,9 @@ LARGE_BYTES = 1 << 20
 
 KIND_BYTES = 16
 """The longest name of a kind of rows, in ASCII."""
+
+RESIDUAL_CODES = "residual codes"
+"""The kind of rows that are codes of the tokens at their places in a request's output, int16 `[n, Q - 1]`."""
 
 # Rows carry their dtype as a number: the place in this tuple is part of the wire format, so only append.
 _DTYPE_CODES = tuple(ITEM_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from msgspec.structs import replace
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -132,13 +133,27 @@ class ChunkMaker:
 
 
 class CodesMaker(ChunkMaker):
-    """Of a stage that emits codes: they are its tokens, but for the one that ends them."""
+    """Of a stage that emits codes: its tokens but for the one that ends them, each with its residual codes."""
+
+    _ahead: Rows | None = None
+    """Residual codes of tokens that vLLM has not put out yet."""
 
     def _made(self, output: RequestOutput) -> StageChunk:
         chunk = super()._made(output)
         tokens = chunk.token_ids[:-1] if chunk.finish_reason == "stop" else chunk.token_ids
-        codes = Codes.of(chunk.token_start, [[token] for token in tokens]) if tokens else None
-        return replace(chunk, token_start=0, token_ids=(), prompt_token_ids=None, codes=codes)
+        values = self._with_residual(chunk.token_start, tokens, chunk.rows)
+        codes = Codes.of(chunk.token_start, values) if tokens else None
+        return replace(chunk, token_start=0, token_ids=(), prompt_token_ids=None, rows=None, codes=codes)
+
+    def _with_residual(self, start: int, tokens: Sequence[int], new: Rows | None) -> np.ndarray:
+        """The codes of these tokens, int16 `[n, Q]`."""
+        values, end = np.array(tokens, np.int16)[:, None], start + len(tokens)
+        parts = [rows for rows in (self._ahead, new) if rows is not None]
+        if not parts:
+            return values
+        residual = Rows.joined(parts)
+        self._ahead, own = residual.after(end), residual.before(end)
+        return values if own is None else np.hstack([values, own.tensor().numpy()])
 
 
 def token_choices(made: CompletionOutput, bytes_of: Callable[[int], bytes]) -> tuple[TokenChoice, ...]:

@@ -45,9 +45,9 @@ class OmniModelConfig:
     """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
 
     `rows_kind`: of the rows, one a position, that requests may ask for; "": none. `takes_rows`: the model has a
-    static `extra_rows` buffer. `max_payload_elements`: no rows that come at once may have more elements.
-    `max_decode_steps`: tokens that a request may get in one step of the engine. `kept_rows_bytes`: of rows that are
-    emitted, as many are kept for cached prompts.
+    static `extra_rows` buffer. `has_residual_codes`: it is an `AfterSampling`. `max_payload_elements`: no rows that
+    come at once may have more elements. `max_decode_steps`: tokens that a request may get in one step of the engine.
+    `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
     `leaves_rows_out`: those of earlier prompts are not sent again, for their reader keeps what it made of them.
     `shares_card`: the stage's card has the engines of all others too.
     `options`: the stage's own, which its family reads.
@@ -63,6 +63,7 @@ class OmniModelConfig:
     kept_rows_bytes: int = 0
     leaves_rows_out: bool = False
     shares_card: bool = False
+    has_residual_codes: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -88,7 +89,7 @@ class OmniEngineArgs(AsyncEngineArgs):
     @classmethod
     def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
         """Raises ConfigError for an engine argument that vLLM does not know."""
-        if stage.pipeline_parallel_size > 1 and spec.takes_rows:
+        if stage.pipeline_parallel_size > 1 and (spec.takes_rows or spec.has_residual_codes):
             raise ConfigError(
                 f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
                 f"{stage.pipeline_parallel_size}, and rows go into one group of layers only; set it to 1."
@@ -103,6 +104,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.max_decode_steps if spec.takes_rows else 1,
             pipeline.handover.kept_rows_bytes if spec.emits_rows else 0,
             _is_remembered(stage, pipeline),
+            has_residual_codes=spec.has_residual_codes,
         )
         traits = spec.traits
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.

@@ -26,9 +26,12 @@ class RowsSink:
     `admitted`: set once the request is on its way to the engine, behind which later rows may follow.
     `prefill_stats`: vLLM's, of a partial prefill, until an output that vLLM sees takes them along.
     `known`: output tokens that another engine made, and that were delivered; `known_text`: their delivered text.
+    `start`: where the rows begin.
     """
 
-    def __init__(self, stream_interval: StreamInterval | None = None, known: Sequence[int] = ()) -> None:
+    def __init__(
+        self, stream_interval: StreamInterval | None = None, known: Sequence[int] = (), start: int = 0
+    ) -> None:
         self.stream_interval = stream_interval
         self.known = known
         self.known_text = ""
@@ -37,8 +40,8 @@ class RowsSink:
         self._filled = asyncio.Event()
         self._error: PayloadError | None = None
         self._chunks: list[Rows] = []
-        self._taken = 0
-        self._end = 0
+        self._taken = start
+        self._end = start
 
     def put(self, chunk: Rows) -> None:
         """Never raises: it runs in the loop that serves all requests of the engine, as `fail` does."""
@@ -120,9 +123,13 @@ class OmniOutputProcessor(OutputProcessor):
         self._sinks: dict[str, RowsSink] = {}
 
     def open_sink(
-        self, external_id: str, stream_interval: StreamInterval | None = None, known: Sequence[int] = ()
+        self,
+        external_id: str,
+        stream_interval: StreamInterval | None = None,
+        known: Sequence[int] = (),
+        start: int = 0,
     ) -> RowsSink:
-        sink = self._sinks[external_id] = RowsSink(stream_interval, known)
+        sink = self._sinks[external_id] = RowsSink(stream_interval, known, start)
         return sink
 
     def close_sink(self, external_id: str) -> None:

@@ -298,7 +298,7 @@ EVERYWHERE: Names = {
         "uses_mrope",
         "vllm_config",
     ),
-    "vllm.v1.worker.gpu_model_runner:ExecuteModelState": ("hidden_states", "scheduler_output"),
+    "vllm.v1.worker.gpu_model_runner:ExecuteModelState": ("hidden_states", "sample_hidden_states", "scheduler_output"),
     "vllm.v1.worker.gpu_worker:Worker": (
         "init_device",
         "initialize_from_config",

@@ -109,6 +109,7 @@ class OmniSchedulerMixin(_Scheduler):
         )
         config = OmniModelConfig.of(self.vllm_config)
         self._max_elements = config.max_payload_elements
+        self._has_residual_codes = config.has_residual_codes
         # vLLM keeps this many places in the KV cache behind a step's tokens, for those that its further steps compute.
         self.num_lookahead_tokens += config.max_decode_steps - 1
         self._states: dict[str, RequestState] = {}
@@ -164,19 +165,21 @@ class OmniSchedulerMixin(_Scheduler):
             state.key = extra.key
             state.count = RowCount(last.end, first.width, extra.rows_complete, extra.first_tokens, first.start)
             state.hold = extra.hold
-            state.named = self._name_blocks(request, extra.hold, first.prefix)
+            if extra.hold:
+                request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
+            state.named = self._name_blocks(request, self._hashes_of(first.prefix))
             self._states_by_key[extra.key] = state
+        elif self._has_residual_codes:
+            state.named = self._name_blocks(request, request.block_hashes)  # ids say what a prompt is, and no reply
         if extra.emit_rows:
             state.emitted = self._emitted(request, extra.given_tokens)
         return state
 
-    def _name_blocks(self, request: Request, hold: str, prefix: PrefixHashes | None) -> int | None:
-        if hold:
-            request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
-        if not self.kv_cache_manager.enable_caching:
-            return None
-        is_named = prefix is not None and prefix.block_size == self.hash_block_size
-        return name_blocks(request, prefix.hashes if prefix is not None and is_named else (), self.hash_block_size)
+    def _hashes_of(self, prefix: PrefixHashes | None) -> Sequence[bytes]:
+        return prefix.hashes if prefix is not None and prefix.block_size == self.hash_block_size else ()
+
+    def _name_blocks(self, request: Request, hashes: Sequence[bytes]) -> int | None:
+        return name_blocks(request, hashes, self.hash_block_size) if self.kv_cache_manager.enable_caching else None
 
     def _emitted(self, request: Request, given_tokens: int) -> EmittedRows | None:
         """None where no rows are kept: all of them are computed."""

@@ -35,7 +35,7 @@ from omni_cluster.types.errors import (
     RequestGone,
     StageDied,
 )
-from omni_cluster.types.inputs import OmniRequest, RowsPush, StageExtra
+from omni_cluster.types.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.types.outputs import StageChunk, answering
 from omni_cluster.types.rows import PrefixHashes, Rows, check_together
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted
@@ -155,10 +155,13 @@ class StageLLM:
             if engine_input is None:
                 yield StageChunk(known.made, finish_reason=known.finish_reason or "stop")
                 return
-            sink = self.llm.output_processor.open_sink(request.request_id, engine_input.stream_interval, known.inputs)
+            starts = known.made if self._spec.has_residual_codes else 0
+            sink = self.llm.output_processor.open_sink(
+                request.request_id, engine_input.stream_interval, known.inputs, starts
+            )
             hold.is_there = sink.admitted.is_set
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
-            outputs = await self._start(request, engine_input, sink, known.inputs, hold.name)
+            outputs = await self._start(request, engine_input, sink, known, hold.name)
             cleanup.push_async_callback(outputs.aclose)
             feeder = None
             if engine_input.is_part:
@@ -244,7 +247,7 @@ class StageLLM:
             raise refused(self._stage.model_stage, error) from error
 
     async def _start(
-        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: tuple[int, ...], hold: str
+        self, request: OmniRequest, engine_input: EngineInput, sink: RowsSink, known: KnownOutput, hold: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
         """The engine's outputs. Of a prompt of several steps whose rows are read: None for rows before the first."""
         prompt, interval, rows = engine_input.prompt, engine_input.stream_interval, engine_input.rows
@@ -256,7 +259,8 @@ class StageLLM:
             given_tokens=len(engine_input.given_reply.token_ids) if engine_input.given_reply is not None else 0,
             rows_complete=engine_input.rows_complete,
             first_tokens=interval.first if interval is not None and request.streams_audio else 0,
-            known=known,
+            known=known.inputs,
+            known_codes=known.codes if self._spec.has_residual_codes else None,
             hold=hold if rows and rows[0].start else "",
             rows=tuple(part.to_bytes() for part in rows),
             pad_row=engine_input.pad_row.to_bytes() if engine_input.pad_row is not None else b"",
@@ -267,7 +271,7 @@ class StageLLM:
         params.extra_args = extra.to_extra_args()
         rendered = await self._rendered(prompt)
         outputs = self._outputs(request.request_id, prompt, rendered, params)
-        prefilled = len(rendered["prompt_token_ids"]) + len(known)
+        prefilled = len(rendered["prompt_token_ids"]) + len(known.inputs)
         has_parts = prefilled > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
         if engine_input.emit_rows and engine_input.given_reply is None and has_parts:
             return sink.before_first(outputs)

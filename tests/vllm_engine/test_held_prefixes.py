@@ -56,8 +56,14 @@ class Engine:
         """Rows of positions `start` to `rows` are there."""
         given = rows_of(start, torch.zeros(rows - start, 2), prefix=prefix)
         extra = StageExtra(name, rows_complete=rows > PROMPT, hold=hold, rows=(given.to_bytes(),))
+        return self._ask(extra, [3] * PROMPT, **sampling)
+
+    def ask_without_rows(self, name: str, ids: Sequence[int]) -> Request:
+        return self._ask(StageExtra(name), ids)
+
+    def _ask(self, extra: StageExtra, ids: Sequence[int], **sampling: Any) -> Request:
         params = SamplingParams(max_tokens=20, ignore_eos=True, **sampling, extra_args=extra.to_extra_args())
-        request = Request(name, [3] * PROMPT, params, None, block_hasher=self._hasher)
+        request = Request(extra.key, list(ids), params, None, block_hasher=self._hasher)
         self.scheduler.add_request(request)
         return request
 
@@ -94,11 +100,12 @@ Make = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def make(tiny: Path) -> Make:
-    def made(num_blocks: int = 40, **engine_args: Any) -> Engine:
+    def made(num_blocks: int = 40, has_residual_codes: bool = False, **engine_args: Any) -> Engine:
         talker = talker_stage(**{**tight(STEP_TOKENS), "max_model_len": LONGEST, "block_size": BLOCK, **engine_args})
         config = pipeline_config(thinker_stage(), talker)
         spec = cast(ARSpec, bind(config).family.specs["talker"])
         vllm_config = OmniEngineArgs.for_ar_stage(talker, config, str(tiny), spec).create_engine_config()
+        vllm_config.additional_config["omni"]["has_residual_codes"] = has_residual_codes
         vllm_config.cache_config.num_gpu_blocks = num_blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         caches = KVCacheConfig(num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
@@ -141,6 +148,17 @@ def test_prompts_of_other_names_share_nothing_though_their_tokens_are_the_same(m
         engine.ask(name, prefix)
         engine.run()
     assert set(map(tuple, engine.computed.values())) == {(0,)}
+
+
+@pytest.mark.parametrize("has_residual_codes", [False, True])
+def test_a_reply_is_shared_by_its_ids_unless_they_have_residual_codes(make: Make, has_residual_codes: bool) -> None:
+    engine = make(has_residual_codes=has_residual_codes)
+    first = engine.ask_without_rows("first", [3] * PROMPT)
+    engine.run()
+    engine.ask_without_rows("second", first.all_token_ids)
+    engine.run()
+    assert engine.computed == {"first": [0], "second": [(PROMPT_BLOCKS + (not has_residual_codes)) * BLOCK]}
+    assert engine.counts["kv_blocks_used"] == 0
 
 
 def test_what_two_prompts_begin_with_is_shared_up_to_where_they_part(make: Make) -> None:

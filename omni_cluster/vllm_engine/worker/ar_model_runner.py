@@ -18,16 +18,18 @@ else:
 
 
 class GPUARModelRunner(OmniGPUModelRunner, PlatformModelRunner):
-    """Runs thinker-like stages (rows out) and talker-like stages (rows in)."""
+    """Runs thinker-like stages (rows out) and talker-like stages (rows in, codes out)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pinned = PinnedBuffers()
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Samples as vLLM does, and adds the rows of the step to the output of the requests that want them."""
-        step = self.take_rows()  # before super(), which clears the state of the step
+        """Samples as vLLM does, and adds the step's rows to the output of the requests that want them, or its codes."""
+        rows = self.take_rows()  # before super(), which clears the state of the step
+        self.keep_hidden()
         output = super().sample_tokens(grammar_output)
+        step = rows or self.take_codes()
         if step is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 
+from omni_cluster.models.after_sampling import Sampled
 from omni_cluster.models.seeded_noise import state_of
 from omni_cluster.types.inputs import StageExtra
 from omni_cluster.types.rows import PrefixHashes
@@ -24,7 +25,8 @@ from omni_cluster.vllm_engine.worker.finite import finite_logits
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
 from omni_cluster.vllm_engine.worker.prefill_graphs import PrefillGraphs, can_capture_prefill
-from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows
+from omni_cluster.vllm_engine.worker.residual_codes import ResidualCodes
+from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows, on_device
 from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     NOWHERE,
@@ -88,6 +90,9 @@ class OmniGPUModelRunner(_Runner):
         self._embeddings: torch.Tensor | None = None
         self._inputs: OmniModelInputBuilder | None = None
         self._multi_step: MultiStepDecoder | None = None
+        self._residual: ResidualCodes | None = None
+        self._hidden: torch.Tensor | None = None
+        """Of the step that is sampled from, where the model makes residual codes."""
         self._further: dict[str, int] = {}
         heads = self.model_config.get_num_attention_heads(self.parallel_config)
         self._prefill_graphs = PrefillGraphs(heads // self.model_config.get_num_kv_heads(self.parallel_config))
@@ -110,6 +115,10 @@ class OmniGPUModelRunner(_Runner):
             staging = torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, pin_memory=is_cuda)
             self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
             self._multi_step = MultiStepDecoder(self)
+        if self.omni_config.has_residual_codes:
+            # A token that is sampled at the last position has one behind it.
+            most = self.model_config.max_model_len + 1
+            self._residual = ResidualCodes(self.get_model(), self.max_num_reqs, most)
 
     @property
     def _captures(self) -> bool:
@@ -154,7 +163,7 @@ class OmniGPUModelRunner(_Runner):
         for request_id in scheduler_output.finished_req_ids:
             self._forget(request_id)
         for request_id in scheduler_output.preempted_req_ids or ():
-            self._penalties.remove(request_id)  # there is room for those that run, not for all that wait
+            self._set_aside(request_id)
         for new in scheduler_output.scheduled_new_reqs:
             self._admit(new)
         for request_id, rows in getattr(scheduler_output, "omni_rows", ()):
@@ -167,13 +176,24 @@ class OmniGPUModelRunner(_Runner):
             self.requests[request_id].mm_features = features
         updated = super()._update_states(scheduler_output)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
-            self._states[request_id].begins = True
-            state = self.requests[request_id]
-            known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
-            self._penalties.admit(request_id, state.sampling_params, state.prompt_token_ids or (), known)
+            self._bring_back(request_id)
         # Noise is made of seeds. vLLM would set these back where a token is not kept, which those of a CPU cannot be.
         self.input_batch.generators.clear()
         return updated
+
+    def _set_aside(self, request_id: str) -> None:
+        """Of a request that is preempted: there is room for those that run, not for all that wait."""
+        self._penalties.remove(request_id)
+        if self._residual is not None:
+            self._residual.set_aside(request_id)
+
+    def _bring_back(self, request_id: str) -> None:
+        self._states[request_id].begins = True
+        if self._residual is not None:
+            self._residual.bring_back(request_id)
+        state = self.requests[request_id]
+        known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
+        self._penalties.admit(request_id, state.sampling_params, state.prompt_token_ids or (), known)
 
     def _admit(self, new: NewRequestData) -> None:
         params, prompt_ids = new.sampling_params, new.prompt_token_ids or ()
@@ -182,12 +202,16 @@ class OmniGPUModelRunner(_Runner):
         self._penalties.admit(new.req_id, params, prompt_ids, state.known)
         if extra is not None and self._inputs is not None:
             self._inputs.admit(new.req_id, extra, len(prompt_ids))
+        if self._residual is not None:
+            self._residual.admit(new.req_id, len(prompt_ids), None if extra is None else extra.known_codes)
 
     def _forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
         self._penalties.remove(request_id)
         if self._inputs is not None:
             self._inputs.remove(request_id)
+        if self._residual is not None:
+            self._residual.remove(request_id)
 
     def _init_mrope_positions(self, req_state: Any) -> None:
         # vLLM asks for these of each new request, before it takes the request into its batch.
@@ -223,8 +247,8 @@ class OmniGPUModelRunner(_Runner):
             self.intermediate_tensors = make(self.max_num_tokens, self.model_config.dtype, self.device)
 
     def _preprocess(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        if self._inputs is not None:
-            self._feed(self._inputs.build(self._spans(scheduler_output)))
+        if self._inputs is not None or self._residual is not None:
+            self._feed(self._spans(scheduler_output))
         inputs = super()._preprocess(scheduler_output, *args, **kwargs)
         if get_pp_group().is_first_rank and self._emits(scheduler_output):
             self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
@@ -250,13 +274,16 @@ class OmniGPUModelRunner(_Runner):
             return super()._sample(logits, spec_decode_metadata)
         further = self._going_on() if self._multi_step is not None else {}
         self._sampled_rows = self._rows_to_sample(1 + max(further.values(), default=0))
+        if self._residual is not None:
+            self._residual.begin(self._spans_to_make(further))
+        discarded, hidden = self.discard_request_mask.gpu[: self.input_batch.num_reqs], self._hidden
         try:
-            output = self.sample_step(logits, self.discard_request_mask.gpu[: len(self.input_batch.req_ids)])
+            output = self.sample_step(logits, hidden, discarded)
             if self._multi_step is None or not further:
                 return output
             tokens = self._multi_step.run(output.sampled_token_ids, further)
         finally:
-            self._sampled_rows = NO_ROWS
+            self._sampled_rows, self._hidden = NO_ROWS, None
         logprobs = _for_each(tokens.shape[1], output.logprobs_tensors)
         return replace(output, sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
@@ -270,11 +297,21 @@ class OmniGPUModelRunner(_Runner):
         }
         return {r: number for r, number in self._further.items() if r not in waiting} if waiting else self._further
 
-    def sample_step(self, logits: torch.Tensor, discarded: torch.Tensor, ahead: int = 0) -> SamplerOutput:
+    def _spans_to_make(self, further: Mapping[str, int]) -> list[TokenSpan]:
+        """The positions of the tokens that the step makes of each request; none of one in the midst of its prompt."""
+        batch, discarded = self.input_batch, self.discard_request_mask.np
+        ends = self.optimistic_seq_lens_cpu[: batch.num_reqs].tolist()
+        return [
+            TokenSpan(r, ends[i], 0 if discarded[i] else 1 + further.get(r, 0)) for i, r in enumerate(batch.req_ids)
+        ]
+
+    def sample_step(
+        self, logits: torch.Tensor, hidden: torch.Tensor | None, discarded: torch.Tensor, ahead: int = 0
+    ) -> SamplerOutput:
         """Samples one token a request as vLLM does, penalties and the noise of seeded requests on the device.
 
-        `logits` `[n, vocab_size]`; `discarded` bool `[n]`: requests whose token is not kept; `ahead`: tokens
-        that this step has made of each request before.
+        `logits` `[n, vocab_size]`, of `hidden` `[n, H]`; `discarded` bool `[n]`: requests whose token is not kept;
+        `ahead`: tokens that this step has made of each request before. The model's residual codes follow each token.
         """
         request_ids = self.input_batch.req_ids
         finite = finite_logits(logits)
@@ -286,7 +323,12 @@ class OmniGPUModelRunner(_Runner):
             output = super()._sample(logits, None)
         finally:
             self.input_batch.sampling_metadata = stock
-        self._penalties.note(request_ids, output.sampled_token_ids[:, 0], discarded)
+        tokens = output.sampled_token_ids[:, 0]
+        self._penalties.note(request_ids, tokens, discarded)
+        if self._residual is not None and hidden is not None:
+            rows, device = self._sampled_rows, self.device
+            sampled = Sampled(hidden, tokens, on_device(rows.greedy, device), rows.keys_of(ahead, device))
+            self._residual.make(sampled, ahead)
         return output  # type: ignore[no-any-return]
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
@@ -312,16 +354,18 @@ class OmniGPUModelRunner(_Runner):
         self._penalties.apply(logits, self.input_batch.req_ids, metadata)
         return logits
 
-    def fill_rows(self, request_ids: Sequence[str], positions: np.ndarray) -> None:
-        """Feeds each request's row at `positions` int `[n]`; -1 for a request that the step computes to no effect."""
+    def feed_further(self, request_ids: Sequence[str], positions: np.ndarray) -> None:
+        """Feeds what each request has at `positions` int `[n]`; -1 for one that the step computes to no effect."""
         spans = [TokenSpan(r, int(p) if p >= 0 else NOWHERE, 1) for r, p in zip(request_ids, positions, strict=True)]
-        if self._inputs is not None:
-            self._feed(self._inputs.build(spans, is_further=True))
+        self._feed(spans, is_further=True)
 
-    def _feed(self, rows: torch.Tensor | None) -> None:
-        """None: the model has them already."""
+    def _feed(self, spans: Sequence[TokenSpan], *, is_further: bool = False) -> None:
+        """What the model is given beside token ids. Rows that are those of the step before are there already."""
+        rows = None if self._inputs is None else self._inputs.build(spans, is_further=is_further)
         if rows is not None:
             self.get_model().extra_rows[: len(rows)].copy_(rows, non_blocking=True)
+        if self._residual is not None:
+            self._residual.feed(spans)
 
     def _rows_to_sample(self, tokens: int) -> SampledRows:
         """How the batch is sampled for so many tokens of each request."""
@@ -334,6 +378,15 @@ class OmniGPUModelRunner(_Runner):
             tokens,
             self.device,
         )
+
+    def keep_hidden(self) -> None:
+        """For what the model makes after sampling, of the step that was just executed."""
+        if self._residual is not None and self.execute_model_state is not None:
+            self._hidden = self.execute_model_state.sample_hidden_states
+
+    def take_codes(self) -> RowsOfStep | None:
+        """The residual codes of the step that was just sampled from, on the device; None without any."""
+        return None if self._residual is None else self._residual.take()
 
     def take_rows(self) -> RowsOfStep | None:
         """The rows of the step that was just executed, on the device; None when no request of it wants rows."""

@@ -76,9 +76,10 @@ class MultiStepDecoder:
             shape = self._shape(len(request_ids))
             for step in range(int(counts.max())):
                 active = counts > step
-                runner.fill_rows(request_ids, np.where(active, next_positions + step, -1))
-                logits = self._logits(columns[-1], inputs, step, shape)
-                columns.append(runner.sample_step(logits, ~inputs.active[step], ahead=step + 1).sampled_token_ids)
+                runner.feed_further(request_ids, np.where(active, next_positions + step, -1))
+                hidden = self._hidden(columns[-1], inputs, step, shape)
+                logits, inactive = runner.model.compute_logits(hidden), ~inputs.active[step]
+                columns.append(runner.sample_step(logits, hidden, inactive, ahead=step + 1).sampled_token_ids)
         further_tokens = torch.cat(columns[1:], dim=1).masked_fill_(~inputs.active.t(), NO_TOKEN)
         return torch.cat([sampled, further_tokens], dim=1)
 
@@ -129,13 +130,14 @@ class MultiStepDecoder:
         by_group, by_layer = runner._get_slot_mappings(batch.num_tokens, attended, num_requests)
         return BatchShape(num_requests, attended, mode, batch, across_dp, by_group, by_layer)
 
-    def _logits(self, tokens: torch.Tensor, inputs: StepInputs, step: int, shape: BatchShape) -> torch.Tensor:
+    def _hidden(self, tokens: torch.Tensor, inputs: StepInputs, step: int, shape: BatchShape) -> torch.Tensor:
+        """What each request's next token is sampled from."""
         runner, n = self._runner, shape.num_requests
         runner.input_ids.gpu[:n].copy_(tokens[:, 0])
         self._positions[..., :n] = inputs.positions[step]
         runner.seq_lens[:n] = inputs.lengths[step]
         runner.input_batch.block_table[0].slot_mapping.gpu[:n] = inputs.slots[step]
-        return runner.model.compute_logits(self._forward(shape)[:n])  # type: ignore[no-any-return]
+        return self._forward(shape)[:n]
 
     @property
     def _positions(self) -> torch.Tensor:

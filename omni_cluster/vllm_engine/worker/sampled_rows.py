@@ -92,6 +92,15 @@ class SampledRows:
         """Whether a top-p leaves out anything, of the rows that draw."""
         return frozenset((self.top_p[~self.greedy] < 1).tolist())
 
+    def keys_of(self, ahead: int, device: torch.device) -> torch.Tensor:
+        """What noise for more codes starts from, int64 `[n]`: of a row without a seed it is drawn."""
+        if self.keys is not None and self.mixed is None:
+            return self.keys[ahead]
+        drawn = torch.randint(-(1 << 63), (1 << 63) - 1, self.greedy.shape, device=device)
+        if self.keys is None or self.mixed is None:
+            return drawn
+        return torch.where(self.mixed.squeeze(1), self.keys[ahead], drawn)
+
     def noise(self, ids: torch.Tensor, ahead: int) -> torch.Tensor:
         """Exponential noise for the token ids `[n, m]`, of a seeded row its own; `ahead`: which token of the step."""
         if self.keys is None:

@@ -21,6 +21,10 @@ class TokenSpan:
     start: int
     length: int
 
+    def one(self, number: int) -> TokenSpan:
+        """Its position number `number`, `NOWHERE` if it has less."""
+        return TokenSpan(self.request_id, self.start + number if number < self.length else NOWHERE, 1)
+
 
 NOWHERE = 1 << 62
 """A position behind all rows, for a request that a step computes to no effect."""
