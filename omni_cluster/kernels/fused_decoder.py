@@ -143,6 +143,5 @@ def _is_one_token_each(metadata: Any, num_rows: int) -> bool:
     return (
         isinstance(metadata, FlashAttentionMetadata)
         and metadata.max_query_len == 1
-        and not metadata.use_cascade
         and metadata.seq_lens.shape[0] == num_rows
     )

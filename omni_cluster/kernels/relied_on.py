@@ -11,6 +11,5 @@ DECODER: Mapping[str, tuple[str, ...]] = {
         "block_table",
         "max_query_len",
         "seq_lens",
-        "use_cascade",
     ),
 }

@@ -103,7 +103,7 @@ def _parts(need: EngineNeed) -> str:
 def with_memory(config: PipelineConfig, plan: MemoryPlan, card_bytes: int) -> PipelineConfig:
     """`config` with the plan as engine arguments, for cards of `card_bytes`.
 
-    What vLLM 0.30 does with them: with `kv_cache_memory_bytes` the cache has that size and nothing is measured; only
+    What vLLM 0.32 does with them: with `kv_cache_memory_bytes` the cache has that size and nothing is measured; only
     `gpu_memory_utilization` of the card must be free when the engine starts (`request_memory`), which is therefore set
     to what the engine still has to take at that point.
     """

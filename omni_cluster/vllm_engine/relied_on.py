@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-CHECKED_VLLM = "0.30.0"
+CHECKED_VLLM = "0.32.0"
 """The version that `pyproject.toml` pins."""
 
 Names = Mapping[str, Sequence[str]]
@@ -99,7 +99,7 @@ EVERYWHERE: Names = {
     "vllm.v1.core.sched.scheduler:Scheduler": (
         "_free_request",
         "_get_local_prefix_cache_hit",
-        "_try_promote_blocked_waiting_request",
+        "_handle_blocked_waiting_request",
         "_update_request_with_output",
         "add_request",
         "finish_requests",
@@ -225,7 +225,7 @@ EVERYWHERE: Names = {
         "repetition_penalties",
     ),
     "vllm.v1.sample:sampler": ("batched_count_greater_than",),
-    "vllm.v1.sample.ops:topk_topp_sampler": ("compiled_random_sample", "register_top_k_top_p_warmups"),
+    "vllm.v1.sample.ops:topk_topp_sampler": ("register_top_k_top_p_warmups",),
     "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p": (),
     "vllm.v1.sample.sampler:Sampler": ("apply_penalties", "topk_topp_sampler"),
     "vllm.v1.structured_output:StructuredOutputManager": ("accept_tokens",),
@@ -326,12 +326,11 @@ LOOKED_UP: Names = {
     "vllm.v1.engine.utils:CoreEngineProcManager.__init__": ("get_mp_context",),
     "vllm.v1.executor.multiproc_executor:WorkerProc.make_worker_process": ("get_mp_context",),
     "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.__init__": ("register_top_k_top_p_warmups",),
-    "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": ("compiled_random_sample",),
     "vllm.v1.sample.sampler:Sampler.apply_logits_processors": ("apply_penalties",),
     "vllm.v1.sample.sampler:Sampler.gather_logprobs": ("batched_count_greater_than",),
     "vllm.v1.sample.sampler:Sampler.sample": ("topk_topp_sampler",),
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": ("_init_mrope_positions",),
-    "vllm.v1.worker.gpu_worker:Worker.init_device": ("GPUModelRunner",),
+    "vllm.v1.worker.gpu_worker:Worker._make_model_runner": ("GPUModelRunner",),
 }
 """What is replaced or set, by the function of vLLM's that has to look there for it."""
 

@@ -146,10 +146,10 @@ class OmniSchedulerMixin(_Scheduler):
             resume(request, extra.known)
         super().add_request(request)
 
-    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """A grammar that is compiled is brought to where the known output of a request that is begun again ends."""
         is_compiling = request.status == WAITS_FOR_GRAMMAR
-        if not super()._try_promote_blocked_waiting_request(request):
+        if not super()._handle_blocked_waiting_request(request):
             return False
         known = list(request.output_token_ids) if is_compiling else []
         if self.structured_output_manager.accept_tokens(request, known):

@@ -15,7 +15,7 @@ import xgrammar
 from transformers import AutoTokenizer
 from vllm import envs
 from vllm.config import VllmConfig
-from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.cache import engine_receiver_cache_from_config, processor_cache_from_config
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 from omni_cluster.config.limits import Limits
@@ -47,8 +47,8 @@ def item() -> MultiModalKwargsItem:
 
 
 def test_both_ends_of_an_engine_keep_the_same_media_of_a_bounded_size(bounded: VllmConfig) -> None:
-    sender = MULTIMODAL_REGISTRY.processor_cache_from_config(bounded)
-    receiver = MULTIMODAL_REGISTRY.engine_receiver_cache_from_config(bounded)
+    sender = processor_cache_from_config(bounded)
+    receiver = engine_receiver_cache_from_config(bounded)
     assert sender is not None and receiver is not None
     for number in range(2 * MIB // ITEM_BYTES):
         sent, _ = sender.get_and_update_item((item(), []), str(number))

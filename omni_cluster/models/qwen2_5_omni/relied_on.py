@@ -15,7 +15,7 @@ THINKER: Mapping[str, tuple[str, ...]] = {
     f"{_MODEL}:Qwen2_5OmniThinkerForConditionalGeneration": ("_process_audio_input", "language_model"),
     f"{_MODEL}:Qwen2_5OmniThinkerMultiModalProcessor": (
         "_apply_hf_processor_main",
-        "_get_hf_mm_data",
+        "_get_hf_mm_inputs",
         "_get_mm_fields_config",
         "_get_prompt_updates",
         "_maybe_apply_prompt_updates",

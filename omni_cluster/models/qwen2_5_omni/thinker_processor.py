@@ -1,6 +1,6 @@
 """The thinker's media on their way into vLLM: its own processor, but for videos.
 
-vLLM 0.30 takes one frame rate for all videos of a request, and makes a video that is heard of two items that overlap in
+vLLM 0.32 takes one frame rate for all videos of a request, and makes a video that is heard of two items that overlap in
 the prompt: its encoder cache, prefix cache and chunked prefill are made for items that follow each other. Here a video
 is one item, which has its frame rate and its sound with it.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import BatchFeature
-from vllm.config.multimodal import BaseDummyOptions
+from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniThinkerDummyInputsBuilder,
     Qwen2_5OmniThinkerMultiModalDataParser,
@@ -22,7 +22,12 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import (
 )
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
-from vllm.multimodal.processing.processor import PromptReplacement, PromptUpdate, PromptUpdateDetails
+from vllm.multimodal.processing.processor import (
+    HFMultiModalInputs,
+    PromptReplacement,
+    PromptUpdate,
+    PromptUpdateDetails,
+)
 
 from omni_cluster.models.qwen2_5_omni import pixels
 from omni_cluster.models.qwen2_5_omni.audio_tower import sound_tokens
@@ -42,7 +47,7 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
 
     def get_hf_processor(self, **kwargs: object) -> Any:
         """One for all requests: vLLM loads one for each set of options, and these are for a call of it alone."""
-        for_a_call = ("audio_kwargs", *pixels.OPTIONS)
+        for_a_call = ("audio_kwargs", "truncation", *pixels.OPTIONS)
         return super().get_hf_processor(**{name: kwargs[name] for name in kwargs if name not in for_a_call})
 
     def audio_padding(self, mm_items: MultiModalDataItems) -> dict[str, object]:
@@ -77,9 +82,7 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
 class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder):
     """What vLLM tries the encoders with when it starts."""
 
-    def get_dummy_mm_data(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, BaseDummyOptions]
-    ) -> Any:
+    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions) -> Any:
         data = super().get_dummy_mm_data(seq_len, {**mm_counts, "video": 0}, mm_options)
         video = video_item(largest_video(seq_len), fps=2.0, audio=None)
         return {**data, "video": [video] * mm_counts.get("video", 0)}
@@ -90,16 +93,14 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
 
     info: ThinkerProcessingInfo
 
-    def _get_hf_mm_data(self, mm_items: MultiModalDataItems) -> tuple[Mapping[str, object], Mapping[str, object]]:
-        data, passed_through = super()._get_hf_mm_data(mm_items)
-        if "videos" in data:
-            data = {**data, "videos": [frames for frames, _ in _videos(mm_items)]}
-        return data, passed_through
+    def _get_hf_mm_inputs(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> HFMultiModalInputs:
+        inputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
+        if "videos" in inputs.hf_data:
+            inputs.hf_data["videos"] = [frames for frames, _ in _videos(mm_items)]
+        return inputs
 
-    def _apply_hf_processor_main(
-        self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> BatchFeature:
-        processed = self._processed(mm_items, hf_processor_mm_kwargs)
+    def _apply_hf_processor_main(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> BatchFeature:
+        processed = self._processed(mm_items, hf_kwargs)
         videos = _videos(mm_items)
         if videos:
             step_frames = self.info.get_hf_config().vision_config.temporal_patch_size
@@ -109,13 +110,13 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor):
             processed.update(self._heard([how["audio"] for _, how in videos], processed))
         return processed
 
-    def _processed(self, mm_items: MultiModalDataItems, hf_processor_mm_kwargs: Mapping[str, object]) -> BatchFeature:
+    def _processed(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> BatchFeature:
         """As transformers' processor makes it, without what it would do for nothing."""
         context, processor = self.info.ctx, self.info.get_hf_processor()
         images = mm_items["image"].get_all() if "image" in mm_items else []
         seen = [*images, *(frames for frames, _ in _videos(mm_items))]
-        as_bytes = pixels.options_of(processor, seen, context.get_merged_mm_kwargs(hf_processor_mm_kwargs))
-        options = {**hf_processor_mm_kwargs, **self.info.audio_padding(mm_items), **as_bytes}
+        as_bytes = pixels.options_of(processor, seen, context.get_merged_mm_kwargs(hf_kwargs))
+        options = {**hf_kwargs, **self.info.audio_padding(mm_items), **as_bytes}
         processed = super()._apply_hf_processor_main(mm_items, options)
         _check_finite(processed)
         if as_bytes:

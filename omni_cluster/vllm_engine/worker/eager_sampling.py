@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 
 from vllm.v1.sample import sampler
-from vllm.v1.sample.ops import topk_topp_sampler
 
 
 def sample_eagerly() -> None:
-    """Has vLLM run two functions of its sampler as they are written, in this process.
+    """Has vLLM run a function of its sampler as it is written, in this process.
 
-    It compiles them when a request first asks for log-probabilities, or on a CPU for a temperature: 32 s and 5 s there,
-    in which no other request gets a token. They take a few operations over `[requests, vocabulary]`.
+    It compiles it when a request first asks for log-probabilities: 32 s on a CPU, in which no other request gets a
+    token. It takes a few operations over `[requests, vocabulary]`.
     """
     sampler.batched_count_greater_than = inspect.unwrap(sampler.batched_count_greater_than)
-    topk_topp_sampler.compiled_random_sample = inspect.unwrap(topk_topp_sampler.compiled_random_sample)

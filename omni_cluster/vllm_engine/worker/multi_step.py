@@ -124,7 +124,6 @@ class MultiStepDecoder:
             num_reqs=num_requests,
             num_scheduled_tokens_np=np.ones(num_requests, dtype=np.int32),
             max_num_scheduled_tokens=1,
-            use_cascade_attn=False,
         )
         attended = batch.num_tokens if mode == CUDAGraphMode.FULL else num_requests
         by_group, by_layer = runner._get_slot_mappings(batch.num_tokens, attended, num_requests)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import torch
 from vllm.v1.sample import sampler
-from vllm.v1.sample.ops import topk_topp_sampler
 
 from omni_cluster.vllm_engine.worker.eager_sampling import sample_eagerly
 
@@ -12,9 +11,7 @@ def test_no_request_waits_for_a_compiler() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]])
     with torch.compiler.set_stance("fail_on_recompile"):
         ranks = sampler.batched_count_greater_than(logits, torch.tensor([[2.0], [0.0]]))
-        drawn = topk_topp_sampler.compiled_random_sample(torch.tensor([[-1e9, 0.0, -1e9], [-1e9, -1e9, 0.0]]))
     assert ranks.tolist() == [2, 3]
-    assert drawn.tolist() == [1, 2]
 
 
 def test_called_again_it_changes_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,6 @@ from omni_cluster.vllm_engine.worker.top_k_sampler import TopKSampler, bounding,
 
 VOCAB = 200
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _as_written() -> Iterator[None]:
-    """vLLM compiles how it draws on a CPU, for seconds."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @dataclass(frozen=True)
