@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaToolCall
@@ -31,7 +31,7 @@ def structure_with_calls(parser: str, use: ToolUse, structure: Mapping[str, Any]
     must_call = use.must_call or structure is not None
     tag = get_model_structural_tag(
         model=ToolParserManager.get_tool_parser(parser).structural_tag_model or "",
-        tools=[ChatCompletionToolsParam(**tool) for tool in use.tools],
+        tools=[ChatCompletionToolsParam(**tool) for tool in _kept_to_schemas(use.tools, must_call)],
         tool_choice=_choice(use.name, must_call),
         reasoning=False,
     )
@@ -44,6 +44,20 @@ def structure_with_calls(parser: str, use: ToolUse, structure: Mapping[str, Any]
         calls = {"type": "or", "elements": [calls, *_formats(structure)]}
     _bound_whitespace(calls)
     return {"structural_tag": json.dumps({"type": "structural_tag", "format": calls})}
+
+
+def _kept_to_schemas(tools: Sequence[Mapping[str, Any]], must_call: bool) -> Sequence[Mapping[str, Any]]:
+    """With `strict` where a tool says nothing of it: vLLM leaves the arguments of such a tool free.
+
+    Where a reply may call none, and no tool is strict, the reply is kept to nothing.
+    """
+    if not must_call and not any(tool["function"].get("strict") for tool in tools):
+        return tools
+    return [{**tool, "function": _kept_to_schema(tool["function"])} for tool in tools]
+
+
+def _kept_to_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**function, "strict": function.get("strict") is not False}
 
 
 def _choice(name: str | None, must_call: bool) -> Any:
