@@ -20,6 +20,7 @@ PACKAGE = ROOT / "omni_cluster"
 LISTED = {**EVERYWHERE, **ON_CPU, **ON_CUDA}
 OF_OTHERS = {
     "fp32_default": "Triton's",
+    "parse": "Triton's",
     "run": "Triton's",
     "allow_tf32": "torch's",
     "spawnv_passfds": "Python's",

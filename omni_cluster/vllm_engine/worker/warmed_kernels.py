@@ -8,8 +8,10 @@ and 14 s for ours, as it came to the steps that use them.
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -54,8 +56,24 @@ class AlignedKernel:
 def side_by_side() -> Iterator[None]:
     """What Triton is asked to compile inside is compiled in threads. At the end it is there, or an error is raised."""
     threads = min(max(MIN_COMPILERS, len(os.sched_getaffinity(0))), MAX_COMPILERS)
-    with ThreadPoolExecutor(threads) as compilers, AsyncCompileMode(compilers):
+    parse = _one_at_a_time(JITFunction.parse)
+    with (
+        replaced(JITFunction, "parse", parse),
+        ThreadPoolExecutor(threads) as compilers,
+        AsyncCompileMode(compilers),
+    ):
         yield
+
+
+def _one_at_a_time(parse: Callable[[JITFunction], ast.AST]) -> Callable[[JITFunction], ast.AST]:
+    """Python 3.11 counts the depth of syntax trees for all threads together, and fails where two are made at once."""
+    lock = threading.Lock()
+
+    def parse_alone(kernel: JITFunction) -> ast.AST:
+        with lock:
+            return parse(kernel)
+
+    return parse_alone
 
 
 @contextmanager
