@@ -36,7 +36,7 @@ RESERVED_ENGINE_ARGS = {
         "remove it, a drafted token that is not kept would have a row",
     ),
     "scheduling_policy": "remove it, all requests have one priority",
-    "disable_cascade_attn": "remove it, blocks that are held for others would count as a prefix of all",
+    "disable_cascade_attn": "remove it, vLLM has no cascade attention any more",
     "kv_transfer_config": "remove it, keys and values from elsewhere have no rows",
     "kv_offloading_size": "remove it, keys and values that come back have no rows",
     "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",
