@@ -15,7 +15,7 @@ def named(page: str) -> set[str]:
 
 def there() -> set[str]:
     """Functions, classes and files."""
-    files = list(TESTS.rglob("test_*.py"))
+    files = [*TESTS.rglob("test_*.py"), *TESTS.rglob("*_promises.py")]
     code = "\n".join(file.read_text() for file in files)
     defined = re.findall(r"^\s*(?:async def|def|class) ((?:test_|Test)\w+)", code, re.MULTILINE)
     return {*defined, *(file.stem for file in files)}

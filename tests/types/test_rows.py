@@ -139,7 +139,7 @@ class TestPacked:
             (1, b"", "kind of rows is ''"),
             (1, b"\xff", "kind of rows is"),
             (1, b"a\nb", "kind of rows is"),
-            (2, 6, "dtype code 6"),
+            (2, len(ITEM_BYTES), f"dtype code {len(ITEM_BYTES)}"),
             (2, -1, "dtype code -1"),
             (3, -1, "start at -1"),
             (3, 2**62, "start at"),
