@@ -18,6 +18,7 @@ from omni_cluster.memory.sizes import GIB
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.grammar import SETTINGS
+from omni_cluster.vllm_engine.install import log_buffers_kept
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class OmniEngineArgs(AsyncEngineArgs):
         # A forked engine could not use CUDA once this process has, and a stage may run its model in this process.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         super().__post_init__()
+
+    def create_engine_config(self, *args: Any, **kwargs: Any) -> VllmConfig:
+        """vLLM's; here it configures logging, once in a process."""
+        with log_buffers_kept():
+            return super().create_engine_config(*args, **kwargs)
 
     @classmethod
     def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:

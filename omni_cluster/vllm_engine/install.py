@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import MemoryHandler
 from typing import Any
 
 _REPLACING = threading.RLock()
@@ -27,6 +29,22 @@ def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
             yield
         finally:
             setattr(owner, name, stock)
+
+
+@contextmanager
+def log_buffers_kept() -> Iterator[None]:
+    """Buffers of this process's loggers keep their targets while vLLM configures its own loggers.
+
+    It does so by `dictConfig`, which closes all handlers: Ray Serve's would write nothing more to its replica's log.
+    """
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    handlers = [handler for logger in (logging.root, *loggers) for handler in logger.handlers]
+    targets = {handler: handler.target for handler in handlers if isinstance(handler, MemoryHandler)}
+    try:
+        yield
+    finally:
+        for buffer, target in targets.items():
+            buffer.setTarget(target)
 
 
 def add_utility_calls(engine_core: type, *calls: Callable[..., Any]) -> None:

@@ -1,0 +1,43 @@
+"""vLLM's configuration of one stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import cast
+
+import pytest
+import vllm.logger
+
+from omni_cluster.engine.build import bind
+from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from tests.engine.stages import pipeline_config
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[tuple[logging.Logger, Path]]:
+    """A logger that writes through a buffer, as Ray Serve's do."""
+    file = tmp_path / "replica.log"
+    logger, handler = logging.getLogger("of a replica"), logging.FileHandler(file)
+    logger.addHandler(buffer := MemoryHandler(1, target=handler))
+    yield logger, file
+    logger.removeHandler(buffer)
+    handler.close()
+
+
+def test_a_stage_s_configuration_leaves_the_logs_of_its_process_open(
+    log: tuple[logging.Logger, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm.logger, "_last_configured_logging_config", None)
+    monkeypatch.setenv("VLLM_XGRAMMAR_CACHE_MB", "512")  # put back at the end
+    logger, file = log
+    bound = bind(pipeline_config())
+    thinker = bound.config.stages[0]
+    args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(tiny), cast(ARSpec, bound.spec(thinker)))
+    config = args.create_engine_config()
+    assert vllm.logger._last_configured_logging_config == config.logging_config  # none is left for the engine
+    logger.warning("it goes on")
+    assert file.read_text() == "it goes on\n"
