@@ -25,11 +25,8 @@ PAINTED = picture(SAYS, BODY["seed"])
 
 @pytest.fixture(scope="module")
 def painter() -> Iterator[OmniLLM]:
-    omni = OmniLLM(CONFIG)
-    try:
+    with OmniLLM(CONFIG) as omni:
         yield omni
-    finally:
-        omni.shutdown()
 
 
 @pytest.fixture(scope="module")

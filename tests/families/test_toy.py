@@ -31,11 +31,8 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def toy() -> Iterator[OmniLLM]:
-    omni = OmniLLM(CONFIG)
-    try:
+    with OmniLLM(CONFIG) as omni:
         yield omni
-    finally:
-        omni.shutdown()
 
 
 @pytest.fixture(scope="module")
