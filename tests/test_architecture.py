@@ -299,3 +299,10 @@ def test_no_test_module_imports_another() -> None:
     for path in tests.rglob("*.py"):
         itself = ".".join(path.relative_to(ROOT).with_suffix("").parts)  # a child process may import what started it
         assert set(imports.findall(path.read_text())) <= {itself}, path
+
+
+def test_a_folder_of_tests_that_is_a_package_is_one_of_tests() -> None:
+    """Else pytest imports `tests/served/toy` as `toy`, which is the name of the toy family's package."""
+    families = ROOT / "tests" / "families"
+    packages = {path.parent for path in (ROOT / "tests").rglob("__init__.py") if families not in path.parents}
+    assert [path for path in packages if path.name != "tests" and path.parent not in packages] == []
