@@ -72,7 +72,8 @@ class Rows:
     """Rows of one request, `[n, H]`, at the positions from `start` on.
 
     `kind`: the family's name of what they are. `dtype`: a key of `ITEM_BYTES`. `raw`: uint8 `[n, bytes of a row]`, as
-    the host orders bytes. `positions` int64 `[3, P]`, the prompt's M-RoPE positions, and `prefix`, the names of its
+    the host orders bytes. `mask` bool `[positions]`: which of the positions from `start` on have a row; None: all
+    that there are rows for. `positions` int64 `[3, P]`, the prompt's M-RoPE positions, and `prefix`, the names of its
     blocks, come with a request's first rows alone. First rows may begin behind blocks that went out with an earlier
     prompt: `earlier` gives the rows of these; it does not travel. `packed`: see `pack`, where it is known.
     Raises PayloadError when made with anything else.
@@ -86,6 +87,7 @@ class Rows:
     prefix: PrefixHashes | None = None
     earlier: Earlier | None = field(default=None, repr=False)
     packed: np.ndarray | None = field(default=None, repr=False)
+    mask: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
@@ -96,6 +98,8 @@ class Rows:
             raise PayloadError(f"M-RoPE positions are {_described(self.positions)}, but they must be [3, P] of int64.")
         if self.prefix is not None:
             _check_prefix(self.prefix)
+        if self.mask is not None and int(self.mask.sum()) != len(self.raw):
+            raise PayloadError(f"There are {len(self.raw)} rows, but a mask of {int(self.mask.sum())} positions.")
 
     @classmethod
     def of(
@@ -105,6 +109,7 @@ class Rows:
         rows: torch.Tensor,
         positions: np.ndarray | None = None,
         prefix: PrefixHashes | None = None,
+        mask: np.ndarray | None = None,
     ) -> Rows:
         """Of a tensor `[n, H]`, whose memory they share if it is contiguous and on the CPU."""
         import torch
@@ -115,7 +120,7 @@ class Rows:
         _item_bytes(dtype)
         # numpy knows no bfloat16, so every dtype leaves torch as bytes.
         raw = rows.detach().cpu().contiguous().view(torch.uint8)
-        return cls(kind, dtype, start, raw.numpy(), positions, prefix)
+        return cls(kind, dtype, start, raw.numpy(), positions, prefix, mask=mask)
 
     def tensor(self) -> torch.Tensor:
         """The rows as a tensor `[n, H]` on the CPU, a view that is not to be written to."""
@@ -132,14 +137,19 @@ class Rows:
 
     @property
     def end(self) -> int:
-        """Absolute position after the last row."""
-        return self.start + len(self.raw)
+        """Absolute position after the last one."""
+        return self.start + len(self.raw if self.mask is None else self.mask)
+
+    @property
+    def at(self) -> np.ndarray:
+        """The absolute position of each row, int64 `[n]`."""
+        return self.start + (np.arange(len(self.raw)) if self.mask is None else np.flatnonzero(self.mask))
 
     @property
     def num_elements(self) -> int:
-        """Of rows, positions and hashes together, as `max_elements` counts them."""
-        positions = 0 if self.positions is None else self.positions.size
-        return len(self.raw) * self.width + positions + (len(self.prefix.hashes) * HASH_BYTES if self.prefix else 0)
+        """Of rows, positions, hashes and mask together, as `max_elements` counts them."""
+        facts = sum(part.size for part in (self.positions, self.mask) if part is not None)
+        return len(self.raw) * self.width + facts + (len(self.prefix.hashes) * HASH_BYTES if self.prefix else 0)
 
     def after(self, position: int) -> Rows | None:
         """The part from an absolute position on, as a view; None when nothing is left, as for rows that came twice.
@@ -150,7 +160,9 @@ class Rows:
             return None
         if position <= self.start:
             return self
-        return Rows(self.kind, self.dtype, position, self.raw[position - self.start :])
+        first, mask = position - self.start, self.mask
+        rest = None if mask is None else mask[first:]
+        return Rows(self.kind, self.dtype, position, self.raw[_row_number(first, mask) :], mask=rest)
 
     def before(self, position: int) -> Rows | None:
         """The part before an absolute position, as a view; None when nothing is left."""
@@ -158,21 +170,28 @@ class Rows:
             return self
         if position <= self.start:
             return None
-        return replace(self, raw=self.raw[: position - self.start], packed=None)
+        end, mask = position - self.start, self.mask
+        part = None if mask is None else mask[:end]
+        return replace(self, raw=self.raw[: _row_number(end, mask)], mask=part, packed=None)
 
     def moved(self, positions: int) -> Rows:
         """The same rows so many positions further on."""
         return replace(self, start=self.start + positions, packed=None)
 
-    def preceded_by(self, before: Sequence[np.ndarray]) -> Rows:
-        """With the rows of the positions right before its own, as `raw` has them, ahead of these."""
-        return self._with(self.start - sum(map(len, before)), [*before, self.raw])
+    def preceded_by(self, before: Sequence[np.ndarray], mask: np.ndarray | None = None) -> Rows:
+        """With the rows of the positions right before its own, as `raw` and `mask` have them, ahead of these."""
+        start = self.start - (sum(map(len, before)) if mask is None else len(mask))
+        return self._with(start, [*before, self.raw], _joined_mask([(self.start - start, mask), self._masked]))
 
     def without_facts(self) -> Rows:
         """Without what only first rows have: for those that are the first of a request that was begun again."""
         if self.positions is None and self.prefix is None:
             return self
-        return Rows(self.kind, self.dtype, self.start, self.raw)
+        return Rows(self.kind, self.dtype, self.start, self.raw, mask=self.mask)
+
+    @property
+    def _masked(self) -> _Masked:
+        return self.end - self.start, self.mask
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
@@ -181,24 +200,29 @@ class Rows:
             raise PayloadError("There are no rows to join; at least one part is needed.")
         for before, part in pairwise(parts):
             _check_follows(before, part)
-        return parts[0] if len(parts) == 1 else parts[0]._with(parts[0].start, [part.raw for part in parts])
+        if len(parts) == 1:
+            return parts[0]
+        mask = _joined_mask([part._masked for part in parts])
+        return parts[0]._with(parts[0].start, [part.raw for part in parts], mask)
 
     def pack(self) -> np.ndarray:
-        """Everything but `earlier` as bytes, uint8 `[bytes]`: header, rows, padding to 8 bytes, positions, hashes."""
+        """Everything but `earlier` as bytes, uint8: header, rows, padding to 8 bytes, positions, hashes, mask."""
         if self.packed is not None:
             return self.packed
-        return np.frombuffer(bytearray().join(self._parts(self.start, [self.raw])), np.uint8)
+        return np.frombuffer(bytearray().join(self._parts(self.start, [self.raw], self.mask)), np.uint8)
 
     def to_bytes(self) -> bytes:
         """As `pack`."""
-        return self.pack().tobytes() if self.packed is not None else b"".join(self._parts(self.start, [self.raw]))
+        if self.packed is not None:
+            return self.packed.tobytes()
+        return b"".join(self._parts(self.start, [self.raw], self.mask))
 
-    def _with(self, start: int, raws: Sequence[np.ndarray]) -> Rows:
+    def _with(self, start: int, raws: Sequence[np.ndarray], mask: np.ndarray | None) -> Rows:
         """Packed, with these rows in place of its own: one copy."""
-        packed = np.frombuffer(bytearray().join(self._parts(start, raws)), np.uint8)
-        return replace(self, start=start, raw=_Header.read(packed).rows_in(packed), packed=packed)
+        packed = np.frombuffer(bytearray().join(self._parts(start, raws, mask)), np.uint8)
+        return replace(self, start=start, raw=_Header.read(packed).rows_in(packed), packed=packed, mask=mask)
 
-    def _parts(self, start: int, raws: Sequence[np.ndarray]) -> list[Any]:
+    def _parts(self, start: int, raws: Sequence[np.ndarray], mask: np.ndarray | None) -> list[Any]:
         """What packed rows are made of, each with a buffer."""
         prefix = self.prefix or PrefixHashes(0, ())
         count = sum(map(len, raws))
@@ -211,17 +235,19 @@ class Rows:
             -1 if self.positions is None else self.positions.shape[1],
             -1 if self.prefix is None else len(prefix.hashes),
             prefix.block_size,
+            -1 if mask is None else len(mask),
         )
         positions = [] if self.positions is None else [np.ascontiguousarray(self.positions)]
         padding = bytes(-count * self.raw.shape[1] % 8)
-        return [header.pack(), *map(np.ascontiguousarray, raws), padding, *positions, *prefix.hashes]
+        masks = [] if mask is None else [np.ascontiguousarray(mask)]
+        return [header.pack(), *map(np.ascontiguousarray, raws), padding, *positions, *prefix.hashes, *masks]
 
     @staticmethod
     def unpack(packed: np.ndarray | bytes, *, max_elements: int | None) -> Rows:
         """The rows in packed bytes, as views.
 
-        Raises PayloadError when a field of the header is not allowed, when rows, positions and hashes together have
-        more than `max_elements` elements, or when the length is not what the header says. `max_elements`: None for
+        Raises PayloadError when a field of the header is not allowed, when rows, positions, hashes and mask together
+        have more than `max_elements` elements, or when the length is not what the header says. `max_elements`: None for
         rows that this process made.
         """
         whole = np.frombuffer(packed, np.uint8) if isinstance(packed, bytes) else np.ascontiguousarray(packed)
@@ -235,6 +261,7 @@ class Rows:
             header.positions_in(whole),
             header.prefix_in(whole),
             packed=whole,
+            mask=header.mask_in(whole),
         )
 
 
@@ -243,12 +270,20 @@ Earlier = Callable[[int], AsyncGenerator[Rows, None]]
 
 
 def check_together(parts: Sequence[Rows], max_elements: int) -> None:
-    """Raises PayloadError for parts that do not follow each other, or that have more elements together."""
+    """Raises PayloadError for parts that lack rows, do not follow each other, or have more elements together."""
+    for part in parts:
+        check_lacks_none(part)
     for before, part in pairwise(parts):
         check_next(part, before.end, before.width)
     elements = sum(part.num_elements for part in parts)
     if elements > max_elements:
         raise PayloadError(f"Rows have {elements} elements together, but at most {max_elements} are taken.")
+
+
+def check_lacks_none(rows: Rows) -> None:
+    """Raises PayloadError for rows of some positions alone, which no engine can add to its own."""
+    if rows.mask is not None:
+        raise PayloadError(f"Rows from {rows.start} to {rows.end} are of some positions alone; an engine takes all.")
 
 
 def check_next(rows: Rows, end: int, width: int) -> None:
@@ -271,11 +306,11 @@ class _Header(NamedTuple):
     position_count: int
     hash_count: int
     block_size: int
+    mask_count: int
 
     def pack(self) -> bytes:
         kind, code = self.kind.encode().ljust(KIND_BYTES, b"\0"), _DTYPE_CODES.index(self.dtype)
-        numbers = (self.row_count, self.width, self.position_count, self.hash_count, self.block_size)
-        return HEADER.pack(MAGIC, kind, code, self.start, *numbers)
+        return HEADER.pack(MAGIC, kind, code, *self[2:])
 
     @classmethod
     def read(cls, packed: np.ndarray) -> _Header:
@@ -297,13 +332,16 @@ class _Header(NamedTuple):
             raise PayloadError(f"Packed rows have {self.position_count} positions; -1 is the least, for none.")
         if self.hash_count < -1:
             raise PayloadError(f"Packed rows have {self.hash_count} hashes; -1 is the least, for none.")
+        if self.mask_count < -1:
+            raise PayloadError(f"Packed rows have a mask of {self.mask_count} positions; -1 is the least, for none.")
         elements = _count_elements(self.row_count, self.width)
         elements += _count_elements(3, self.position_count) if self.position_count > 0 else 0
         elements += _count_elements(self.hash_count, HASH_BYTES) if self.hash_count > 0 else 0
+        elements += _count_elements(1, self.mask_count) if self.mask_count > 0 else 0
         if max_elements is not None and elements > max_elements:
             raise PayloadError(f"Packed rows have {elements} elements, but at most {max_elements} are taken.")
-        if packed_bytes != self.hashes_end:
-            raise PayloadError(f"Packed rows have {packed_bytes} bytes, but their header says {self.hashes_end}.")
+        if packed_bytes != self.mask_end:
+            raise PayloadError(f"Packed rows have {packed_bytes} bytes, but their header says {self.mask_end}.")
 
     @property
     def rows_end(self) -> int:
@@ -320,6 +358,10 @@ class _Header(NamedTuple):
     @property
     def hashes_end(self) -> int:
         return self.positions_end + HASH_BYTES * max(self.hash_count, 0)
+
+    @property
+    def mask_end(self) -> int:
+        return self.hashes_end + max(self.mask_count, 0)
 
     def rows_in(self, packed: np.ndarray) -> np.ndarray:
         row_bytes = self.width * ITEM_BYTES[self.dtype]
@@ -339,10 +381,32 @@ class _Header(NamedTuple):
         hashes = (raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES))
         return PrefixHashes(self.block_size, tuple(hashes))
 
+    def mask_in(self, packed: np.ndarray) -> np.ndarray | None:
+        if self.mask_count < 0:
+            return None
+        raw = packed[self.hashes_end : self.mask_end]
+        if raw.max(initial=0) > 1:
+            raise PayloadError(f"Packed rows have a mask with {raw.max()} in it; it has 0 and 1 alone.")
+        return raw.view(np.bool_)
+
 
 # The version of the layout is the last byte. The rows behind the header are aligned.
-MAGIC = b"OmniRow\x03"
-HEADER = struct.Struct(f"=8s{KIND_BYTES}s7q")
+MAGIC = b"OmniRow\x04"
+HEADER = struct.Struct(f"=8s{KIND_BYTES}s8q")
+
+_Masked = tuple[int, np.ndarray | None]
+"""Positions, and which of them have rows; None: all."""
+
+
+def _row_number(position: int, mask: np.ndarray | None) -> int:
+    """How many rows there are before a position that is counted from the first one."""
+    return position if mask is None else int(mask[:position].sum())
+
+
+def _joined_mask(parts: Sequence[_Masked]) -> np.ndarray | None:
+    if all(mask is None for _, mask in parts):
+        return None
+    return np.concatenate([np.ones(count, np.bool_) if mask is None else mask for count, mask in parts])
 
 
 def _check_follows(before: Rows, part: Rows) -> None:

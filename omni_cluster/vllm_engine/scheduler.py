@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from omni_cluster.types.errors import PayloadError
 from omni_cluster.types.inputs import RowsPush, StageExtra
-from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_next
+from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_lacks_none, check_next
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
@@ -237,6 +237,7 @@ class OmniSchedulerMixin(_Scheduler):
 
     def _append(self, state: RequestState, count: RowCount, push: RowsPush) -> None:
         rows = Rows.unpack(push.rows, max_elements=self._max_elements)
+        check_lacks_none(rows)
         check_next(rows, count.rows, count.width)
         if len(rows.raw):
             state.unsent.append(rows.tensor())

@@ -53,17 +53,20 @@ def assert_same(left: Rows, right: Rows) -> None:
     assert np.array_equal(left.raw, right.raw) and left.raw.shape == right.raw.shape
     assert (left.positions is None) == (right.positions is None)
     assert left.positions is None or np.array_equal(left.positions, right.positions)
+    assert (left.mask is None) == (right.mask is None)
+    assert left.mask is None or np.array_equal(left.mask, right.mask)
 
 
 some_rows = st.builds(
-    lambda start, n, width, dtype, positions, prefix: rows_of(
+    lambda start, places, width, dtype, positions, prefix: rows_of(
         start,
-        tensor_of((n, width), dtype),
+        tensor_of((places if isinstance(places, int) else sum(places), width), dtype),
         None if positions is None else tensor_of((3, positions), torch.int64),
         prefix=prefix,
+        mask=None if isinstance(places, int) else np.array(places, np.bool_),
     ),
     st.integers(0, 1000),
-    st.integers(0, 7),
+    st.one_of(st.integers(0, 7), st.lists(st.booleans(), max_size=7)),
     st.integers(0, 5),
     dtypes,
     st.one_of(st.none(), st.integers(0, 5)),
@@ -94,7 +97,7 @@ class TestPacked:
         made = rows_of(7, torch.tensor([[1.0, 2.0, 3.0]]), torch.arange(6).view(3, 2)).to_bytes()
         magic, kind, code, *numbers = HEADER.unpack_from(made)
         assert (magic, kind.rstrip(b"\0"), code) == (MAGIC, KIND.encode(), list(ITEM_BYTES).index("float32"))
-        assert numbers == [7, 1, 3, 2, -1, 0]
+        assert numbers == [7, 1, 3, 2, -1, 0, -1]
         assert np.frombuffer(made, np.float32, 3, HEADER.size).tolist() == [1, 2, 3]
         assert np.frombuffer(made, np.int64, 6, HEADER.size + 16).tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -122,7 +125,7 @@ class TestPacked:
         assert same(Rows.unpack(moved, max_elements=10).tensor(), rows.tensor())
 
     @SETTINGS
-    @given(some_rows, st.integers(2, 8), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9) | st.just(2**62))
+    @given(some_rows, st.integers(2, 9), st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9) | st.just(2**62))
     def test_a_field_of_the_header_that_lies(self, rows: Rows, place: int, value: int) -> None:
         packed = with_field(rows.pack(), place, value)
         try:
@@ -135,7 +138,7 @@ class TestPacked:
     @pytest.mark.parametrize(
         ("place", "value", "words"),
         [
-            (0, b"OmniRow\x02", "mark"),
+            (0, b"OmniRow\x03", "mark"),
             (1, b"", "kind of rows is ''"),
             (1, b"\xff", "kind of rows is"),
             (1, b"a\nb", "kind of rows is"),
@@ -156,6 +159,9 @@ class TestPacked:
             (7, 2, "header says"),
             (8, 0, "have 0 positions"),
             (8, 2**62, "positions, but"),
+            (9, -2, "mask of -2 positions"),
+            (9, 2**62, "above"),
+            (9, 1, "header says"),
         ],
     )
     def test_each_field_is_checked_by_name(self, place: int, value: int | bytes, words: str) -> None:
@@ -239,8 +245,9 @@ class TestRows:
         before, after = rows.before(position), rows.after(position)
         assert (before is None or before.end <= position) and (after is None or after.start >= position)
         parts = [part for part in (before, after) if part is not None]
-        if len(rows.raw):
+        if rows.end > rows.start:
             assert_same(Rows.joined(parts), rows)
+            assert np.array_equal(np.concatenate([part.at for part in parts]), rows.at)
 
     def test_rows_that_come_twice_are_dropped(self) -> None:
         rows = rows_of(4, torch.ones(3, 2))
@@ -264,10 +271,15 @@ class TestRows:
     @SETTINGS
     @given(some_rows, st.lists(st.integers(0, 7), max_size=3))
     def test_rows_cut_anywhere_join_to_themselves(self, rows: Rows, cuts: list[int]) -> None:
-        count = len(rows.raw)
+        count, places, mask = rows.end - rows.start, rows.at - rows.start, rows.mask
         edges = [0, *sorted(min(cut, count) for cut in cuts), count]
         parts = [
-            replace(rows if index == 0 else rows.without_facts(), start=rows.start + low, raw=rows.raw[low:high])
+            replace(
+                rows if index == 0 else rows.without_facts(),
+                start=rows.start + low,
+                raw=rows.raw[(low <= places) & (places < high)],
+                mask=None if mask is None else mask[low:high],
+            )
             for index, (low, high) in enumerate(pairwise(edges))
         ]
         joined = Rows.joined(parts)
@@ -309,6 +321,24 @@ class TestRows:
         rest = rows_of(4 + before, tensor[before:], positions, prefix=prefix)
         assert np.array_equal(rest.preceded_by([whole.raw[:1][:before], whole.raw[1:before]]).pack(), whole.pack())
 
+    def test_rows_of_some_positions_go_out_behind_those_of_all(self) -> None:
+        tensor, mask = torch.arange(10.0).view(5, 2), np.array([True, True, False, False, True])
+        rest = rows_of(6, tensor[2:3], torch.ones(3, 9, dtype=torch.int64), mask=mask[2:])
+        whole = rest.preceded_by([rows_of(0, tensor[:2]).raw])
+        assert (whole.start, whole.end, whole.at.tolist()) == (4, 9, [4, 5, 8])
+        assert torch.equal(whole.tensor(), tensor[:3]) and np.array_equal(whole.mask, mask)
+        without = rest.preceded_by([], np.zeros(4, np.bool_))
+        assert (without.start, without.at.tolist()) == (2, [8]) and without.positions is not None
+        assert_same(Rows.unpack(without.pack(), max_elements=100), without)
+
+    def test_a_mask_has_as_many_positions_as_there_are_rows(self) -> None:
+        with pytest.raises(PayloadError, match="2 rows, but a mask of 1 positions"):
+            rows_of(0, torch.ones(2, 1), mask=np.array([True, False]))
+        packed = rows_of(0, torch.ones(1, 1), mask=np.array([True, False])).pack().copy()
+        packed[-1] = 2
+        with pytest.raises(PayloadError, match="mask with 2"):
+            Rows.unpack(packed, max_elements=100)
+
     def test_parts_of_several_dtypes_go_together_up_to_the_limit(self) -> None:
         parts = [first_rows(), rows_of(2, torch.ones(1, 4).half()), rows_of(3, torch.ones(2, 4))]
         check_together(parts, 14 + HASH_BYTES + 12)
@@ -317,6 +347,8 @@ class TestRows:
             check_together(parts, 57)
         with pytest.raises(PayloadError, match="a gap"):
             check_together(parts[::2], 1000)
+        with pytest.raises(PayloadError, match="from 2 to 4 are of some positions alone"):
+            check_together([parts[0], rows_of(2, torch.ones(1, 4), mask=np.array([False, True]))], 1000)
 
 
 def test_of_a_prompt_s_blocks_those_before_a_position_are_named() -> None:
