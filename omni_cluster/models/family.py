@@ -49,10 +49,11 @@ class EngineInput:
     """What an AR engine is given for a request.
 
     `prompt`: a vLLM prompt, text with media or token ids. `sampling`: parameters that the family insists on, whatever
-    configuration and client say. `emit_rows`: the next stage needs a row per position. `rows`: what is added to the
-    embeddings, part after part; the engine holds what is before the first, in blocks of its prefix. `pad_row`: of every
-    position after the last one given; None: zeros. `rows_complete`: no later rows will come; `is_part`: later ones are
-    needed before the first new token, too. `stream_interval`: None for a chunk for each token.
+    configuration and client say. `emit_rows`: the next stage needs a row per position. `rows`: what each position has
+    beside its token, part after part, of rows or of ids (`Rows.of_ids`); the engine holds what is before the first, in
+    blocks of its prefix. `pad_row`: what every position after the last one given has, a row or an id; None: nothing.
+    `rows_complete`: no later ones will come; `is_part`: later ones are needed before the first new token, too.
+    `stream_interval`: None for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
@@ -72,7 +73,7 @@ Hold = Callable[[PrefixHashes], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class LaterRows:
-    """Rows that follow those given so far. `complete`: no more will come."""
+    """Rows or ids that follow what was given so far. `complete`: no more will come."""
 
     rows: Rows
     complete: bool

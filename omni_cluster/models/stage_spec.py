@@ -80,6 +80,9 @@ class ARSpec(StageSpec):
     samples_tokens = True
     rows_kind: ClassVar[str] = ""
     """The family's name of the rows that it emits; they travel by it."""
+    takes_ids: ClassVar[bool] = False
+    """Whether the model has a buffer `extra_ids`, int32 `[max_num_batched_tokens]`: before a step the engine writes the
+    ids beside its positions there, `NO_ID` where there are none."""
     has_residual_codes: ClassVar[bool] = False
     """Whether its model is an `AfterSampling`, which makes more codes of each token. Such a stage emits no rows."""
 
@@ -95,7 +98,7 @@ class ARSpec(StageSpec):
 
     @property
     def takes_rows(self) -> bool:
-        """Whether the model has a buffer `extra_rows`, for rows that come from its source."""
+        """Whether the model has a buffer `extra_rows`: rows that come from its source, or that its session makes."""
         return "rows" in self.reads
 
     @abstractmethod

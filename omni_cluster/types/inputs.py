@@ -120,10 +120,10 @@ class StageExtra(msgspec.Struct, frozen=True):
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
     `first_tokens`: the consumer waits for so many. `known`: output tokens that another engine made; `known_codes`: of a
     model that makes residual codes, all codes, of which these are the first ones.
-    `rows`: packed, of the prompt's positions and, as far as they are known, of those behind it. What comes before the
-    first of them is in blocks of its prefix, that the engine holds under the name `hold`. `pad_row`: packed, the row of
-    every position after the last one given; empty: zeros. `given_tokens`: the prompt's last ones are a reply that the
-    request gives, which is no part of the prompt of the stage that reads its rows.
+    `rows`: packed rows and ids of the prompt's positions and, as far as they are known, of those behind it. What comes
+    before the first of them is in blocks of its prefix, that the engine holds under the name `hold`. `pad_row`: packed,
+    what every position after the last one given has, a row or an id; empty: nothing. `given_tokens`: the prompt's last
+    ones are a reply that the request gives, which is no part of the prompt of the stage that reads its rows.
     """
 
     key: str
@@ -149,7 +149,7 @@ class StageExtra(msgspec.Struct, frozen=True):
 
 
 class RowsPush(msgspec.Struct, frozen=True):
-    """Packed rows that come after a request was admitted: they follow those that request `key` has."""
+    """Packed rows or ids that come after a request was admitted: they follow those that request `key` has."""
 
     key: str
     rows: bytes

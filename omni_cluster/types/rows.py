@@ -39,6 +39,12 @@ KIND_BYTES = 16
 RESIDUAL_CODES = "residual codes"
 """The kind of rows that are codes of the tokens at their places in a request's output, int16 `[n, Q - 1]`."""
 
+IDS = "ids"
+"""The kind of rows that are ids of a table of the model's, int32 `[n, 1]`. Rows and ids may follow each other."""
+
+NO_ID = -1
+"""Of a position that has no id."""
+
 # Rows carry their dtype as a number: the place in this tuple is part of the wire format, so only append.
 _DTYPE_CODES = tuple(ITEM_BYTES)
 # A zero among the dims hides the others from the element count.
@@ -94,6 +100,8 @@ class Rows:
         _check_start(self.start)
         if self.raw.dtype != np.uint8 or self.raw.ndim != 2 or self.raw.shape[1] % _item_bytes(self.dtype):
             raise PayloadError(f"Rows of {self.dtype} have bytes of shape {list(self.raw.shape)}, which are none.")
+        if self.kind == IDS and (self.dtype, self.raw.shape[1]) != ("int32", ITEM_BYTES["int32"]):
+            raise PayloadError(f"Ids are {_form(self)}, but they must be [n, 1] of int32.")
         if self.positions is not None and (self.positions.dtype != np.int64 or self.positions.shape[:-1] != (3,)):
             raise PayloadError(f"M-RoPE positions are {_described(self.positions)}, but they must be [3, P] of int64.")
         if self.prefix is not None:
@@ -121,6 +129,11 @@ class Rows:
         # numpy knows no bfloat16, so every dtype leaves torch as bytes.
         raw = rows.detach().cpu().contiguous().view(torch.uint8)
         return cls(kind, dtype, start, raw.numpy(), positions, prefix, mask=mask)
+
+    @classmethod
+    def of_ids(cls, start: int, ids: Sequence[int], positions: np.ndarray | None = None) -> Rows:
+        """Of ids in place of rows; `NO_ID` for a position without one."""
+        return cls(IDS, "int32", start, np.array(ids, np.int32).view(np.uint8).reshape(-1, 4), positions)
 
     def tensor(self) -> torch.Tensor:
         """The rows as a tensor `[n, H]` on the CPU, a view that is not to be written to."""
@@ -273,8 +286,9 @@ def check_together(parts: Sequence[Rows], max_elements: int) -> None:
     """Raises PayloadError for parts that lack rows, do not follow each other, or have more elements together."""
     for part in parts:
         check_lacks_none(part)
+    width = width_of(parts)
     for before, part in pairwise(parts):
-        check_next(part, before.end, before.width)
+        check_next(part, before.end, width)
     elements = sum(part.num_elements for part in parts)
     if elements > max_elements:
         raise PayloadError(f"Rows have {elements} elements together, but at most {max_elements} are taken.")
@@ -286,12 +300,17 @@ def check_lacks_none(rows: Rows) -> None:
         raise PayloadError(f"Rows from {rows.start} to {rows.end} are of some positions alone; an engine takes all.")
 
 
+def width_of(parts: Sequence[Rows]) -> int:
+    """Of their rows, as the first part says it; 0 where all of them are ids."""
+    return next((part.width for part in parts if part.kind != IDS), 0)
+
+
 def check_next(rows: Rows, end: int, width: int) -> None:
-    """Raises PayloadError for rows that cannot follow those of `width` elements that end at `end`."""
+    """Raises PayloadError for rows that cannot follow those of `width` elements that end at `end`; see `width_of`."""
     if rows.start != end:
         fault = "a gap" if rows.start > end else "an overlap"
         raise PayloadError(f"There is {fault} between rows that end at {end} and rows that start at {rows.start}.")
-    if rows.width != width:
+    if rows.kind != IDS and width not in (0, rows.width):
         raise PayloadError(f"Rows have shape {[len(rows.raw), rows.width]}, but those before them are [n, {width}].")
 
 
@@ -410,7 +429,7 @@ def _joined_mask(parts: Sequence[_Masked]) -> np.ndarray | None:
 
 
 def _check_follows(before: Rows, part: Rows) -> None:
-    check_next(part, before.end, before.width)
+    check_next(part, before.end, width_of([before]))
     if (part.kind, part.dtype) != (before.kind, before.dtype):
         raise PayloadError(f"Rows of {_form(part)} cannot follow rows of {_form(before)}.")
     if part.positions is not None:

@@ -46,8 +46,9 @@ class OmniModelConfig:
     """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
 
     `rows_kind`: of the rows, one a position, that requests may ask for; "": none. `takes_rows`: the model has a
-    static `extra_rows` buffer. `has_residual_codes`: it is an `AfterSampling`. `max_payload_elements`: no rows that
-    come at once may have more elements. `max_decode_steps`: tokens that a request may get in one step of the engine.
+    static `extra_rows` buffer. `takes_ids`, `has_residual_codes`: see `ARSpec`.
+    `max_payload_elements`: no rows that come at once may have more elements. `max_decode_steps`: tokens that a request
+    may get in one step of the engine.
     `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
     `leaves_rows_out`: those of earlier prompts are not sent again, for their reader keeps what it made of them.
     `shares_card`: the stage's card has the engines of all others too.
@@ -65,6 +66,7 @@ class OmniModelConfig:
     leaves_rows_out: bool = False
     shares_card: bool = False
     has_residual_codes: bool = False
+    takes_ids: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -95,7 +97,8 @@ class OmniEngineArgs(AsyncEngineArgs):
     @classmethod
     def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
         """Raises ConfigError for an engine argument that vLLM does not know."""
-        if stage.pipeline_parallel_size > 1 and (spec.takes_rows or spec.has_residual_codes):
+        takes_beside = spec.takes_rows or spec.takes_ids
+        if stage.pipeline_parallel_size > 1 and (takes_beside or spec.has_residual_codes):
             raise ConfigError(
                 f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
                 f"{stage.pipeline_parallel_size}, and rows go into one group of layers only; set it to 1."
@@ -107,10 +110,11 @@ class OmniEngineArgs(AsyncEngineArgs):
             spec.rows_kind,
             spec.takes_rows,
             pipeline.limits.max_payload_elements,
-            stage.max_decode_steps if spec.takes_rows else 1,
+            stage.max_decode_steps if takes_beside else 1,
             pipeline.handover.kept_rows_bytes if spec.emits_rows else 0,
             _is_remembered(stage, pipeline),
             has_residual_codes=spec.has_residual_codes,
+            takes_ids=spec.takes_ids,
         )
         traits = spec.traits
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -19,7 +18,7 @@ from vllm.v1.request import RequestStatus
 
 from omni_cluster.types.errors import PayloadError
 from omni_cluster.types.inputs import RowsPush, StageExtra
-from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_lacks_none, check_next
+from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_lacks_none, check_next, width_of
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
@@ -49,7 +48,7 @@ NEVER = 1 << 62
 
 @dataclass(slots=True)
 class RowCount:
-    """Up to which position the rows of a request have come, of which width, and whether these are all.
+    """Up to which position rows or ids of a request have come, of which width, and whether these are all.
 
     `start`, `first_tokens`: see `StageExtra`.
     """
@@ -75,7 +74,7 @@ class RequestState:
     key: str = ""
     """By which its rows are pushed."""
     count: RowCount | None = None
-    unsent: list[torch.Tensor] = field(default_factory=list)
+    unsent: list[Rows] = field(default_factory=list)
     """Rows that came and that the workers do not have."""
     is_at_workers: bool = False
     hold: str = ""
@@ -84,7 +83,7 @@ class RequestState:
     """How many of its first blocks have names that others know."""
     emitted: EmittedRows | None = None
 
-    def take_unsent(self) -> list[torch.Tensor]:
+    def take_unsent(self) -> list[Rows]:
         taken, self.unsent = self.unsent, []
         return taken
 
@@ -161,9 +160,10 @@ class OmniSchedulerMixin(_Scheduler):
     def _state_of(self, request: Request, extra: StageExtra) -> RequestState:
         state = RequestState()
         if extra.rows:
-            first, last = (Rows.unpack(extra.rows[i], max_elements=self._max_elements) for i in (0, -1))
+            parts = [Rows.unpack(packed, max_elements=self._max_elements) for packed in extra.rows]
+            first, width = parts[0], width_of(parts)
             state.key = extra.key
-            state.count = RowCount(last.end, first.width, extra.rows_complete, extra.first_tokens, first.start)
+            state.count = RowCount(parts[-1].end, width, extra.rows_complete, extra.first_tokens, first.start)
             state.hold = extra.hold
             if extra.hold:
                 request.skip_reading_prefix_cache = False  # it has no rows for what is held for it
@@ -240,8 +240,8 @@ class OmniSchedulerMixin(_Scheduler):
         check_lacks_none(rows)
         check_next(rows, count.rows, count.width)
         if len(rows.raw):
-            state.unsent.append(rows.tensor())
-            count.rows = rows.end
+            state.unsent.append(Rows(rows.kind, rows.dtype, rows.start, rows.raw))  # bare, for it may be pickled
+            count.rows, count.width = rows.end, count.width or width_of([rows])
         count.complete = count.complete or push.complete
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -265,7 +265,7 @@ class OmniSchedulerMixin(_Scheduler):
         resumed = [self.requests[request_id] for request_id in output.scheduled_cached_reqs.resumed_req_ids]
         return {request.request_id: request.mm_features for request in resumed if request.mm_features}
 
-    def _rows_for_workers(self, output: SchedulerOutput) -> list[tuple[str, torch.Tensor]]:
+    def _rows_for_workers(self, output: SchedulerOutput) -> list[tuple[str, Rows]]:
         """Takes what came for requests that the workers have; that of others waits until they are scheduled."""
         for new in output.scheduled_new_reqs:
             if new.req_id in self._states:

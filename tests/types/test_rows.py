@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from omni_cluster.types.errors import PayloadError
 from omni_cluster.types.inputs import EXTRA_KEY, StageExtra
-from omni_cluster.types.rows import HASH_BYTES, HEADER, ITEM_BYTES, MAGIC, PrefixHashes, Rows, check_together
+from omni_cluster.types.rows import (
+    HASH_BYTES,
+    HEADER,
+    IDS,
+    ITEM_BYTES,
+    MAGIC,
+    NO_ID,
+    PrefixHashes,
+    Rows,
+    check_together,
+)
 from tests.rows import KIND, rows_of
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -349,6 +359,17 @@ class TestRows:
             check_together(parts[::2], 1000)
         with pytest.raises(PayloadError, match="from 2 to 4 are of some positions alone"):
             check_together([parts[0], rows_of(2, torch.ones(1, 4), mask=np.array([False, True]))], 1000)
+
+    def test_rows_and_ids_follow_each_other_and_rows_keep_their_width(self) -> None:
+        ids, others = Rows.of_ids(2, [NO_ID, 70_000]), rows_of(4, torch.ones(1, 4))
+        assert (ids.tensor().tolist(), ids.end) == ([[NO_ID], [70_000]], 4)
+        assert Rows.unpack(ids.to_bytes(), max_elements=2).kind == IDS
+        check_together([first_rows(), ids, others], 1000)
+        check_together([ids, others], 1000)
+        with pytest.raises(PayloadError, match=r"shape \[1, 3\], but those before them are \[n, 4\]"):
+            check_together([first_rows(), ids, rows_of(4, torch.ones(1, 3))], 1000)
+        with pytest.raises(PayloadError, match=r"Ids are 'ids', \[1, 2\] of int32, but they must be \[n, 1\] of int32"):
+            Rows(IDS, "int32", 0, np.zeros((1, 8), np.uint8))
 
 
 def test_of_a_prompt_s_blocks_those_before_a_position_are_named() -> None:

@@ -21,6 +21,7 @@ from omni_cluster.models.seeded_noise import state_of
 from omni_cluster.types.inputs import StageExtra
 from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
+from omni_cluster.vllm_engine.worker.beside_tokens import BesideTokens
 from omni_cluster.vllm_engine.worker.finite import finite_logits
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
 from omni_cluster.vllm_engine.worker.penalties import Penalties
@@ -30,7 +31,6 @@ from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows, o
 from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     NOWHERE,
-    OmniModelInputBuilder,
     PromptFacts,
     RowsOfStep,
     TokenSpan,
@@ -75,8 +75,9 @@ class OmniGPUModelRunner(_Runner):
     """Mixin over vLLM's `GPUModelRunner` (V1) or its CPU twin.
 
     Rows in: before a step, the model's static buffer `extra_rows` `[max_num_batched_tokens, H]` is filled for the
-    step's positions; the model adds it to its token embeddings, inside CUDA graphs too. Rows out: `take_rows` gives,
-    for the requests that want them, the sum of last hidden state and token embedding of each computed position.
+    step's positions; the model adds it to its token embeddings, inside CUDA graphs too. A buffer `extra_ids` is filled
+    likewise. Rows out: `take_rows` gives, for the requests that want them, the sum of last hidden state and token
+    embedding of each computed position.
     """
 
     intermediate_tensors: IntermediateTensors | None
@@ -88,7 +89,7 @@ class OmniGPUModelRunner(_Runner):
         self._states: dict[str, RequestState] = {}
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
-        self._inputs: OmniModelInputBuilder | None = None
+        self._inputs: BesideTokens | None = None
         self._multi_step: MultiStepDecoder | None = None
         self._residual: ResidualCodes | None = None
         self._hidden: torch.Tensor | None = None
@@ -108,12 +109,8 @@ class OmniGPUModelRunner(_Runner):
         super().load_model(*args, **kwargs)
         if hasattr(self.get_model(), "capture_encoders") and self._captures:
             self.get_model().capture_encoders()
-        if self.omni_config.takes_rows:
-            buffer = self.get_model().extra_rows
-            num_rows = buffer.shape[0] + (self.omni_config.max_decode_steps - 1) * self.max_num_reqs
-            is_cuda = self.device.type == "cuda"
-            staging = torch.zeros(num_rows, buffer.shape[1], dtype=buffer.dtype, pin_memory=is_cuda)
-            self._inputs = OmniModelInputBuilder(staging, self.omni_config.max_payload_elements)
+        if self.omni_config.takes_rows or self.omni_config.takes_ids:
+            self._inputs = BesideTokens(self.get_model(), self.omni_config, self.max_num_reqs)
             self._multi_step = MultiStepDecoder(self)
         if self.omni_config.has_residual_codes:
             # A token that is sampled at the last position has one behind it.
@@ -360,10 +357,9 @@ class OmniGPUModelRunner(_Runner):
         self._feed(spans, is_further=True)
 
     def _feed(self, spans: Sequence[TokenSpan], *, is_further: bool = False) -> None:
-        """What the model is given beside token ids. Rows that are those of the step before are there already."""
-        rows = None if self._inputs is None else self._inputs.build(spans, is_further=is_further)
-        if rows is not None:
-            self.get_model().extra_rows[: len(rows)].copy_(rows, non_blocking=True)
+        """What the model is given beside token ids."""
+        if self._inputs is not None:
+            self._inputs.feed(spans, is_further=is_further)
         if self._residual is not None:
             self._residual.feed(spans)
 

@@ -1,4 +1,4 @@
-"""The conditioning rows of one step: those that it adds to its token embeddings, and those that it makes."""
+"""The conditioning rows of one step: those, or ids, that it has beside its tokens, and those that it makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.types.inputs import StageExtra
-from omni_cluster.types.rows import PrefixHashes, Rows, check_together
+from omni_cluster.types.rows import IDS, NO_ID, PrefixHashes, Rows, check_together
 from omni_cluster.vllm_engine.worker.finite import finite_rows
 
 
@@ -33,33 +33,42 @@ NOWHERE = 1 << 62
 class RequestRows:
     """The rows of one request, growing while it decodes; positions past the last row take the pad row.
 
-    The first row is that of position `start`; the KV cache has what is before it.
+    The first row is that of position `start`; the KV cache has what is before it. `positions`: see `Rows`.
     """
 
     def __init__(
         self,
+        start: int,
         rows: torch.Tensor,
         pad_row: torch.Tensor,
-        positions: torch.Tensor | None,
-        expected: int = 0,
-        start: int = 0,
+        no_row: torch.Tensor,
+        positions: torch.Tensor | None = None,
     ) -> None:
-        """`expected`: how many rows will come at least, for which there is room from the start."""
+        """`pad_row` and `no_row` `[1, H]`; `no_row`: of positions between `rows` that have none."""
         self._start = start
         self._length = rows.shape[0]
         self._rows = rows
-        self._reserve(expected)
-        self._pad_row = pad_row[None]
+        self._pad_row = pad_row
+        self._no_row = no_row
         self.positions = positions
 
-    def append(self, rows: torch.Tensor) -> None:
-        end = self._length + rows.shape[0]
+    def append(self, start: int, rows: torch.Tensor) -> None:
+        """Rows from position `start` on, which is behind all that it has."""
+        first = start - self._start
+        end = first + rows.shape[0]
         if end > self._rows.shape[0]:
-            self._reserve(max(end, 2 * self._rows.shape[0]))
-        self._rows[self._length : end] = rows
+            self.reserve(max(end, 2 * self._rows.shape[0]))
+        self._rows[self._length : first] = self._no_row
+        self._rows[first:end] = rows
         self._length = end
 
-    def _reserve(self, number: int) -> None:
+    def skip_to(self, position: int) -> None:
+        """No row belongs to the positions before `position` that have none yet."""
+        if self._pad_row is not self._no_row:
+            self.append(position, self._no_row[:0])
+
+    def reserve(self, number: int) -> None:
+        """Makes room for so many rows."""
         if number > self._rows.shape[0]:
             grown = self._rows.new_empty(number, self._rows.shape[1])
             grown[: self._length] = self._rows[: self._length]
@@ -83,15 +92,17 @@ class RequestRows:
 class OmniModelInputBuilder:
     """Keeps the rows of all requests of a runner and lays out those that a step needs.
 
+    With `takes_ids` it keeps their ids in place of rows, `[n, 1]`. Each ignores what the other one keeps.
     `staging` `[n, H]` is reused by every step: the runner must have finished the copy of the step before, which vLLM's
     `synchronize_input_prep` gives. Its further steps come behind it, so n is what all of them take together.
     """
 
-    def __init__(self, staging: torch.Tensor, max_elements: int) -> None:
+    def __init__(self, staging: torch.Tensor, max_elements: int, *, takes_ids: bool = False) -> None:
         self._staging = staging
         self._max_elements = max_elements
+        self._takes_ids = takes_ids
         self._requests: dict[str, RequestRows] = {}
-        self._no_row = staging.new_zeros(1, staging.shape[1])
+        self._no_row = staging.new_full((1, staging.shape[1]), NO_ID if takes_ids else 0)
         self._padded: list[tuple[str, int]] = []
         self._staged = 0
 
@@ -101,31 +112,37 @@ class OmniModelInputBuilder:
             return
         parts = [Rows.unpack(packed, max_elements=self._max_elements) for packed in extra.rows]
         check_together(parts, self._max_elements)
-        first, *others = parts
-        request = RequestRows(
-            self._staged_rows(first),
-            self._pad_row(extra, first.width),
-            None if first.positions is None else torch.from_numpy(first.positions),
-            expected - first.start,
-            first.start,
-        )
-        for rows in others:
-            request.append(self._staged_rows(rows))
+        first, begins_with = parts[0], self._keeps(parts[0])
+        rows = self._staged_rows(first) if begins_with else self._no_row[:0]
+        positions = None if first.positions is None else torch.from_numpy(first.positions)
+        request = RequestRows(first.start, rows, self._pad_row(extra), self._no_row, positions)
+        if any(map(self._keeps, parts)):
+            request.reserve(expected - first.start)
+        for part in parts[begins_with:]:
+            self._append(request, part)
         self._requests[request_id] = request
+
+    def _keeps(self, rows: Rows) -> bool:
+        return (rows.kind == IDS) == self._takes_ids
 
     def _staged_rows(self, rows: Rows) -> torch.Tensor:
         return rows.tensor().to(self._staging.dtype)
 
-    def _pad_row(self, extra: StageExtra, width: int) -> torch.Tensor:
-        if not extra.pad_row:
-            return self._staging.new_zeros(width)
-        return self._staged_rows(Rows.unpack(extra.pad_row, max_elements=self._max_elements))[0]
+    def _pad_row(self, extra: StageExtra) -> torch.Tensor:
+        pad_row = Rows.unpack(extra.pad_row, max_elements=self._max_elements) if extra.pad_row else None
+        return self._no_row if pad_row is None or not self._keeps(pad_row) else self._staged_rows(pad_row)[:1]
 
-    def push(self, request_id: str, rows: torch.Tensor) -> None:
+    def push(self, request_id: str, rows: Rows) -> None:
         """Appends rows to a request; those of a request that ended meanwhile are dropped."""
         request = self._requests.get(request_id)
         if request is not None:
-            request.append(rows)
+            self._append(request, rows)
+
+    def _append(self, request: RequestRows, rows: Rows) -> None:
+        if self._keeps(rows):
+            request.append(rows.start, self._staged_rows(rows))
+        else:
+            request.skip_to(rows.end)
 
     def remove(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -136,7 +153,7 @@ class OmniModelInputBuilder:
         return None if request is None else request.positions
 
     def build(self, spans: Sequence[TokenSpan], *, is_further: bool = False) -> torch.Tensor | None:
-        """Rows `[num_tokens, H]` of every position of the step, on the host; zero for requests that brought none.
+        """Rows `[num_tokens, H]` of every position of the step, on the host; zero, or `NO_ID`, where there are none.
 
         None where they are those of the step before, as of requests that are all past their last rows. `is_further`:
         what was built before is still on its way to the device.

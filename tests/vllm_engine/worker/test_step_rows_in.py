@@ -5,6 +5,7 @@ import torch
 
 from omni_cluster.types.errors import PayloadError
 from omni_cluster.types.inputs import StageExtra
+from omni_cluster.types.rows import NO_ID, Rows
 from omni_cluster.vllm_engine.worker.step_rows import NOWHERE, OmniModelInputBuilder, TokenSpan
 from tests.rows import rows_of
 
@@ -72,28 +73,28 @@ def test_without_a_pad_row_the_positions_after_the_last_are_zero(builder: OmniMo
 def test_rows_pushed_one_at_a_time_keep_their_places(builder: OmniModelInputBuilder) -> None:
     builder.admit("a", extra(rows(0, 2)))
     for number in range(2, 12):
-        builder.push("a", rows(number, 1))
+        builder.push("a", rows_of(number, rows(number, 1)))
         assert numbers(builder, ("a", number, 2)) == [number, -1]
     assert numbers(builder, ("a", 0, 12)) == list(range(12))
 
 
 def test_a_push_of_more_rows_than_twice_those_that_are_there_fits(builder: OmniModelInputBuilder) -> None:
     builder.admit("a", extra(rows(0, 1)))
-    builder.push("a", rows(1, 12))
+    builder.push("a", rows_of(1, rows(1, 12)))
     assert numbers(builder, ("a", 0, 14)) == [*range(13), -1]
 
 
 def test_growth_leaves_other_requests_alone(builder: OmniModelInputBuilder) -> None:
     builder.admit("a", extra(rows(0, 2)))
     builder.admit("b", extra(rows(50, 2)))
-    builder.push("a", rows(2, 5))
+    builder.push("a", rows_of(2, rows(2, 5)))
     assert numbers(builder, ("b", 0, 3), ("a", 5, 3)) == [50, 51, -1, 5, 6, -1]
 
 
 def test_admission_after_a_preemption_keeps_the_rows_that_came_meanwhile(builder: OmniModelInputBuilder) -> None:
     first = extra(rows(0, 2))
     builder.admit("a", first)
-    builder.push("a", rows(2, 2))
+    builder.push("a", rows_of(2, rows(2, 2)))
     builder.admit("a", first)
     assert numbers(builder, ("a", 0, 5)) == [0, 1, 2, 3, -1]
 
@@ -102,7 +103,7 @@ def test_removed_request_gets_zeros_and_its_late_rows_are_dropped(builder: OmniM
     builder.admit("a", extra(rows(10, 2), positions=torch.zeros(3, 2, dtype=torch.int64)))
     assert len(builder) == 1
     builder.remove("a")
-    builder.push("a", rows(12, 1))
+    builder.push("a", rows_of(2, rows(12, 1)))
     assert len(builder) == 0
     assert numbers(builder, ("a", 0, 2)) == [0, 0]
     assert builder.positions("a") is None
@@ -132,7 +133,7 @@ def test_positions_are_those_that_came_with_the_request(builder: OmniModelInputB
 def test_rows_are_staged_in_the_models_dtype() -> None:
     builder = OmniModelInputBuilder(torch.zeros(4, WIDTH, dtype=torch.bfloat16), max_elements=1000)
     builder.admit("a", extra(torch.full((1, WIDTH), 0.1)))
-    builder.push("a", torch.full((1, WIDTH), 0.3))
+    builder.push("a", rows_of(1, torch.full((1, WIDTH), 0.3)))
     step = builder.build([TokenSpan("a", 0, 3)])
     assert step is not None and torch.equal(step[:, 0], torch.tensor([0.1, 0.3, -1.0], dtype=torch.bfloat16))
 
@@ -174,7 +175,7 @@ def test_steps_of_pad_rows_alone_say_that_nothing_changed(builder: OmniModelInpu
     assert not changed(("a", 3, 1), ("b", 3, 1))
     assert changed(("b", 4, 1), ("a", 4, 1))
     assert changed(("a", 5, 1))
-    builder.push("a", rows(12, 5))
+    builder.push("a", rows_of(2, rows(12, 5)))
     assert changed(("a", 6, 1))
     assert numbers(builder, ("a", 6, 1)) == [16]
 
@@ -188,3 +189,23 @@ def test_rows_of_further_steps_lie_behind_those_that_are_still_on_their_way(buil
     assert first is not None and second is not None and third is not None
     assert [step[:, 0].tolist() for step in (first, second, third)] == [[10, 11, 12, 20, 21], [13, 22], [14, -1]]
     assert numbers(builder, ("a", 0, 1)) == [10] and first[0, 0] == 10
+
+
+@pytest.mark.parametrize("pad", [Rows.of_ids(0, [7]), rows_of(0, PAD_ROW[None])], ids=["pad id", "pad row"])
+def test_rows_and_ids_take_turns_and_each_has_nothing_where_the_other_is(
+    builder: OmniModelInputBuilder, pad: Rows
+) -> None:
+    ids = OmniModelInputBuilder(torch.full((16, 1), 99, dtype=torch.int32), max_elements=1000, takes_ids=True)
+    parts = [Rows.of_ids(0, [3]), rows_of(1, rows(11, 2)), Rows.of_ids(3, [4, NO_ID])]
+    given = StageExtra("key", rows=tuple(part.to_bytes() for part in parts), pad_row=pad.to_bytes())
+    later = [Rows.of_ids(5, [5]), rows_of(6, rows(16, 1)), Rows.of_ids(7, [6])]
+    for each in (builder, ids):
+        each.admit("a", given, expected=5)
+        for part in later:
+            each.push("a", part)
+    is_id = pad.width == 1
+    spans = [TokenSpan("plain", 0, 1), TokenSpan("a", 0, 10)]
+    beside, made = ids.build(spans), builder.build(spans)
+    assert beside is not None and made is not None
+    assert beside[:, 0].tolist() == [NO_ID, 3, NO_ID, NO_ID, 4, NO_ID, 5, NO_ID, 6, *[7 if is_id else NO_ID] * 2]
+    assert made[:, 0].tolist() == [0, 0, 11, 12, 0, 0, 0, 16, 0, *[0 if is_id else -1] * 2]
