@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import Part, StageSpec
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import ConfigError, RequestError
 from omni_cluster.types.inputs import KnownOutput, Prompt
 from omni_cluster.types.media import ALL_FRAMES, FramePolicy
@@ -53,7 +54,8 @@ class EngineInput:
     beside its token, part after part, of rows or of ids (`Rows.of_ids`); the engine holds what is before the first, in
     blocks of its prefix. `pad_row`: what every position after the last one given has, a row or an id; None: nothing.
     `rows_complete`: no later ones will come; `is_part`: later ones are needed before the first new token, too.
-    `stream_interval`: None for a chunk for each token.
+    `prompt_codes`: all codes of the prompt's positions from their `start` on, where the prompt's tokens are the first
+    values and the model `has_residual_codes`. `stream_interval`: None for a chunk for each token.
     """
 
     prompt: Mapping[str, Any]
@@ -65,6 +67,7 @@ class EngineInput:
     given_reply: GivenReply | None = None
     rows: Sequence[Rows] = ()
     pad_row: Rows | None = None
+    prompt_codes: Codes | None = None
 
 
 Hold = Callable[[PrefixHashes], Awaitable[int]]

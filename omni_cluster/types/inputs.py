@@ -120,6 +120,7 @@ class StageExtra(msgspec.Struct, frozen=True):
     `key` is our name for the request, which later rows are addressed by. `rows_complete`: no more rows will come.
     `first_tokens`: the consumer waits for so many. `known`: output tokens that another engine made; `known_codes`: of a
     model that makes residual codes, all codes, of which these are the first ones.
+    `prompt_codes`: of such a model, all codes of some of the prompt's positions, the first of which is its `start`.
     `rows`: packed rows and ids of the prompt's positions and, as far as they are known, of those behind it. What comes
     before the first of them is in blocks of its prefix, that the engine holds under the name `hold`. `pad_row`: packed,
     what every position after the last one given has, a row or an id; empty: nothing. `given_tokens`: the prompt's last
@@ -133,6 +134,7 @@ class StageExtra(msgspec.Struct, frozen=True):
     first_tokens: int = 0
     known: tuple[int, ...] = ()
     known_codes: Codes | None = None
+    prompt_codes: Codes | None = None
     hold: str = ""
     rows: tuple[bytes, ...] = ()
     pad_row: bytes = b""

@@ -170,7 +170,9 @@ class OmniSchedulerMixin(_Scheduler):
             state.named = self._name_blocks(request, self._hashes_of(first.prefix))
             self._states_by_key[extra.key] = state
         elif self._has_residual_codes:
-            state.named = self._name_blocks(request, request.block_hashes)  # ids say what a prompt is, and no reply
+            # Ids say what a prompt without codes is, and no reply.
+            named = request.block_hashes if extra.prompt_codes is None else ()
+            state.named = self._name_blocks(request, named)
         if extra.emit_rows:
             state.emitted = self._emitted(request, extra.given_tokens)
         return state

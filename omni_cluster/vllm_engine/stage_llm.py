@@ -261,6 +261,7 @@ class StageLLM:
             first_tokens=interval.first if interval is not None and request.streams_audio else 0,
             known=known.inputs,
             known_codes=known.codes if self._spec.has_residual_codes else None,
+            prompt_codes=engine_input.prompt_codes,
             hold=hold if rows and rows[0].start else "",
             rows=tuple(part.to_bytes() for part in rows),
             pad_row=engine_input.pad_row.to_bytes() if engine_input.pad_row is not None else b"",

@@ -200,7 +200,8 @@ class OmniGPUModelRunner(_Runner):
         if extra is not None and self._inputs is not None:
             self._inputs.admit(new.req_id, extra, len(prompt_ids))
         if self._residual is not None:
-            self._residual.admit(new.req_id, len(prompt_ids), None if extra is None else extra.known_codes)
+            known, of_prompt = (None, None) if extra is None else (extra.known_codes, extra.prompt_codes)
+            self._residual.admit(new.req_id, len(prompt_ids), known, of_prompt)
 
     def _forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)

@@ -42,14 +42,20 @@ class ResidualCodes:
         self._requests: dict[str, RequestCodes] = {}
         self._making: list[TokenSpan] = []
 
-    def admit(self, request_id: str, prompt_length: int, known: Codes | None = None) -> None:
-        """Takes a new request. `known`: of the output that follows its prompt, the sampled ones among them."""
+    def admit(
+        self, request_id: str, prompt_length: int, known: Codes | None = None, of_prompt: Codes | None = None
+    ) -> None:
+        """Takes a new request. `of_prompt`: codes of positions of its prompt; `known`: of the output that follows it.
+
+        Of both the tokens are the first values.
+        """
         self.remove(request_id)
         request = self._requests[request_id] = RequestCodes(prompt_length, self._free.pop())
         own = self._of(request).fill_(NO_CODE)
-        if known is not None:
-            residual = torch.from_numpy(known.values[:, 1:])
-            own[prompt_length : prompt_length + len(known)] = residual.to(own.device)
+        for codes, first in ((of_prompt, 0), (known, prompt_length)):
+            if codes is not None:
+                residual = torch.from_numpy(codes.values[:, 1:])
+                own[first + codes.start : first + codes.end] = residual.to(own.device)
 
     def set_aside(self, request_id: str) -> None:
         """Of a request that is preempted; ignores one that is not here."""

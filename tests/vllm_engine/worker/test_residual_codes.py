@@ -93,6 +93,13 @@ def test_of_a_request_in_the_midst_of_its_prompt_nothing_is_made(model: Model, c
     assert codes.take() is None
 
 
+def test_some_positions_of_a_prompt_have_codes_too(model: Model, codes: ResidualCodes) -> None:
+    codes.admit("a", 4, known=Codes.of(0, [[7, 1, 2]]), of_prompt=Codes.of(2, [[7, 3, 4], [7, 5, 6]]))
+    assert fed(model, codes, TokenSpan("a", 0, 6)) == [NONE, NONE, [3, 4], [5, 6], [1, 2], NONE]
+    codes.admit("a", 4)
+    assert fed(model, codes, TokenSpan("a", 0, 6)) == [NONE] * 6
+
+
 def test_a_request_gets_its_codes_back_after_a_preemption(model: Model, codes: ResidualCodes) -> None:
     codes.admit("a", 1)
     make(codes, [TokenSpan("a", 1, 1)], [7])
