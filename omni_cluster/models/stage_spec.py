@@ -80,6 +80,8 @@ class ARSpec(StageSpec):
     samples_tokens = True
     rows_kind: ClassVar[str] = ""
     """The family's name of the rows that it emits; they travel by it."""
+    penalises_prompts: ClassVar[bool] = True
+    """Whether the repetition penalty counts a prompt's tokens as seen; False: those of the output alone."""
     takes_ids: ClassVar[bool] = False
     """Whether the model has a buffer `extra_ids`, int32 `[max_num_batched_tokens]`: before a step the engine writes the
     ids beside its positions there, `NO_ID` where there are none."""

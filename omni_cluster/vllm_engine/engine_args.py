@@ -46,7 +46,7 @@ class OmniModelConfig:
     """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
 
     `rows_kind`: of the rows, one a position, that requests may ask for; "": none. `takes_rows`: the model has a
-    static `extra_rows` buffer. `takes_ids`, `has_residual_codes`: see `ARSpec`.
+    static `extra_rows` buffer. `takes_ids`, `has_residual_codes`, `penalises_prompts`: see `ARSpec`.
     `max_payload_elements`: no rows that come at once may have more elements. `max_decode_steps`: tokens that a request
     may get in one step of the engine.
     `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
@@ -67,6 +67,7 @@ class OmniModelConfig:
     shares_card: bool = False
     has_residual_codes: bool = False
     takes_ids: bool = False
+    penalises_prompts: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -115,6 +116,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             _is_remembered(stage, pipeline),
             has_residual_codes=spec.has_residual_codes,
             takes_ids=spec.takes_ids,
+            penalises_prompts=spec.penalises_prompts,
         )
         traits = spec.traits
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.

@@ -190,18 +190,21 @@ class OmniGPUModelRunner(_Runner):
             self._residual.bring_back(request_id)
         state = self.requests[request_id]
         known = [token for token in state.output_token_ids if token >= 0]  # not vLLM's placeholders
-        self._penalties.admit(request_id, state.sampling_params, state.prompt_token_ids or (), known)
+        self._penalties.admit(request_id, state.sampling_params, self._penalised_of(state.prompt_token_ids), known)
 
     def _admit(self, new: NewRequestData) -> None:
         params, prompt_ids = new.sampling_params, new.prompt_token_ids or ()
         extra = StageExtra.of(params.extra_args if params else None)
         state = self._states[new.req_id] = RequestState.of(params, extra)
-        self._penalties.admit(new.req_id, params, prompt_ids, state.known)
+        self._penalties.admit(new.req_id, params, self._penalised_of(prompt_ids), state.known)
         if extra is not None and self._inputs is not None:
             self._inputs.admit(new.req_id, extra, len(prompt_ids))
         if self._residual is not None:
             known, of_prompt = (None, None) if extra is None else (extra.known_codes, extra.prompt_codes)
             self._residual.admit(new.req_id, len(prompt_ids), known, of_prompt)
+
+    def _penalised_of(self, prompt_ids: Sequence[int] | None) -> Sequence[int]:
+        return prompt_ids or () if self.omni_config.penalises_prompts else ()
 
     def _forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)
