@@ -1,13 +1,16 @@
 """A tiny decoder of three codebooks for vLLM, and the same as a plain loop over transformers' Qwen2.
 
 The engine samples the first code of a frame. The two others come after it, each from the hidden state and the codes
-before it, and the next position's input is the sum of the embeddings of all three.
+before it, and the next position's input is the sum of the embeddings of all three. Beside them a position has a row,
+the row of an id in another table, or nothing. Some positions of a prompt are frames of three codes, too.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +30,35 @@ from omni_cluster.models.after_sampling import Sampled
 from omni_cluster.models.family import ARSession, EngineInput, Hold, LaterRows
 from omni_cluster.models.seeded_noise import exponential
 from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import OmniRequest, Prompt
 from omni_cluster.types.outputs import StageChunk
-from omni_cluster.types.rows import Rows
+from omni_cluster.types.rows import NO_ID, Rows
 from tests.rows import KIND
 
 ARCHITECTURE = "ResidualDecoder"
 NAME = "decoder"
 VOCAB, RESIDUAL, WIDTH = 97, 2, 128
+TEXTS = 50_000
+"""Ids of the other table: more than int16 has."""
 MAX_POSITIONS = 256
 
 
 class ResidualDecoder(StockDecoder, SupportsMRoPE):
-    """vLLM's Qwen2 with rows and residual codes in its input."""
+    """vLLM's Qwen2 with rows, ids and residual codes in its input."""
 
     extra_rows: torch.Tensor
+    extra_ids: torch.Tensor
     residual_codes: torch.Tensor
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.tables = nn.Parameter(torch.empty(RESIDUAL, VOCAB, WIDTH), requires_grad=False)
         self.heads = nn.Parameter(torch.empty(RESIDUAL, VOCAB, WIDTH), requires_grad=False)
+        self.texts = nn.Parameter(torch.empty(TEXTS, WIDTH), requires_grad=False)
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.register_buffer("extra_rows", torch.zeros(tokens, WIDTH), persistent=False)
+        self.register_buffer("extra_ids", torch.zeros(tokens, dtype=torch.int32), persistent=False)
         self.register_buffer("residual_codes", torch.zeros(tokens, RESIDUAL, dtype=torch.int16), persistent=False)
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
@@ -57,7 +66,9 @@ class ResidualDecoder(StockDecoder, SupportsMRoPE):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         n = len(input_ids)
-        rows = self.extra_rows[:n] + embedded(self.tables, self.residual_codes[:n])
+        ids = self.extra_ids[:n]
+        texts = self.texts[ids.clamp(min=0)] * (ids != NO_ID).unsqueeze(-1)
+        rows = self.extra_rows[:n] + texts + embedded(self.tables, self.residual_codes[:n])
         return self.model(input_ids, positions, inputs_embeds=self.embed_input_ids(input_ids) + rows)
 
     def after_sampling(self, sampled: Sampled) -> torch.Tensor:
@@ -88,34 +99,79 @@ def decoder_config(config: Any) -> Any:
 ModelRegistry.register_model(ARCHITECTURE, ResidualDecoder)
 
 
-class Session:
-    """A prompt of token ids with a row for each position, and one for all positions behind them."""
+@dataclass(frozen=True)
+class Beside:
+    """What the positions of a prompt and those behind it have beside their tokens.
 
-    def __init__(self, request: OmniRequest) -> None:
+    `kinds`: of each position of the prompt, "row", "id" or "nothing". `rows` `[P, WIDTH]` and `ids`, of all of them.
+    `codes`: the frames among the prompt's positions. `reply`: ids of the first positions behind it. `pad`: of the
+    others, an id or a row `[1, WIDTH]`.
+    """
+
+    kinds: list[str]
+    rows: torch.Tensor
+    ids: list[int]
+    codes: Codes
+    reply: list[int]
+    pad: int | torch.Tensor
+
+    @classmethod
+    def of(cls, prompt: Sequence[int]) -> Beside:
+        """By the prompt alone."""
+        n, dice = len(prompt), torch.Generator().manual_seed(sum(prompt))
+        rows = torch.randn(n + 1, WIDTH, generator=dice)
+        first, last = n // 3, n // 3 + max(1, n // 4)
+        residual = torch.randint(VOCAB, (last - first, RESIDUAL), generator=dice).tolist()
+        frames = [[token, *codes] for token, codes in zip(prompt[first:last], residual, strict=True)]
+        ids: list[int] = torch.randint(TEXTS, (n + 7,), generator=dice).tolist()
+        kinds = [("row", "row", "id", "nothing", "id")[(i + n) % 5] for i in range(n)]
+        return cls(kinds, rows[:n], ids[:n], Codes.of(first, frames), ids[n:-1], ids[-1] if n % 2 else rows[n:])
+
+    def parts(self) -> list[Rows]:
+        """Of the prompt, a part for each run of rows or ids."""
+        made, start = list[Rows](), 0
+        for are_rows, run in groupby(self.kinds, lambda kind: kind == "row"):
+            end = start + len(list(run))
+            ids = [i if kind == "id" else NO_ID for i, kind in zip(self.ids, self.kinds, strict=True)]
+            positions = None if made else torch.arange(len(self.kinds)).expand(3, -1).contiguous().numpy()
+            rows = Rows.of(KIND, start, self.rows[start:end], positions)
+            made.append(rows if are_rows else Rows.of_ids(start, ids[start:end], positions))
+            start = end
+        return made
+
+    def pad_row(self) -> Rows:
+        return Rows.of_ids(0, [self.pad]) if isinstance(self.pad, int) else Rows.of(KIND, 0, self.pad)
+
+
+class Session:
+    """A prompt of token ids with what is beside it. Ids of the reply are those of the upstream, where there is one."""
+
+    def __init__(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None) -> None:
         self.known = request.known_of(NAME)
         assert isinstance(request.prompt, Prompt) and request.prompt.token_ids is not None
         self._ids = request.prompt.token_ids
         self._stops = request.sampling[NAME].get("stop_token_ids", [])
+        self._upstream = upstream
 
     async def prompt(self) -> EngineInput | None:
-        rows, pad = rows_of(self._ids)
-        positions = torch.arange(len(self._ids)).expand(3, -1).contiguous().numpy()
+        beside, ids = Beside.of(self._ids), list(self._ids)
+        reply = [Rows.of_ids(len(ids), beside.reply)] if self._upstream is None else []
         return EngineInput(
-            prompt={"prompt_token_ids": list(self._ids)},
+            prompt={"prompt_token_ids": ids},
             sampling={"stop_token_ids": self._stops, "ignore_eos": True, "detokenize": False},
-            rows=[Rows.of(KIND, 0, rows, positions)],
-            pad_row=Rows.of(KIND, 0, pad),
+            rows=beside.parts() + reply,
+            rows_complete=self._upstream is None,
+            is_part=self._upstream is not None and self.known.made > 0,
+            pad_row=beside.pad_row(),
+            prompt_codes=beside.codes,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:
-        for later in ():
-            yield later
-
-
-def rows_of(ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a prompt: a row `[1, WIDTH]` a position, and the pad row."""
-    made = torch.randn(len(ids) + 1, WIDTH, generator=torch.Generator().manual_seed(sum(ids)))
-    return made[:-1], made[-1:]
+        assert self._upstream is not None
+        end = len(self._ids)
+        async for chunk in self._upstream:
+            yield LaterRows(Rows.of_ids(end, chunk.token_ids), complete=chunk.finish_reason is not None)
+            end += len(chunk.token_ids)
 
 
 class Decoder(ARSpec):
@@ -124,7 +180,9 @@ class Decoder(ARSpec):
     name = NAME
     emits = frozenset({"codes"})
     reads = frozenset({"rows"})
+    takes_ids = True
     has_residual_codes = True
+    penalises_prompts = False
 
     def __init__(self) -> None:
         pass
@@ -137,7 +195,7 @@ class Decoder(ARSpec):
         raise NotImplementedError
 
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
-        return Session(request)
+        return Session(request, upstream)
 
 
 class Reference:
@@ -159,26 +217,54 @@ class Reference:
         self.model = Qwen2ForCausalLM(config).float().eval()
         self.tables = torch.randn(RESIDUAL, VOCAB, WIDTH)
         self.heads = torch.randn(RESIDUAL, VOCAB, WIDTH)
+        self.texts = torch.randn(TEXTS, WIDTH)
 
     def save(self, folder: Path) -> None:
-        weights = {**self.model.state_dict(), "tables": self.tables, "heads": self.heads}
+        weights = {**self.model.state_dict(), "tables": self.tables, "heads": self.heads, "texts": self.texts}
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(self.model.config.to_dict()))
 
     @torch.inference_mode()
-    def frames(self, ids: Sequence[int], count: int, *, feeds_back: bool = True) -> list[tuple[int, ...]]:
-        """Greedy frames of three codes."""
-        rows, pad = rows_of(ids)
+    def frames(
+        self,
+        ids: Sequence[int],
+        count: int,
+        *,
+        feeds_back: bool = True,
+        penalty: float = 1.0,
+        late: tuple[int, int] = (VOCAB, 0),
+    ) -> list[tuple[int, ...]]:
+        """Greedy frames of three codes.
+
+        `penalty`: of tokens that were sampled before. `late`: a token, and how many others come before it at least.
+        """
+        beside = Beside.of(ids)
         embed = self.model.get_input_embeddings()
-        inputs, frames = embed(torch.tensor(ids)) + rows, list[tuple[int, ...]]()
+        inputs, frames = embed(torch.tensor(ids)) + self._beside_prompt(beside), list[tuple[int, ...]]()
         while len(frames) < count:
             hidden = self.model.model(inputs_embeds=inputs[None]).last_hidden_state[0, -1]
-            token = int(self.model.lm_head(hidden).argmax())
+            logits = self.model.lm_head(hidden)
+            for seen in {frame[0] for frame in frames}:
+                logits[seen] *= penalty if logits[seen] < 0 else 1 / penalty
+            if len(frames) < late[1]:
+                logits[late[0]] = -torch.inf
+            token = int(logits.argmax())
             state, codes = hidden + embed.weight[token], list[int]()
             for table, head in zip(self.tables, self.heads, strict=True):
                 codes.append(int((head @ state).argmax()))
                 state = state + table[codes[-1]]
-            frames.append((token, *codes))
             said = embedded(self.tables, torch.tensor([codes])) if feeds_back else torch.zeros(1, WIDTH)
-            inputs = torch.cat([inputs, embed.weight[token] + said + pad])
+            inputs = torch.cat([inputs, embed.weight[token] + said + self._beside_reply(beside, len(frames))])
+            frames.append((token, *codes))
         return frames
+
+    def _beside_prompt(self, beside: Beside) -> torch.Tensor:
+        of_kind = {"row": beside.rows, "id": self.texts[beside.ids], "nothing": torch.zeros_like(beside.rows)}
+        made = torch.stack([of_kind[kind][i] for i, kind in enumerate(beside.kinds)])
+        codes = beside.codes
+        made[codes.start : codes.end] += embedded(self.tables, torch.tensor(codes.values[:, 1:]))
+        return made
+
+    def _beside_reply(self, beside: Beside, number: int) -> torch.Tensor:
+        given = beside.reply[number] if number < len(beside.reply) else beside.pad
+        return self.texts[given] if isinstance(given, int) else given

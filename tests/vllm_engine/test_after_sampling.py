@@ -15,8 +15,8 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, Prompt
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
-from tests.engine.stages import collect, until_free
-from tests.vllm_engine.residual_decoder import MAX_POSITIONS, NAME, VOCAB, Decoder, Reference
+from tests.engine.stages import collect, until_counts, until_free
+from tests.vllm_engine.residual_decoder import MAX_POSITIONS, NAME, VOCAB, Beside, Decoder, Reference
 
 FRAMES = 40
 LENGTHS = (3, 7, 20, 33, 50, 12, 5, 41)
@@ -146,3 +146,55 @@ async def test_a_stop_code_has_no_frame(decoder: StageLLM, loop: Reference) -> N
     request = asked("stopped", 20, **stops)
     chunk = await collect(decoder.generate(request))
     assert (frames_of(chunk), chunk.finish_reason) == (made[:first], "stop")
+
+
+async def test_positions_without_their_id_are_held_and_neighbours_are_not(decoder: StageLLM, loop: Reference) -> None:
+    wanted = {length: loop.frames(prompt(length), FRAMES) for length in (20, 41)}
+    whole = await collect(decoder.generate(asked("before", 20)))
+    assert whole.codes is not None
+    known = {NAME: KnownOutput(codes=whole.codes.between(0, 2))}
+    again = replace(asked("late-again", 20), known=known)
+    gates = {request.request_id: asyncio.Event() for request in (again, asked("late", 41))}
+    made = {
+        request.request_id: asyncio.create_task(
+            collect(decoder.generate(request, reply(prompt(length), gates[request.request_id])))
+        )
+        for request, length in ((again, 20), (asked("late", 41), 41))
+    }
+    await until_counts(decoder, held=2)
+    assert await frames(decoder, asked("beside", 7)) == loop.frames(prompt(7), FRAMES)
+    for (name, task), length in zip(made.items(), (20, 41), strict=True):
+        assert not task.done()
+        gates[name].set()
+        assert frames_of(await task) == wanted[length]
+
+
+async def reply(ids: tuple[int, ...], gate: asyncio.Event) -> AsyncIterator[StageChunk]:
+    """One id after another; those behind the third once the gate is open."""
+    given = Beside.of(ids).reply
+    for number, token in enumerate(given):
+        if number == 3:
+            await gate.wait()
+        yield StageChunk(token_ids=(token,), finish_reason="stop" if number == len(given) - 1 else None)
+
+
+async def test_penalties_count_the_output_alone(decoder: StageLLM, loop: Reference) -> None:
+    """To penalise all tokens of the vocabulary, which the prompt has, would change nothing."""
+    ids = tuple(range(VOCAB))
+    wanted = loop.frames(ids, FRAMES, penalty=1.3)
+    assert wanted != loop.frames(ids, FRAMES)
+    request = OmniRequest("penalised", Prompt("", ids), sampling={NAME: {"repetition_penalty": 1.3}})
+    whole = await collect(decoder.generate(request))
+    assert frames_of(whole) == wanted and whole.codes is not None
+    known = {NAME: KnownOutput(codes=whole.codes.between(0, 5))}
+    again = replace(request, request_id="penalised-again", known=known)
+    assert frames_of(await collect(decoder.generate(again))) == wanted
+
+
+async def test_a_stop_code_is_not_sampled_before_min_tokens(decoder: StageLLM, loop: Reference) -> None:
+    stop = loop.frames(prompt(20), 1)[0][0]
+    wanted = loop.frames(prompt(20), FRAMES, late=(stop, 2))
+    tokens = [frame[0] for frame in wanted]
+    asks = {"stop_token_ids": [stop], "min_tokens": 2}
+    chunk = await collect(decoder.generate(asked("not so soon", 20, **asks)))
+    assert frames_of(chunk) == wanted[: tokens.index(stop) if stop in tokens else FRAMES]
