@@ -183,10 +183,10 @@ def _sound_need(stage: StageConfig, config: PipelineConfig, folder: Path, sizes:
 
 def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     """What an autoregressive engine takes of each of its cards beside the KV cache."""
-    parallel = stage.tensor_parallel_size
+    parallel, dtype = stage.tensor_parallel_size, dtype_bytes(stage)
     activations = ar_activation_bytes(stage, sizes)
     return FixedParts(
-        weights=weight_bytes(folder, sizes.weights, dtype_bytes(stage), parallel),
+        weights=weight_bytes(folder, sizes.weights, dtype, parallel) + sizes.made_elements * dtype,
         activations=activations,
         cuda_graphs=0 if given_args(stage).get("enforce_eager") else AR_CUDA_GRAPHS_BYTES,
         cuda_context=CUDA_CONTEXT_BYTES + (NCCL_BYTES if parallel > 1 else 0),
@@ -229,6 +229,7 @@ def ar_activation_bytes(stage: StageConfig, sizes: ARSizes) -> int:
     kept += tokens * (3 * sizes.hidden_size + sizes.rows_size) * dtype
     requests = max_num_seqs(given_args(stage))
     kept += requests * max_model_len(stage, sizes) * sizes.residual_codes * CODE_BYTES
+    kept += requests * sizes.request_elements * dtype
     sampling = requests * sizes.vocab_size * LOGIT_BYTES
     return kept + max(encoding, tokens * _decoder_bytes(stage, sizes), sampling)
 

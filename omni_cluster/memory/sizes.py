@@ -52,8 +52,13 @@ class TowerSizes:
 
 @dataclass(frozen=True, slots=True)
 class ARSizes:
-    """An autoregressive stage. `rows_size`: width of the rows that enter it, 0 for none; `residual_codes`: how many
-    codes its model makes of each token beside the sampled one."""
+    """An autoregressive stage.
+
+    `intermediate_size`: of all experts that a token takes, where there are some. `rows_size`: width of the rows that
+    enter it, 0 for none; `residual_codes`: how many codes its model makes of each token beside the sampled one.
+    `made_elements`: of weights that it makes as it loads, as a table that is projected once, whole on each card;
+    `request_elements`: what it keeps of each running request beside the KV cache.
+    """
 
     weights: tuple[WeightGroup, ...]
     num_layers: int
@@ -66,6 +71,8 @@ class ARSizes:
     max_positions: int
     rows_size: int = 0
     residual_codes: int = 0
+    made_elements: int = 0
+    request_elements: int = 0
     towers: tuple[TowerSizes, ...] = ()
 
 

@@ -200,6 +200,14 @@ def test_residual_codes_are_kept_for_each_position_of_each_request(seven_b: Path
     assert of_16.activations - ar_parts(stage, seven_b, plain).activations == 8 * 1000 * 15 * 2
 
 
+def test_what_a_model_makes_as_it_loads_and_keeps_of_requests_is_counted(seven_b: Path) -> None:
+    stage = bound_to(seven_b, talker={"engine_args": {"max_num_seqs": 8}}).config.stages[1]
+    plain = ar_sizes(seven_b, "talker")
+    more = ar_parts(stage, seven_b, replace(plain, made_elements=1000, request_elements=30))
+    assert more.weights - ar_parts(stage, seven_b, plain).weights == 1000 * 2
+    assert more.activations - ar_parts(stage, seven_b, plain).activations == 8 * 30 * 2
+
+
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of tensors that are alive at once, on the meta device too."""
 
