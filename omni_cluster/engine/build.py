@@ -30,13 +30,15 @@ class BoundPipeline:
     family: Family
 
     def check(self, request: OmniRequest) -> None:
-        """Raises RequestError for a voice or a stage that does not exist, and for what no stage makes.
+        """Raises RequestError for a voice, a way to speak or a stage that does not exist, and for what no stage makes.
 
         PromptTooLong for one whose tokens are counted already: others are counted by the stage that reads them.
         """
         if wrong := not_made(request.modalities, self.made):
             raise RequestError(f"modalities is {json.dumps(request.modalities)}, but {wrong}.")
         self.family.check_voice(request.voice)
+        for field, value in request.speaking.items():
+            self.family.check_speaking(field, value)
         unknown = sorted(set(request.sampling) - set(self.family.stages))
         if unknown:
             raise RequestError(f"sampling names stage {unknown[0]!r}; use {', '.join(self.family.stages)}.")

@@ -124,6 +124,9 @@ class Family(ABC):
     presets: ClassVar[tuple[str, ...]] = ()
     """Checkpoints that the family makes by itself, for `model: preset:NAME`."""
 
+    speaking: ClassVar[frozenset[str]] = frozenset()
+    """Fields by which a request may say how to speak. The speech API has `language` and `instructions`."""
+
     @abstractmethod
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         """Reads configuration and voices, no weights; ConfigError for a voice that the checkpoint lacks."""
@@ -214,3 +217,8 @@ class Family(ABC):
             use = f"use one of {', '.join(self.voices)}" if self.voices else "leave it out"
             raise RequestError(f"voice is {voice!r}; {use}.")
         return voice
+
+    def check_speaking(self, field: str, value: str) -> None:
+        """RequestError for a field that is none of `speaking`, and for a value by which the model cannot speak."""
+        if field not in self.speaking:
+            raise RequestError(f"{field} is {value!r}, but {self.name} does not heed it; leave it out.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from omni_cluster.openai_api.bodies import MAX_MARKS
@@ -41,12 +41,14 @@ class ApiLimits:
 class ApiDefaults:
     """`voice_aliases`: voices of the model by the names that other services' clients send.
 
-    `modalities`: of a chat that names none, and no voice. `sample_rate_hz`: of the model's sound.
+    `modalities`: of a chat that names none, and no voice. `sample_rate_hz`: of the model's sound. `speaking`: fields
+    that say how to speak, as far as the model heeds them.
     """
 
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     modalities: tuple[str, ...] = ("text",)
     sample_rate_hz: int = 0
+    speaking: Collection[str] = ()
 
 
 NO_DEFAULTS = ApiDefaults()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -28,8 +28,8 @@ DEFAULT_FORMAT: SoundFormat = "mp3"
 class SpeechRequest:
     """A checked request. `stream_format`: None for one whole file.
 
-    `voice`: None for the default one. `ignored`: fields that ask how to speak, which this model does as it will.
-    `sample_rate_hz`: of the model's sound.
+    `voice`: None for the default one. `speaking`: how to speak; `ignored`: fields of the same kind that this model does
+    not heed. `sample_rate_hz`: of the model's sound.
     """
 
     model: str
@@ -38,6 +38,7 @@ class SpeechRequest:
     format: SoundFormat
     stream_format: Literal["sse", "audio"] | None
     seed: int | None
+    speaking: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     sample_rate_hz: int = 0
 
@@ -91,6 +92,8 @@ def parse_speech_request(
     check_model(wire.model, models)
     _check_can_be_spoken(wire.input, max_codec_tokens)
     _check_rate(wire.sample_rate, defaults.sample_rate_hz)
+    asked = {"instructions": wire.instructions, "language": wire.language}
+    given = {name: value for name, value in asked.items() if value is not None}
     return SpeechRequest(
         wire.model,
         wire.input,
@@ -98,7 +101,8 @@ def parse_speech_request(
         wire.response_format or DEFAULT_FORMAT,
         wire.stream_format or ("audio" if wire.stream else None),
         wire.seed,
-        tuple(name for name in ("instructions", "language") if getattr(wire, name) is not None),
+        {name: value for name, value in given.items() if name in defaults.speaking},
+        tuple(name for name in given if name not in defaults.speaking),
         defaults.sample_rate_hz,
     )
 

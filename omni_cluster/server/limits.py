@@ -28,7 +28,7 @@ def api_limits(config: PipelineConfig) -> ApiLimits:
 def api_defaults(bound: BoundPipeline) -> ApiDefaults:
     api = bound.config.api
     aliases = {**bound.family.voice_aliases, **api.voice_aliases}
-    return ApiDefaults(aliases, tuple(api.default_modalities), bound.sample_rate_hz)
+    return ApiDefaults(aliases, tuple(api.default_modalities), bound.sample_rate_hz, bound.family.speaking)
 
 
 def fetch_limits(config: PipelineConfig) -> FetchLimits:

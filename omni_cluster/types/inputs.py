@@ -83,6 +83,7 @@ class OmniRequest:
     `reply`: text that is spoken in place of a reply of the model's own; None: the model answers. No media go with it.
     `conversation`: the same for all turns of one, which are brought to one replica; empty: of none.
     `known`: by stage name, of a request that is begun again.
+    `speaking`: how to speak, by the fields that the family names (`Family.speaking`).
     `tool_use`: the reply may call these tools; then its calls are kept apart from its text, and are not spoken.
     """
 
@@ -99,6 +100,7 @@ class OmniRequest:
     known: Mapping[str, KnownOutput] = field(default_factory=dict)
     tool_use: ToolUse | None = None
     wants_images: bool = False
+    speaking: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

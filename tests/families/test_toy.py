@@ -175,5 +175,14 @@ def test_a_family_without_text_reads_aloud_and_has_no_chat() -> None:
         assert whole.content == streamed.content and len(whole.content) == 2 * len(SAID) * stages.SAMPLES_PER_CODE
         refused = app.client.post("/v1/audio/speech", json=body | {"voice": "low"})
         assert refused.status_code == 400
+        how = {"instructions": "loudly", "language": "English"}
+        loud, upper = (app.client.post("/v1/audio/speech", json=body | m) for m in (how, {"input": SAID.upper()}))
+        assert loud.content == upper.content != whole.content
+        assert loud.headers["x-omni-ignored"] == "language"
+        refused = app.client.post("/v1/audio/speech", json=body | {"instructions": "softly"})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "instructions"
+        request = OmniRequest("spoken", Prompt(""), reply=SAID, speaking={"language": "English"})
+        with pytest.raises(RequestError, match="language is 'English', but toy_reader does not heed it; leave it out"):
+            omni._async.bound.check(request)
         with pytest.raises(RequestError, match="toy_reader answers in no text; use /v1/audio/speech"):
             omni.render([{"role": "user", "content": SAID}])

@@ -68,6 +68,12 @@ def test_how_to_speak_is_told_as_ignored() -> None:
     assert parse(instructions="", language=None) == parse()
 
 
+def test_how_to_speak_is_read_as_far_as_the_model_heeds_it() -> None:
+    body = json.dumps({"model": "m", "input": "Hello", "instructions": "Softly.", "language": "Auto"}).encode()
+    asked = parse_speech_request(body, models=["m"], voices=[], defaults=ApiDefaults(speaking={"language"}))
+    assert (asked.speaking, asked.ignored) == ({"language": "Auto"}, ("instructions",))
+
+
 def test_the_names_of_other_servers() -> None:
     assert parse(speaker="ethan").voice == "Ethan"
     assert parse(stream=True).stream_format == "audio"

@@ -72,8 +72,12 @@ class SpeechEndpoint:
         return voice_header(self._its.bound.family.check_voice(spoken.voice)) | ignored
 
     def _built(self, request_id: str, spoken: SpeechRequest) -> tuple[SpeechRequest, OmniRequest]:
+        family = self._its.bound.family
         with blamed_on("input"):
-            prompt = self._its.bound.family.reading(spoken.text)
+            prompt = family.reading(spoken.text)
+        for field, value in spoken.speaking.items():
+            with blamed_on(field):
+                family.check_speaking(field, value)
         draft = OmniRequest(
             request_id=request_id,
             prompt=prompt,
@@ -81,6 +85,7 @@ class SpeechEndpoint:
             sampling={} if spoken.seed is None else self._seeded(spoken.seed),
             streams_audio=spoken.stream_format is not None,
             reply=spoken.text,
+            speaking=spoken.speaking,
         )
         return spoken, self._its.builder.build(draft, spoken.seed)
 

@@ -10,9 +10,12 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.models.family import Family
 from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import StageSpec, by_name
+from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import OmniRequest, Prompt
 from omni_cluster.types.outputs import StageChunk
 from toy.stages import CodesSpec, CodesStage, Sound
+
+LOUDLY = "loudly"
 
 
 class Read(CodesSpec):
@@ -31,7 +34,9 @@ class ReadStage(CodesStage):
     async def make(
         self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None
     ) -> AsyncGenerator[StageChunk, None]:
-        said = StageChunk(token_ids=tuple((request.reply or "").encode()), finish_reason="stop")
+        text = request.reply or ""
+        words = text.upper() if request.speaking.get("instructions") == LOUDLY else text
+        said = StageChunk(token_ids=tuple(words.encode()), finish_reason="stop")
         async for chunk in super().make(request, _one(said)):
             yield chunk
 
@@ -43,6 +48,7 @@ class Reader(Family):
     stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Read, Sound)
     presets = ("tiny",)
     voices = ()
+    speaking = frozenset({"instructions"})
 
     def __init__(self, model: Path, default_voice: str | None = None, voices: Sequence[str] | None = None) -> None:
         """There is no voice to choose."""
@@ -53,6 +59,11 @@ class Reader(Family):
 
     def reading(self, text: str) -> Prompt:
         return Prompt("")
+
+    def check_speaking(self, field: str, value: str) -> None:
+        super().check_speaking(field, value)
+        if value != LOUDLY:
+            raise RequestError(f"{field} is {value!r}; use {LOUDLY!r}.")
 
 
 async def _one(chunk: StageChunk) -> AsyncIterator[StageChunk]:
