@@ -123,7 +123,6 @@ class Family(ABC):
     """Which frames of a video the family's model is shown."""
     presets: ClassVar[tuple[str, ...]] = ()
     """Checkpoints that the family makes by itself, for `model: preset:NAME`."""
-
     speaking: ClassVar[frozenset[str]] = frozenset()
     """Fields by which a request may say how to speak. The speech API has `language` and `instructions`."""
 

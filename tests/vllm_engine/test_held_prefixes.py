@@ -18,6 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_cluster.engine.build import bind
 from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import RowsPush, StageExtra
 from omni_cluster.types.rows import HASH_BYTES, PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
@@ -58,8 +59,8 @@ class Engine:
         extra = StageExtra(name, rows_complete=rows > PROMPT, hold=hold, rows=(given.to_bytes(),))
         return self._ask(extra, [3] * PROMPT, **sampling)
 
-    def ask_without_rows(self, name: str, ids: Sequence[int]) -> Request:
-        return self._ask(StageExtra(name), ids)
+    def ask_without_rows(self, name: str, ids: Sequence[int], codes: Codes | None = None) -> Request:
+        return self._ask(StageExtra(name, prompt_codes=codes), ids)
 
     def _ask(self, extra: StageExtra, ids: Sequence[int], **sampling: Any) -> Request:
         params = SamplingParams(max_tokens=20, ignore_eos=True, **sampling, extra_args=extra.to_extra_args())
@@ -159,6 +160,14 @@ def test_a_reply_is_shared_by_its_ids_unless_they_have_residual_codes(make: Make
     engine.run()
     assert engine.computed == {"first": [0], "second": [(PROMPT_BLOCKS + (not has_residual_codes)) * BLOCK]}
     assert engine.counts["kv_blocks_used"] == 0
+
+
+def test_prompts_with_codes_share_nothing_by_their_ids(make: Make) -> None:
+    engine = make(has_residual_codes=True)
+    for name, residual in (("first", 1), ("second", 2)):
+        engine.ask_without_rows(name, [3] * PROMPT, Codes.of(1, [[3, residual]]))
+        engine.run()
+    assert engine.computed == {"first": [0], "second": [0]}
 
 
 def test_what_two_prompts_begin_with_is_shared_up_to_where_they_part(make: Make) -> None:
