@@ -45,6 +45,13 @@ class Codes(msgspec.Struct, frozen=True, array_like=True):
         """Of the first codebook: the tokens that the stage sampled."""
         return tuple(self.values[:, 0].tolist())
 
+    def check_among(self, token_ids: Sequence[int]) -> None:
+        """Raises PayloadError unless the first values are the tokens at the same positions."""
+        if self.first_values != tuple(token_ids[self.start : self.end]):
+            raise PayloadError(
+                f"Codes from {self.start} to {self.end} have first values that are not the prompt's tokens there."
+            )
+
     def __len__(self) -> int:
         return len(self.raw) // (self.codebooks * ITEM_BYTES)
 

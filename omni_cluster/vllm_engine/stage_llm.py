@@ -271,6 +271,8 @@ class StageLLM:
             await asyncio.to_thread(self._grammars.check, params)
         params.extra_args = extra.to_extra_args()
         rendered = await self._rendered(prompt)
+        if extra.prompt_codes is not None:
+            extra.prompt_codes.check_among(rendered["prompt_token_ids"])
         outputs = self._outputs(request.request_id, prompt, rendered, params)
         prefilled = len(rendered["prompt_token_ids"]) + len(known.inputs)
         has_parts = prefilled > self.llm.vllm_config.scheduler_config.max_num_batched_tokens

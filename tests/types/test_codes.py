@@ -39,3 +39,13 @@ def test_what_is_none_is_refused(start: int, codebooks: int, raw: bytes) -> None
 def test_values_beyond_int16_are_refused() -> None:
     with pytest.raises(OverflowError):
         Codes.of(0, [[1 << 15]])
+
+
+def test_codes_of_a_prompt_are_at_its_tokens() -> None:
+    prompt = [7] * 10 + list(CODES.first_values)
+    CODES.check_among([*prompt, 7])
+    for other in (prompt[:-1], [7, *prompt], []):
+        with pytest.raises(
+            PayloadError, match="Codes from 10 to 16 have first values that are not the prompt's tokens"
+        ):
+            CODES.check_among(other)
