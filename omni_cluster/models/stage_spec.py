@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Part = Literal["text", "codes", "rows", "sound", "image"]
 """What one stage makes that another one, or the client, reads."""
+RowsAt = Literal["all", "prompt", "media"]
+"""Which positions have rows: all, those of the prompt with a reply that is given in it, or those of its media."""
 
 
 class NoOptions(Strict):
@@ -80,6 +82,10 @@ class ARSpec(StageSpec):
     samples_tokens = True
     rows_kind: ClassVar[str] = ""
     """The family's name of the rows that it emits; they travel by it."""
+    rows_at: ClassVar[RowsAt] = "all"
+    has_rows_out: ClassVar[bool] = False
+    """Whether `forward` of its model writes the rows that it emits to a buffer `rows_out` `[max_num_batched_tokens, H]`
+    of one address; else a row is the last hidden state plus the token's embedding, which is zero for media."""
     penalises_prompts: ClassVar[bool] = True
     """Whether the repetition penalty counts a prompt's tokens as seen; False: those of the output alone."""
     takes_ids: ClassVar[bool] = False

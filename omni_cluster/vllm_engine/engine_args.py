@@ -15,7 +15,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import all_share_a_card
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.memory.sizes import GIB
-from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.models.stage_spec import ARSpec, RowsAt
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.grammar import SETTINGS
 from omni_cluster.vllm_engine.install import log_buffers_kept
@@ -45,8 +45,8 @@ _SOUND_DEFAULTS: dict[str, Any] = {
 class OmniModelConfig:
     """What a stage's workers and scheduler know of the pipeline; travels in vLLM's `additional_config`.
 
-    `rows_kind`: of the rows, one a position, that requests may ask for; "": none. `takes_rows`: the model has a
-    static `extra_rows` buffer. `takes_ids`, `has_residual_codes`, `penalises_prompts`: see `ARSpec`.
+    `rows_kind`: of the rows that requests may ask for; "": none. `takes_rows`: the model has a static `extra_rows`
+    buffer. `rows_at`, `has_rows_out`, `takes_ids`, `has_residual_codes`, `penalises_prompts`: see `ARSpec`.
     `max_payload_elements`: no rows that come at once may have more elements. `max_decode_steps`: tokens that a request
     may get in one step of the engine.
     `kept_rows_bytes`: of rows that are emitted, as many are kept for cached prompts.
@@ -66,6 +66,8 @@ class OmniModelConfig:
     leaves_rows_out: bool = False
     shares_card: bool = False
     has_residual_codes: bool = False
+    rows_at: RowsAt = "all"
+    has_rows_out: bool = False
     takes_ids: bool = False
     penalises_prompts: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -97,13 +99,9 @@ class OmniEngineArgs(AsyncEngineArgs):
 
     @classmethod
     def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
-        """Raises ConfigError for an engine argument that vLLM does not know."""
+        """Raises ConfigError for a spec of which no engine is made, or an engine argument that vLLM does not know."""
+        _check_buffers(stage, spec)
         takes_beside = spec.takes_rows or spec.takes_ids
-        if stage.pipeline_parallel_size > 1 and (takes_beside or spec.has_residual_codes):
-            raise ConfigError(
-                f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
-                f"{stage.pipeline_parallel_size}, and rows go into one group of layers only; set it to 1."
-            )
         model_config = OmniModelConfig(
             stage.stage_id,
             stage.model_stage,
@@ -115,6 +113,8 @@ class OmniEngineArgs(AsyncEngineArgs):
             pipeline.handover.kept_rows_bytes if spec.emits_rows else 0,
             _is_remembered(stage, pipeline),
             has_residual_codes=spec.has_residual_codes,
+            rows_at=spec.rows_at,
+            has_rows_out=spec.has_rows_out,
             takes_ids=spec.takes_ids,
             penalises_prompts=spec.penalises_prompts,
         )
@@ -153,6 +153,20 @@ class OmniEngineArgs(AsyncEngineArgs):
             additional_config=model_config.to_additional_config(),
             distributed_executor_backend=_executor(own_process=stage.gpus_per_replica > 0),
             **(_SOUND_DEFAULTS | _checked(stage)),
+        )
+
+
+def _check_buffers(stage: StageConfig, spec: ARSpec) -> None:
+    has_buffers = spec.takes_rows or spec.takes_ids or spec.has_rows_out or spec.has_residual_codes
+    if stage.pipeline_parallel_size > 1 and has_buffers:
+        raise ConfigError(
+            f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
+            f"{stage.pipeline_parallel_size}, and one group of layers only has the buffers of rows; set it to 1."
+        )
+    if spec.emits_rows and spec.has_residual_codes:
+        raise ConfigError(
+            f"stage {stage.stage_id} ({stage.model_stage}): its spec emits rows and has_residual_codes, and a step's "
+            f"output has one of them; leave one out."
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
 
 from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.holders import Holders
+from omni_cluster.vllm_engine.rows_at import unless_all
 
 Hashes = Sequence[bytes]
 """vLLM's hashes of a request's full blocks, the first one first: each covers all tokens and media up to its end."""
@@ -21,7 +22,7 @@ LEAST_LEFT_OUT = 256
 
 
 class KeptRows:
-    """An LRU cache of full blocks' rows, uint8 `[block_size, row bytes]`, by the block's hash; `max_bytes` at most.
+    """An LRU cache of full blocks' rows, uint8 `[n, row bytes]`, by the block's hash; `max_bytes` at most.
 
     Of one request the last block goes first: without the first ones it is of no use. Blocks that a request holds are
     pinned. Announced blocks are those whose rows went out as a part of some prompt: their reader may have what it made
@@ -78,10 +79,10 @@ class KeptRows:
         for each in self._holders.let_go(hashes):
             self._blocks[each] = self._held.pop(each)
 
-    def keep(self, hashes: Hashes, first: int, rows: np.ndarray) -> None:
-        """Copies the rows of a request's blocks from block `first` to the last of `hashes`, as far as there is room."""
-        blocks = rows.reshape(len(hashes) - first, self.block_size, -1)
-        new = {each: of for each, of in zip(hashes[first:], blocks, strict=True) if each not in self}
+    def keep(self, hashes: Hashes, blocks: Sequence[np.ndarray]) -> None:
+        """Copies the rows of a request's `blocks`, the last of `hashes`, as far as there is room."""
+        last = hashes[len(hashes) - len(blocks) :]
+        new = {each: of for each, of in zip(last, blocks, strict=True) if len(of) and each not in self}
         self._blocks |= new
         self.num_bytes += sum(of.nbytes for of in new.values())
         if self.num_bytes > self._max_bytes:
@@ -109,31 +110,50 @@ class EmittedRows:
     lacks them asks. Rows of a block that is not full yet wait here until it is.
     """
 
-    def __init__(self, kept: KeptRows, prompt_blocks: int = 0, least_left_out: int = 0) -> None:
-        """`prompt_blocks`: the full blocks of the prompt; `least_left_out`: 0 if the rows of all are to go out."""
+    def __init__(
+        self, kept: KeptRows, prompt_blocks: int = 0, least_left_out: int = 0, mask: np.ndarray | None = None
+    ) -> None:
+        """`prompt_blocks`: the full blocks of the prompt; `least_left_out`: 0 if the rows of all are to go out.
+
+        `mask` bool `[P]`: which positions of the prompt have rows, and none behind it; None: all positions have.
+        """
         self._kept = kept
+        self._mask = mask
         self._prompt_blocks = prompt_blocks
         self._least_left_out = least_left_out
         self._left_out: Hashes = ()
         self._has_begun = False
+        self._first = 0
         self._behind = 0
-        """The position behind the cached blocks: there the first computed rows start."""
+        """Rows of cached blocks, at the positions between, are to go out ahead of those that are computed behind."""
         self._cached: list[np.ndarray] = []
-        self._waiting: list[np.ndarray] = []
-        self._start = 0
+        self._waiting: list[Rows] = []
         self._end = 0
+
+    def covered(self, hashes: Hashes) -> int:
+        """How many of these blocks, from the first one on, need not be computed for their rows."""
+        if self._mask is not None and self._end < len(self._mask):
+            # Cached rows go out with computed ones: a part of the prompt is computed.
+            hashes = hashes[: (len(self._mask) - 1) // self._kept.block_size]
+        lacking = (i for i, name in enumerate(hashes) if self._has_rows(i) and name not in self._kept)
+        return next(lacking, len(hashes))
+
+    def _has_rows(self, number: int) -> bool:
+        """Whether any position of the block has."""
+        size = self._kept.block_size
+        return self._mask is None or bool(self._mask[number * size : (number + 1) * size].any())
 
     def begin(self, hashes: Hashes) -> None:
         """The request is computed from behind these blocks on: for the first time, or again after a preemption."""
-        if self._has_begun:  # their reader counts on all rows behind the first that went out
-            self._cached = self._kept.read(hashes)
-        else:
+        first = 0  # the reader of one that has begun before counts on all rows behind the first that went out
+        if not self._has_begun:
             announced = self._kept.announced(hashes[: self._prompt_blocks])
-            left_out = announced if 0 < self._least_left_out <= announced else 0
-            self._left_out = hashes[:left_out]
+            first = announced if 0 < self._least_left_out <= announced else 0
+            self._left_out = hashes[:first]
             self._kept.hold(self._left_out)  # for a reader that lacks them
-            self._cached = self._kept.read(hashes[left_out:])
-        self._behind = len(hashes) * self._kept.block_size
+        numbers = filter(self._has_rows, range(first, len(hashes)))
+        self._cached = self._kept.read([hashes[number] for number in numbers])
+        self._first, self._behind = first * self._kept.block_size, len(hashes) * self._kept.block_size
         self._has_begun = True
         self._kept.use(hashes)
         self._kept.announce(hashes[: self._prompt_blocks])
@@ -151,27 +171,28 @@ class EmittedRows:
         """
         computed = Rows.unpack(packed.numpy(), max_elements=None)
         self._keep(hashes, computed)
-        if not self._cached or computed.start != self._behind:
+        if self._first == self._behind or computed.start != self._behind:
             return packed
-        cached, self._cached = self._cached, []
-        return torch.from_numpy(computed.preceded_by(cached).pack())
+        mask = unless_all(None if self._mask is None else self._mask[self._first : self._behind])
+        cached, self._cached, self._first = self._cached, [], self._behind
+        return torch.from_numpy(computed.preceded_by(cached, mask).pack())
 
     def _keep(self, hashes: Hashes, computed: Rows) -> None:
         if computed.start != self._end:  # behind cached blocks, or computed again
-            self._waiting, self._start, self._end = [], computed.start, computed.start
+            self._waiting, self._end = [], computed.start
         fills_block = computed.end // self._kept.block_size > self._end // self._kept.block_size
-        self._waiting.append(computed.raw)
+        self._waiting.append(computed.without_facts())
         self._end = computed.end
         if fills_block:
             self._keep_full(hashes)
 
     def _keep_full(self, hashes: Hashes) -> None:
-        size = self._kept.block_size
-        first, last = -(-self._start // size), min(self._end // size, len(hashes))
-        rows = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+        size, rows = self._kept.block_size, Rows.joined(self._waiting)
+        first, last = -(-rows.start // size), min(rows.end // size, len(hashes))
         if first < last:
-            self._kept.keep(hashes[:last], first, rows[first * size - self._start : last * size - self._start])
+            ends = np.searchsorted(rows.at, np.arange(first, last + 1) * size).tolist()
+            self._kept.keep(hashes[:last], [rows.raw[begin:end] for begin, end in pairwise(ends)])
             self._kept.announce(hashes[first : min(last, self._prompt_blocks)])
-        done = max(self._end // size * size, self._start)
-        self._waiting = [rows[done - self._start :].copy()]  # a view would hold all of a long prompt's rows
-        self._start = done
+        rest = rows.after(rows.end // size * size)
+        # A view would hold all of a long prompt's rows.
+        self._waiting = [] if rest is None else [Rows.unpack(rest.to_bytes(), max_elements=None)]

@@ -49,6 +49,8 @@ EVERYWHERE: Names = {
     "vllm.logprobs:Logprob": ("decoded_token", "logprob", "rank"),
     "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry": ("_registrations", "activate", "register"),
     "vllm.multimodal.cache:BaseMultiModalProcessorCache": ("invalidate",),
+    "vllm.multimodal.inputs:MultiModalFeatureSpec": ("mm_position",),
+    "vllm.multimodal.inputs:PlaceholderRange": ("is_embed", "length", "offset"),
     "vllm.outputs:CompletionOutput": ("finish_reason", "logprobs", "stop_reason", "token_ids", "text"),
     "vllm.outputs:RequestOutput": ("num_cached_tokens", "outputs", "prompt_token_ids"),
     "vllm.platforms:current_platform": ("is_cpu", "ray_device_key"),

@@ -24,6 +24,7 @@ from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
 from omni_cluster.vllm_engine.install import add_utility_calls
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT, EmittedRows, KeptRows
+from omni_cluster.vllm_engine.rows_at import prompt_mask
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -118,7 +119,10 @@ class OmniSchedulerMixin(_Scheduler):
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._salt = int.from_bytes(os.urandom(HASH_BYTES))
-        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size) if config.leaves_rows_out else 0
+        self._rows_at = config.rows_at
+        # What a reader makes of some positions alone is at positions of its own: no blocks are common.
+        leaves_out = config.leaves_rows_out and config.rows_at != "media"
+        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size) if leaves_out else 0
         longest = -(-(self.max_model_len + self.num_lookahead_tokens) // self.hash_block_size)
         num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one is vLLM's null block
         self._held = HeldPrefixes(self.kv_cache_manager, self.hash_block_size, num_blocks - longest)
@@ -190,7 +194,8 @@ class OmniSchedulerMixin(_Scheduler):
             return None
         prompt_blocks = (request.num_prompt_tokens - given_tokens) // self.hash_block_size
         least_left_out = self._least_left_out if _can_be_told(request) else 0
-        return EmittedRows(self._kept, prompt_blocks, least_left_out)
+        mask = prompt_mask(self._rows_at, request.num_prompt_tokens, request.mm_features)
+        return EmittedRows(self._kept, prompt_blocks, least_left_out, mask)
 
     def _count_of(self, request: Request) -> RowCount | None:
         """None of a request that takes no rows."""
@@ -212,8 +217,9 @@ class OmniSchedulerMixin(_Scheduler):
     def _usable(self, request: Request, hit: int) -> int:
         """How much of a hit can be used: what has its rows to emit, and behind what the step's own rows have come."""
         size = self.hash_block_size
-        if self._kept is not None and self._emitted_of(request.request_id) is not None:
-            hit = self._kept.covered(request.block_hashes[: hit // size]) * size
+        emitted = self._emitted_of(request.request_id)
+        if emitted is not None:
+            hit = emitted.covered(request.block_hashes[: hit // size]) * size
         count = self._count_of(request)
         if count is None or not count.lacks(min(request.num_tokens, hit + self._max_chunk)):
             return hit

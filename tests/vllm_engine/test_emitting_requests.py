@@ -24,12 +24,13 @@ from vllm.v1.structured_output import StructuredOutputManager
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.engine.build import bind
-from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.models.stage_spec import ARSpec, RowsAt
 from omni_cluster.types.inputs import StageExtra
 from omni_cluster.types.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine import scheduler as scheduler_module
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.output_processor import RowsSink
+from omni_cluster.vllm_engine.rows_at import prompt_mask, unless_all
 from omni_cluster.vllm_engine.scheduler import OmniAsyncScheduler, OmniScheduler, OmniSchedulerMixin
 from tests.engine.stages import pipeline_config, talker_stage, thinker_stage, tight
 from tests.rows import rows_of as packed_of
@@ -48,13 +49,22 @@ def rows_of(tokens: list[int], first: int, end: int) -> torch.Tensor:
     return torch.tensor([[float(sum(tokens[:p])), float(tokens[p])] for p in range(first, end)]).view(-1, 2)
 
 
+def mask_of(rows_at: RowsAt, length: int, _: object = ()) -> np.ndarray | None:
+    """As if every second 20 positions of a prompt were media: some blocks have none, some have a few."""
+    return np.arange(length) // 20 % 2 == 1 if rows_at == "media" else prompt_mask(rows_at, length, ())
+
+
 @dataclass
 class Asked:
-    """`tokens`: what the model knows; with steps in flight the scheduler's request has fewer."""
+    """`tokens`: what the model knows; with steps in flight the scheduler's request has fewer.
+
+    `mask`: see `prompt_mask`.
+    """
 
     request: Request
     emits: bool
     tokens: list[int]
+    mask: np.ndarray | None
     sink: RowsSink = field(default_factory=RowsSink)
     rows: list[Rows] = field(default_factory=list)
 
@@ -62,8 +72,10 @@ class Asked:
         """All rows came, in order and once, the prompt's positions with the first of them."""
         assert list(self.request.all_token_ids) == self.tokens
         got = Rows.joined(self.rows)
-        assert (got.start, got.end) == (0, len(self.tokens) - 1)
-        assert torch.equal(got.tensor(), rows_of(self.tokens, 0, got.end))
+        mask = np.ones(len(self.tokens) - 1, np.bool_) if self.mask is None else self.mask
+        assert (got.start, got.end) == (0, len(mask))
+        assert np.array_equal(got.at, np.flatnonzero(mask))
+        assert torch.equal(got.tensor(), rows_of(self.tokens, 0, got.end)[mask])
         assert got.positions is not None and got.positions.shape[1] == self.request.num_prompt_tokens
         assert all(chunk.positions is None for chunk in self.rows[1:])
 
@@ -74,8 +86,9 @@ class Engine:
     `lag`: steps that are planned before the scheduler is told what came of the one before.
     """
 
-    def __init__(self, scheduler: OmniSchedulerMixin, lag: int) -> None:
+    def __init__(self, scheduler: OmniSchedulerMixin, lag: int, rows_at: RowsAt) -> None:
         self.scheduler = scheduler
+        self._rows_at = rows_at
         self.open: dict[str, Asked] = {}
         self.hits = self.hits_again = self.left_out = 0
         self._lag = lag
@@ -90,12 +103,18 @@ class Engine:
         self._hasher = get_request_block_hasher(BLOCK, hashed) if caches else None
 
     def ask(
-        self, name: str, prompt: list[int], max_tokens: int = 4, emit_rows: bool = True, given_tokens: int = 0
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int = 4,
+        emit_rows: bool = True,
+        given_tokens: int = 0,
+        known: tuple[int, ...] = (),
     ) -> Asked:
-        extra = StageExtra(name, emit_rows=emit_rows, given_tokens=given_tokens).to_extra_args()
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        extra = StageExtra(name, emit_rows=emit_rows, given_tokens=given_tokens, known=known)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra.to_extra_args())
         request = Request(name, list(prompt), params, None, block_hasher=self._hasher)
-        self.open[name] = Asked(request, emit_rows, list(prompt))
+        self.open[name] = Asked(request, emit_rows, [*prompt, *known], mask_of(self._rows_at, len(prompt)))
         self.scheduler.add_request(request)
         return self.open[name]
 
@@ -130,12 +149,16 @@ class Engine:
         rows = rows_of(asked.tokens, start, end)
         sampled = [next_token(asked.tokens)] if end == len(asked.tokens) else []
         asked.tokens += sampled
+        if not asked.emits or (asked.mask is not None and start >= len(asked.mask)):
+            return sampled, None
+        mask = None if asked.mask is None else asked.mask[start:end]
+        if mask is not None:
+            rows = rows[: len(mask)][mask]
         positions = torch.zeros(3, asked.request.num_prompt_tokens, dtype=torch.int64) if name in self._begun else None
         prefix = self._prefixes.pop(name, None)
         self._begun.discard(name)
-        if not asked.emits:
-            return sampled, None
-        return sampled, torch.from_numpy(packed_of(start, rows, positions, prefix=prefix).pack())
+        made = packed_of(start, rows, positions, prefix=prefix, mask=unless_all(mask))
+        return sampled, torch.from_numpy(made.pack())
 
     def _take(self, name: str, packed: torch.Tensor | None) -> None:
         asked = self.open[name]
@@ -165,26 +188,29 @@ class Engine:
 Make = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module")
-def make(tiny: Path) -> Make:
+@pytest.fixture
+def make(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def made(
         kept_rows_bytes: int = 1 << 20,
         lag: int = 0,
         least_left_out: int = BLOCK,
         talker: StageConfig | None = None,
+        rows_at: RowsAt = "all",
         **engine_args: Any,
     ) -> Engine:
         thinker = thinker_stage(**tight(STEP_TOKENS), **engine_args)
         config = pipeline_config(thinker, talker, handover=HandoverConfig(kept_rows_bytes=kept_rows_bytes))
-        spec = cast(ARSpec, bind(config).family.specs["thinker"])
-        vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), spec).create_engine_config()
+        thinker_spec = cast(ARSpec, bind(config).family.specs["thinker"])
+        monkeypatch.setattr(type(thinker_spec), "rows_at", rows_at)
+        vllm_config = OmniEngineArgs.for_ar_stage(thinker, config, str(tiny), thinker_spec).create_engine_config()
         vllm_config.cache_config.num_gpu_blocks = NUM_BLOCKS
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         caches = KVCacheConfig(NUM_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         kind = OmniAsyncScheduler if lag else OmniScheduler
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scheduler_module, "LEAST_LEFT_OUT", least_left_out)
-            return Engine(kind(vllm_config, caches, StructuredOutputManager(vllm_config), block_size=BLOCK), lag)
+        monkeypatch.setattr(scheduler_module, "LEAST_LEFT_OUT", least_left_out)
+        monkeypatch.setattr(scheduler_module, "prompt_mask", mask_of)
+        scheduler = kind(vllm_config, caches, StructuredOutputManager(vllm_config), block_size=BLOCK)
+        return Engine(scheduler, lag, rows_at)
 
     return made
 
@@ -320,11 +346,41 @@ def test_a_cancelled_request_leaves_nothing_but_what_is_kept(make: Make) -> None
     asked.assert_whole()
 
 
+@pytest.mark.parametrize("rows_at", ["prompt", "media"])
+def test_rows_of_some_positions_are_sent_whole_and_what_has_none_is_computed_once(make: Make, rows_at: RowsAt) -> None:
+    engine = make(rows_at=rows_at)
+    first = engine.ask("first", PROMPT, max_tokens=40)
+    assert engine.run() == len(PROMPT) + 39
+    first.assert_whole()
+    again = engine.ask("again", PROMPT)
+    assert engine.run() == len(PROMPT) % BLOCK + 3
+    again.assert_whole()
+    later = engine.ask("later", first.tokens)
+    computed = engine.run() - 3
+    later.assert_whole()
+    # Of the block in which the prompt ended rows of media are not kept, and of a reply none are made.
+    assert computed == len(first.tokens) - len(PROMPT) // BLOCK * BLOCK
+
+
+def test_a_prompt_of_which_all_rows_are_cached_is_computed_at_its_end(make: Make) -> None:
+    """Its reader would get none else: they go out with those of a part that is computed."""
+    engine, prompt = make(rows_at="prompt"), PROMPT[: 3 * BLOCK]
+    first = engine.ask("first", prompt, max_tokens=60)
+    engine.run()
+    again = engine.ask("again", prompt, max_tokens=60, known=tuple(first.tokens[len(prompt) :][:50]))
+    assert engine.run() == BLOCK + 59
+    again.assert_whole()
+    assert again.tokens == first.tokens
+
+
+@pytest.mark.parametrize("rows_at", ["all", "prompt", "media"])
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("kept_blocks", [5, 200])
-def test_conversations_at_once_that_preempt_and_leave_each_other(make: Make, kept_blocks: int, lag: int) -> None:
+def test_conversations_at_once_that_preempt_and_leave_each_other(
+    make: Make, kept_blocks: int, lag: int, rows_at: RowsAt
+) -> None:
     """Turns of four conversations come at any time, some leave, and the cache holds a third of them."""
-    engine, chance = make(kept_blocks * BLOCK_BYTES, lag), random.Random(kept_blocks)
+    engine, chance = make(kept_blocks * BLOCK_BYTES, lag, rows_at=rows_at), random.Random(kept_blocks)
     said = [[chance.randrange(90) for _ in range(chance.randrange(5, 60))] for _ in range(4)]
     done: list[Asked] = []
     for turn in range(TURNS):

@@ -13,8 +13,10 @@ import vllm.logger
 
 from omni_cluster.engine.build import bind
 from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
-from tests.engine.stages import pipeline_config
+from tests.engine.stages import pipeline_config, thinker_stage
+from tests.vllm_engine.residual_decoder import Decoder
 
 
 @pytest.fixture
@@ -41,3 +43,27 @@ def test_a_stage_s_configuration_leaves_the_logs_of_its_process_open(
     assert vllm.logger._last_configured_logging_config == config.logging_config  # none is left for the engine
     logger.warning("it goes on")
     assert file.read_text() == "it goes on\n"
+
+
+class _DecoderWithRows(Decoder):
+    emits = frozenset({"codes", "rows"})
+    rows_kind = "of tests"
+
+
+class _WithRowsOut(Decoder):
+    has_residual_codes = False
+    reads = frozenset()
+    has_rows_out = True
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts", "words"),
+    [
+        (_DecoderWithRows(), 1, r"stage 0 \(thinker\): its spec emits rows and has_residual_codes, .*leave one out\.$"),
+        (_WithRowsOut(), 2, "pipeline_parallel_size is 2, and one group of layers only"),
+    ],
+)
+def test_a_spec_of_which_no_engine_is_made_is_refused(spec: ARSpec, parts: int, words: str) -> None:
+    config = pipeline_config(thinker_stage().model_copy(update={"pipeline_parallel_size": parts}))
+    with pytest.raises(ConfigError, match=words):
+        OmniEngineArgs.for_ar_stage(config.stages[0], config, "none", spec)

@@ -21,6 +21,7 @@ from omni_cluster.models.seeded_noise import state_of
 from omni_cluster.types.inputs import StageExtra
 from omni_cluster.types.rows import PrefixHashes
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
+from omni_cluster.vllm_engine.rows_at import prompt_mask
 from omni_cluster.vllm_engine.worker.beside_tokens import BesideTokens
 from omni_cluster.vllm_engine.worker.finite import finite_logits
 from omni_cluster.vllm_engine.worker.multi_step import MultiStepDecoder
@@ -31,6 +32,7 @@ from omni_cluster.vllm_engine.worker.sampled_rows import NO_ROWS, SampledRows, o
 from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     NOWHERE,
+    EmittedPart,
     PromptFacts,
     RowsOfStep,
     TokenSpan,
@@ -54,6 +56,8 @@ class RequestState:
     """What the runner knows of a request beside what vLLM does, from its first step until it is freed."""
 
     emits_rows: bool = False
+    mask: np.ndarray | None = None
+    """Of one that emits rows of some positions: see `prompt_mask`."""
     begins: bool = False
     """Whether its next rows are the first ones, or the first ones after a preemption."""
     prefix: PrefixHashes | None = None
@@ -68,7 +72,11 @@ class RequestState:
         noise = state_of(params.seed) if params is not None and is_seeded else None
         if extra is None:
             return cls(noise=noise)
-        return cls(extra.emit_rows, extra.emit_rows, known=extra.known, noise=noise)
+        return cls(extra.emit_rows, begins=extra.emit_rows, known=extra.known, noise=noise)
+
+    def emits(self, start: int) -> bool:
+        """Whether it emits rows in a step that computes its positions from `start` on."""
+        return self.emits_rows and (self.mask is None or start < len(self.mask))
 
 
 class OmniGPUModelRunner(_Runner):
@@ -76,8 +84,8 @@ class OmniGPUModelRunner(_Runner):
 
     Rows in: before a step, the model's static buffer `extra_rows` `[max_num_batched_tokens, H]` is filled for the
     step's positions; the model adds it to its token embeddings, inside CUDA graphs too. A buffer `extra_ids` is filled
-    likewise. Rows out: `take_rows` gives, for the requests that want them, the sum of last hidden state and token
-    embedding of each computed position.
+    likewise. Rows out: `take_rows` gives, for the requests that want them, what the model wrote to its buffer
+    `rows_out`, or without one the sum of last hidden state and token embedding.
     """
 
     intermediate_tensors: IntermediateTensors | None
@@ -196,6 +204,8 @@ class OmniGPUModelRunner(_Runner):
         params, prompt_ids = new.sampling_params, new.prompt_token_ids or ()
         extra = StageExtra.of(params.extra_args if params else None)
         state = self._states[new.req_id] = RequestState.of(params, extra)
+        if state.emits_rows:
+            state.mask = prompt_mask(self.omni_config.rows_at, len(prompt_ids), new.mm_features)
         self._penalties.admit(new.req_id, params, self._penalised_of(prompt_ids), state.known)
         if extra is not None and self._inputs is not None:
             self._inputs.admit(new.req_id, extra, len(prompt_ids))
@@ -251,16 +261,18 @@ class OmniGPUModelRunner(_Runner):
         if self._inputs is not None or self._residual is not None:
             self._feed(self._spans(scheduler_output))
         inputs = super()._preprocess(scheduler_output, *args, **kwargs)
-        if get_pp_group().is_first_rank and self._emits(scheduler_output):
+        is_of_sums = get_pp_group().is_first_rank and not self.omni_config.has_rows_out
+        if is_of_sums and self._emits():
             self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
         return inputs
 
-    def _emits(self, scheduler_output: SchedulerOutput) -> bool:
-        """Whether rows are made of this rank's embeddings in this step.
+    def _emits(self) -> bool:
+        """Whether rows are made of this rank's embeddings, or of its buffer, in this step.
 
         Of a tensor-parallel group the first rank's output is read; what goes through a pipeline, all of them send.
         """
-        wanted = any(self._states[r].emits_rows for r in scheduler_output.num_scheduled_tokens)
+        computed = self.input_batch.num_computed_tokens_cpu
+        wanted = any(self._states[r].emits(int(computed[i])) for i, r in enumerate(self.input_batch.req_ids))
         return wanted and (get_tp_group().rank_in_group == 0 or get_pp_group().world_size > 1)
 
     def _spans(self, scheduler_output: SchedulerOutput) -> list[TokenSpan]:
@@ -390,15 +402,31 @@ class OmniGPUModelRunner(_Runner):
 
     def take_rows(self) -> RowsOfStep | None:
         """The rows of the step that was just executed, on the device; None when no request of it wants rows."""
+        rows, state, kind = self._rows_made(), self.execute_model_state, self.omni_config.rows_kind
+        if rows is None or state is None:
+            return None
+        spans = self._spans(state.scheduler_output)
+        emitting = [span for span in spans if self._states[span.request_id].emits(span.start)]
+        facts = {span.request_id: self._prompt_facts(span.request_id) for span in emitting}
+        masks = {r: mask for r in facts if (mask := self._states[r].mask) is not None}
+        if not masks:
+            own = rows.clone() if self.omni_config.has_rows_out else rows
+            return RowsOfStep.of(kind, own, spans, facts)
+        part = EmittedPart.of(spans, masks)
+        own = rows.index_select(0, on_device(part.places, rows.device))
+        return RowsOfStep.of(kind, own, part.spans, facts, part.masks)
+
+    def _rows_made(self) -> torch.Tensor | None:
+        """`[n, H]` of all positions of the step, which the next one may write over; None where no rows are wanted."""
         embeddings, self._embeddings = self._embeddings, None
         state = self.execute_model_state
-        if state is None or embeddings is None:
+        if state is None:
             return None
-        rows = embeddings.add_(state.hidden_states[: embeddings.shape[0]])
-        spans = self._spans(state.scheduler_output)
-        emitting = [span.request_id for span in spans if self._states[span.request_id].emits_rows]
-        facts = {request_id: self._prompt_facts(request_id) for request_id in emitting}
-        return RowsOfStep.of(self.omni_config.rows_kind, rows, spans, facts)
+        if self.omni_config.has_rows_out:
+            output: SchedulerOutput = state.scheduler_output
+            rows: torch.Tensor = self.get_model().rows_out[: output.total_num_scheduled_tokens]
+            return rows if self._emits() else None
+        return None if embeddings is None else embeddings.add_(state.hidden_states[: embeddings.shape[0]])
 
     def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
         """Token embeddings of the step, zero at audio, image and video positions; a tensor of its own.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_cluster.types.inputs import StageExtra
 from omni_cluster.types.rows import IDS, NO_ID, PrefixHashes, Rows, check_together
+from omni_cluster.vllm_engine.rows_at import unless_all
 from omni_cluster.vllm_engine.worker.finite import finite_rows
 
 
@@ -192,6 +194,32 @@ class PromptFacts:
 NO_FACTS = PromptFacts()
 
 
+@dataclass(frozen=True, slots=True)
+class EmittedPart:
+    """What of a step has rows that go out, where those of some positions do.
+
+    `spans`: of requests that emit rows, as far as their prompts go. `masks` bool `[length]`, by request: which of the
+    span's positions have rows. `places` int64 `[n]`: which of the step's positions, over all of its spans.
+    """
+
+    spans: Sequence[TokenSpan]
+    masks: Mapping[str, np.ndarray]
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, step: Sequence[TokenSpan], prompts: Mapping[str, np.ndarray]) -> EmittedPart:
+        """Of the `step`'s spans. `prompts` bool `[P]`: the masks of whole prompts, of requests that emit rows."""
+        spans, masks = list[TokenSpan](), dict[str, np.ndarray]()
+        goes_out, first = np.zeros(sum(span.length for span in step), np.bool_), 0
+        for span in step:
+            mask = prompts.get(span.request_id, goes_out[:0])[span.start :][: span.length]
+            if len(mask):
+                spans.append(replace(span, length=len(mask)))
+                masks[span.request_id] = goes_out[first : first + len(mask)] = mask
+            first += span.length
+        return cls(spans, masks, np.flatnonzero(goes_out))
+
+
 @dataclass
 class OmniModelRunnerOutput(ModelRunnerOutput):
     """vLLM's output of a step with, for each request that wants them, its packed rows in `pooler_output`.
@@ -214,7 +242,8 @@ class RowsOfStep:
     """Device rows `[n, H]` of a step, of all its `spans` in order; `finite` bool `[n]`, on the device too.
 
     `rows` is a tensor of its own: under CUDA graphs the next replay overwrites the model's static output. `kind`: the
-    family's name of them. `facts`: by request that wants its rows, what goes with them.
+    family's name of them. `facts`: by request that wants its rows, what goes with them. `masks`: see `EmittedPart`; a
+    request without one has a row at each position.
     """
 
     kind: str
@@ -222,18 +251,25 @@ class RowsOfStep:
     finite: torch.Tensor
     spans: Sequence[TokenSpan]
     facts: Mapping[str, PromptFacts]
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, kind: str, rows: torch.Tensor, spans: Sequence[TokenSpan], facts: Mapping[str, PromptFacts]
+        cls,
+        kind: str,
+        rows: torch.Tensor,
+        spans: Sequence[TokenSpan],
+        facts: Mapping[str, PromptFacts],
+        masks: Mapping[str, np.ndarray] | None = None,
     ) -> RowsOfStep:
-        return cls(kind, rows, finite_rows(rows), spans, facts)
+        return cls(kind, rows, finite_rows(rows), spans, facts, masks or {})
 
     def by_request(self, host_rows: torch.Tensor, finite: torch.Tensor) -> dict[str, Rows | None]:
         """The rows of each request that wants them; None for one with a row that is not finite."""
         all_finite, made, first = finite.tolist(), dict[str, Rows | None](), 0
         for span in self.spans:
-            end = first + span.length
+            mask = self.masks.get(span.request_id)
+            end = first + (span.length if mask is None else int(mask.sum()))
             if span.request_id in self.facts:
                 is_finite = all(all_finite[first:end])
                 made[span.request_id] = self._rows(span, host_rows[first:end]) if is_finite else None
@@ -243,7 +279,8 @@ class RowsOfStep:
     def _rows(self, span: TokenSpan, rows: torch.Tensor) -> Rows:
         facts = self.facts[span.request_id]
         positions = None if facts.positions is None else facts.positions.cpu().numpy()
-        return Rows.of(self.kind, span.start, rows, positions, facts.prefix)
+        mask = unless_all(self.masks.get(span.request_id))
+        return Rows.of(self.kind, span.start, rows, positions, facts.prefix, mask)
 
     def attach_to(self, output: ModelRunnerOutput) -> OmniModelRunnerOutput:
         """Copies the rows to the host now and adds them to the output."""

@@ -11,6 +11,7 @@ from omni_cluster.types.rows import PrefixHashes, Rows
 from omni_cluster.vllm_engine.worker.step_rows import (
     NO_FACTS,
     AsyncRowsOutput,
+    EmittedPart,
     OmniModelRunnerOutput,
     PinnedBuffers,
     PromptFacts,
@@ -54,6 +55,33 @@ def test_each_request_that_wants_rows_gets_those_of_its_span() -> None:
 def test_requests_that_want_rows_but_are_not_in_the_step_get_none() -> None:
     step = step_of([TokenSpan("a", 0, 1)], {"a", "elsewhere"})
     assert step.by_request(step.rows, step.finite).keys() == {"a"}
+
+
+def test_of_a_step_go_out_the_rows_that_the_masks_of_prompts_have() -> None:
+    spans = [TokenSpan("mute", 0, 2), TokenSpan("a", 3, 4), TokenSpan("decodes", 9, 1), TokenSpan("b", 0, 3)]
+    of_a = np.array([True, False, True, False, True])
+    prompts = {"a": of_a, "decodes": np.ones(9, np.bool_), "b": np.zeros(5, np.bool_), "elsewhere": of_a}
+    part = EmittedPart.of(spans, prompts)
+    assert part.spans == [TokenSpan("a", 3, 2), TokenSpan("b", 0, 3)]
+    assert part.places.tolist() == [3]  # two of the mute one come before, and one of its own that has no row
+    step = RowsOfStep.of(KIND, torch.arange(10.0)[part.places, None], part.spans, {"a": NO_FACTS, "b": NO_FACTS})
+    step = replace(step, masks=part.masks)
+    made = step.by_request(step.rows, step.finite)
+    assert made["a"] is not None and (made["a"].start, made["a"].end, made["a"].at.tolist()) == (3, 5, [4])
+    assert made["a"].tensor().tolist() == [[3.0]]
+    assert made["b"] is not None and (made["b"].start, made["b"].end, made["b"].tensor().shape) == (0, 3, (0, 1))
+
+
+def test_a_part_with_all_of_its_rows_has_no_mask() -> None:
+    part = EmittedPart.of([TokenSpan("a", 1, 3)], {"a": np.array([False, True, True, True, False])})
+    step = RowsOfStep.of(KIND, torch.ones(3, 4), part.spans, {"a": PromptFacts(POSITIONS)}, part.masks)
+    chunk = unpacked(step.attach_to(runner_output("a")), 0)
+    assert (chunk.start, chunk.end, chunk.mask) == (1, 4, None) and chunk.positions is not None
+
+
+def test_a_step_of_which_no_row_goes_out_is_none() -> None:
+    part = EmittedPart.of([TokenSpan("a", 4, 1)], {"a": np.ones(4, np.bool_)})
+    assert (list(part.spans), part.places.tolist()) == ([], [])
 
 
 def test_a_row_that_is_not_finite_takes_its_requests_rows_out_and_is_told() -> None:
