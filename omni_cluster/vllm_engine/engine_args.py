@@ -111,7 +111,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             pipeline.limits.max_payload_elements,
             stage.max_decode_steps if takes_beside else 1,
             pipeline.handover.kept_rows_bytes if spec.emits_rows else 0,
-            _is_remembered(stage, pipeline),
+            _is_remembered(stage, pipeline, spec),
             has_residual_codes=spec.has_residual_codes,
             rows_at=spec.rows_at,
             has_rows_out=spec.has_rows_out,
@@ -189,10 +189,13 @@ def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
     return defaults
 
 
-def _is_remembered(stage: StageConfig, pipeline: PipelineConfig) -> bool:
-    """Whether all stages that read this one have a prefix cache for what they make of its rows."""
+def _is_remembered(stage: StageConfig, pipeline: PipelineConfig, spec: ARSpec) -> bool:
+    """Whether all stages that read this one have a prefix cache for what they make of its rows.
+
+    Of rows of media alone they make no blocks that are the prompt's.
+    """
     readers = [each for each in pipeline.stages if stage.stage_id in each.engine_input_source]
-    return all(each.engine_args.get("enable_prefix_caching", True) for each in readers)
+    return spec.rows_at != "media" and all(each.engine_args.get("enable_prefix_caching", True) for each in readers)
 
 
 def _checked(stage: StageConfig) -> dict[str, Any]:

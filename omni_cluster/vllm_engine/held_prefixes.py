@@ -101,6 +101,11 @@ def forget_reply(manager: KVCacheManager, request_id: str, named: int) -> None:
         manager.block_pool.evict_blocks(set(ids[named:]))
 
 
+def can_be_told(request: Request) -> bool:
+    """Whether the names of its blocks have the length that travels: those of vLLM's faster hashes have not."""
+    return all(len(each) == HASH_BYTES for each in request.block_hashes[:1])
+
+
 class PrefixHold:
     """One request's blocks in the engine. They are its own once it is there; until then they are to be let go of.
 

@@ -21,7 +21,7 @@ from omni_cluster.types.inputs import RowsPush, StageExtra
 from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_lacks_none, check_next, width_of
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
-from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, forget_reply, name_blocks
+from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, can_be_told, forget_reply, name_blocks
 from omni_cluster.vllm_engine.install import add_utility_calls
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT, EmittedRows, KeptRows
 from omni_cluster.vllm_engine.rows_at import prompt_mask
@@ -120,9 +120,7 @@ class OmniSchedulerMixin(_Scheduler):
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._salt = int.from_bytes(os.urandom(HASH_BYTES))
         self._rows_at = config.rows_at
-        # What a reader makes of some positions alone is at positions of its own: no blocks are common.
-        leaves_out = config.leaves_rows_out and config.rows_at != "media"
-        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size) if leaves_out else 0
+        self._least_left_out = -(-LEAST_LEFT_OUT // self.hash_block_size) if config.leaves_rows_out else 0
         longest = -(-(self.max_model_len + self.num_lookahead_tokens) // self.hash_block_size)
         num_blocks = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one is vLLM's null block
         self._held = HeldPrefixes(self.kv_cache_manager, self.hash_block_size, num_blocks - longest)
@@ -193,7 +191,7 @@ class OmniSchedulerMixin(_Scheduler):
             request.skip_reading_prefix_cache = True
             return None
         prompt_blocks = (request.num_prompt_tokens - given_tokens) // self.hash_block_size
-        least_left_out = self._least_left_out if _can_be_told(request) else 0
+        least_left_out = self._least_left_out if can_be_told(request) else 0
         mask = prompt_mask(self._rows_at, request.num_prompt_tokens, request.mm_features)
         return EmittedRows(self._kept, prompt_blocks, least_left_out, mask)
 
@@ -291,7 +289,7 @@ class OmniSchedulerMixin(_Scheduler):
         for request_id, emitted in begun.items():
             blocks = hits[request_id] // self.hash_block_size
             emitted.begin(self.requests[request_id].block_hashes[:blocks])
-        named = [each for each in begun if _can_be_told(self.requests[each])]
+        named = [each for each in begun if can_be_told(self.requests[each])]
         return {request_id: self._prefix_of(self.requests[request_id]) for request_id in named}
 
     def _prefix_of(self, request: Request) -> PrefixHashes:
@@ -470,11 +468,6 @@ def _take_out(request_id: str, output: ModelRunnerOutput) -> None:
         output.sampled_token_ids[index] = []
     if output.pooler_output:
         output.pooler_output[index] = None
-
-
-def _can_be_told(request: Request) -> bool:
-    """Whether the names of its blocks have the length that travels: those of vLLM's faster hashes have not."""
-    return all(len(each) == HASH_BYTES for each in request.block_hashes[:1])
 
 
 def resume(request: Request, known: Sequence[int]) -> None:
