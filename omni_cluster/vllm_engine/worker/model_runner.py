@@ -97,6 +97,7 @@ class OmniGPUModelRunner(_Runner):
         self._states: dict[str, RequestState] = {}
         self._multimodal_mask: torch.Tensor | None = None
         self._embeddings: torch.Tensor | None = None
+        self._rows_out: torch.Tensor | None = None
         self._inputs: BesideTokens | None = None
         self._multi_step: MultiStepDecoder | None = None
         self._residual: ResidualCodes | None = None
@@ -120,6 +121,8 @@ class OmniGPUModelRunner(_Runner):
         if self.omni_config.takes_rows or self.omni_config.takes_ids:
             self._inputs = BesideTokens(self.get_model(), self.omni_config, self.max_num_reqs)
             self._multi_step = MultiStepDecoder(self)
+        if self.omni_config.has_rows_out:
+            self._rows_out = self.get_model().rows_out
         if self.omni_config.has_residual_codes:
             # A token that is sampled at the last position has one behind it.
             most = self.model_config.max_model_len + 1
@@ -261,8 +264,7 @@ class OmniGPUModelRunner(_Runner):
         if self._inputs is not None or self._residual is not None:
             self._feed(self._spans(scheduler_output))
         inputs = super()._preprocess(scheduler_output, *args, **kwargs)
-        is_of_sums = get_pp_group().is_first_rank and not self.omni_config.has_rows_out
-        if is_of_sums and self._emits():
+        if self._rows_out is None and get_pp_group().is_first_rank and self._emits():
             self._embeddings = self._text_embeddings(scheduler_output.total_num_scheduled_tokens)
         return inputs
 
@@ -410,8 +412,7 @@ class OmniGPUModelRunner(_Runner):
         facts = {span.request_id: self._prompt_facts(span.request_id) for span in emitting}
         masks = {r: mask for r in facts if (mask := self._states[r].mask) is not None}
         if not masks:
-            own = rows.clone() if self.omni_config.has_rows_out else rows
-            return RowsOfStep.of(kind, own, spans, facts)
+            return RowsOfStep.of(kind, rows if self._rows_out is None else rows.clone(), spans, facts)
         part = EmittedPart.of(spans, masks)
         own = rows.index_select(0, on_device(part.places, rows.device))
         return RowsOfStep.of(kind, own, part.spans, facts, part.masks)
@@ -422,10 +423,9 @@ class OmniGPUModelRunner(_Runner):
         state = self.execute_model_state
         if state is None:
             return None
-        if self.omni_config.has_rows_out:
-            output: SchedulerOutput = state.scheduler_output
-            rows: torch.Tensor = self.get_model().rows_out[: output.total_num_scheduled_tokens]
-            return rows if self._emits() else None
+        if self._rows_out is not None:
+            number = state.scheduler_output.total_num_scheduled_tokens
+            return self._rows_out[:number] if self._emits() else None
         return None if embeddings is None else embeddings.add_(state.hidden_states[: embeddings.shape[0]])
 
     def _text_embeddings(self, num_tokens: int) -> torch.Tensor:
