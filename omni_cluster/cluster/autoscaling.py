@@ -8,8 +8,7 @@ carries figures to it and replicas back.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -20,30 +19,6 @@ from omni_cluster.planning.policy import Decision, Sample, StageLoad, StageRule,
 POLICY = "omni_cluster.cluster.autoscaling:DeploymentPolicy"
 STAGE = "stage"
 """The name under which a policy decides for its one stage."""
-
-
-def recorded(counts: Mapping[str, float], backlog_tokens: float, open_logs: int) -> dict[str, float]:
-    """What a replica reports to Serve: its `Sample`, by the names of the fields.
-
-    `counts`: what its engine says; the others are fields of the sample.
-    """
-    blocks, waiting = counts.get("kv_blocks", 0), max(0, counts["waiting"] - counts.get("held", 0))
-    sample = Sample(
-        running=_sounding(counts, waiting) if "streams" in counts else counts["running"],
-        waiting=waiting,
-        kv_use=counts.get("kv_blocks_used", 0) / blocks if blocks else 0.0,
-        backlog_tokens=backlog_tokens,
-        slack_use=counts.get("slack_percent", 0) / 100,
-        open_logs=open_logs,
-    )
-    return asdict(sample)
-
-
-def _sounding(counts: Mapping[str, float], waiting: float) -> float:
-    """Requests that a sound stage works on: streams for all of their time, others by their jobs. A stream has several
-    jobs; all but the first of a request are held.
-    """
-    return max(counts["streams"], counts["running"] + counts["waiting"] - counts["held"] - waiting)
 
 
 class DeploymentPolicy:

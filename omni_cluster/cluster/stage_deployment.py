@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -17,7 +17,6 @@ import ray
 import ray.util
 from ray.serve.handle import DeploymentHandle
 
-from omni_cluster.cluster.autoscaling import recorded
 from omni_cluster.cluster.consumer import ReplicaConnections
 from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
 from omni_cluster.cluster.metrics import RayMetrics, engine_stat_logger, pushed_in_turn
@@ -37,6 +36,7 @@ from omni_cluster.engine.fitting import fit_replica, measure_replica
 from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
+from omni_cluster.planning.policy import Sample
 from omni_cluster.types.errors import OmniError
 from omni_cluster.types.inputs import Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
@@ -219,8 +219,9 @@ class StageReplica:
         await self._engine.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve asks this of every replica, for the autoscaling policy."""
-        return recorded(await self._engine.counts(), self._metrics.backlog_tokens, len(self._logs))
+        """Serve asks this of every replica, for the autoscaling policy: its `Sample`, by the names of the fields."""
+        counts = await self._engine.counts()
+        return asdict(Sample.of_replica(counts, self._metrics.backlog_tokens, len(self._logs)))
 
     async def awake(self) -> None:
         """Says nothing: a call that waits for a replica is what wakes a stage that sleeps."""

@@ -33,6 +33,26 @@ class Sample:
     open_logs: float = 0
     """Requests that have not ended, here or in a stage after this one."""
 
+    @classmethod
+    def of_replica(cls, counts: Mapping[str, float], backlog_tokens: float, open_logs: int) -> Sample:
+        """`counts`: what its engine says."""
+        blocks, waiting = counts.get("kv_blocks", 0), max(0, counts["waiting"] - counts.get("held", 0))
+        return cls(
+            running=_sounding(counts, waiting) if "streams" in counts else counts["running"],
+            waiting=waiting,
+            kv_use=counts.get("kv_blocks_used", 0) / blocks if blocks else 0.0,
+            backlog_tokens=backlog_tokens,
+            slack_use=counts.get("slack_percent", 0) / 100,
+            open_logs=open_logs,
+        )
+
+
+def _sounding(counts: Mapping[str, float], waiting: float) -> float:
+    """Requests that a sound stage works on: streams for all of their time, others by their jobs. A stream has several
+    jobs; all but the first of a request are held.
+    """
+    return max(counts["streams"], counts["running"] + counts["waiting"] - counts["held"] - waiting)
+
 
 @dataclass(frozen=True, slots=True)
 class StageLoad(Sample):

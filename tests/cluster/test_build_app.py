@@ -23,7 +23,7 @@ from omni_cluster.cluster.app import (
     scaling,
     stage_deployment,
 )
-from omni_cluster.cluster.autoscaling import DeploymentPolicy, recorded
+from omni_cluster.cluster.autoscaling import DeploymentPolicy
 from omni_cluster.config.loader import DEFAULT_CONFIG, load_config
 from omni_cluster.config.schema import AutoscalingConfig, SignalsConfig, StageConfig
 from omni_cluster.models.registry import known_families
@@ -133,23 +133,6 @@ def test_a_stage_waits_by_its_policy_and_not_by_serve() -> None:
         "max_requests": 24,
     }  # fmt: skip
     assert isinstance(_resolve_policy_callable(config.policy), DeploymentPolicy)
-
-
-def test_a_replica_says_its_signals() -> None:
-    counts = {"running": 5, "waiting": 4, "held": 3, "kv_blocks_used": 10, "kv_blocks": 40, "slack_percent": 50}
-    sample = {"running": 5, "waiting": 1, "kv_use": 0.25, "backlog_tokens": 70.0, "slack_use": 0.5}
-    assert recorded(counts, 70.0, open_logs=9) == {**sample, "open_logs": 9}
-
-
-@pytest.mark.parametrize(
-    ("running", "waiting", "held", "streams", "requests"),
-    [(0, 0, 0, 2, 2), (3, 0, 2, 1, 1), (1, 2, 2, 1, 1), (4, 0, 0, 0, 4), (4, 2, 0, 0, 6), (4, 1, 2, 1, 3)],
-)
-def test_a_sound_stage_counts_requests_and_not_their_jobs(
-    running: int, waiting: int, held: int, streams: int, requests: int
-) -> None:
-    said = recorded({"running": running, "waiting": waiting, "held": held, "streams": streams}, 0, 0)
-    assert said["running"] + said["waiting"] == requests
 
 
 def context(

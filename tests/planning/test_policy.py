@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -148,3 +149,21 @@ def test_no_load_takes_the_replicas_that_running_streams_need(rule: StageRule, s
     for replicas, there in zip(follow(rule, loads), loads, strict=True):
         assert replicas >= min(rule.max_replicas, there.running / rule.max_streams, there.kv_use)
         assert rule.min_replicas <= replicas <= rule.max_replicas
+
+
+def test_a_replica_says_its_signals() -> None:
+    counts = {"running": 5, "waiting": 4, "held": 3, "kv_blocks_used": 10, "kv_blocks": 40, "slack_percent": 50}
+    sample = {"running": 5, "waiting": 1, "kv_use": 0.25, "backlog_tokens": 70.0, "slack_use": 0.5}
+    assert asdict(Sample.of_replica(counts, 70.0, open_logs=9)) == {**sample, "open_logs": 9}
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "held", "streams", "requests"),
+    [(0, 0, 0, 2, 2), (3, 0, 2, 1, 1), (1, 2, 2, 1, 1), (4, 0, 0, 0, 4), (4, 2, 0, 0, 6), (4, 1, 2, 1, 3)],
+)
+def test_a_sound_stage_counts_requests_and_not_their_jobs(
+    running: int, waiting: int, held: int, streams: int, requests: int
+) -> None:
+    counts = {"running": running, "waiting": waiting, "held": held, "streams": streams}
+    said = Sample.of_replica(counts, 0, 0)
+    assert said.running + said.waiting == requests
