@@ -7,16 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Counter, Gauge
 
 from omni_cluster.cluster.transport import ask_all, known_replicas
-from omni_cluster.engine.exposition import ReplicaMetrics, merged, text_of
-from omni_cluster.engine.metric_definitions import MISSING, MetricDefinition
+from omni_cluster.engine.exposition import ReplicaMetrics, merged, missing, text_of
+from omni_cluster.engine.metric_definitions import MetricDefinition
 from omni_cluster.types.errors import OmniError
 
 logger = logging.getLogger("ray.serve")
@@ -145,10 +144,3 @@ async def _other_ingresses(ingress: str, own_replica: str, ingresses: int) -> li
 
 def _handle_of(deployment: str) -> DeploymentHandle:
     return serve.get_deployment_handle(deployment, serve.get_replica_context().app_name)
-
-
-def missing(by_stage: Mapping[str, int]) -> Metric:
-    metric = GaugeMetricFamily(MISSING.name, MISSING.help, labels=MISSING.labels)
-    for stage, count in by_stage.items():
-        metric.add_metric([stage], count)
-    return metric

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from omni_cluster.engine.metric_definitions import MISSING
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -42,6 +45,14 @@ def merged(metrics: Iterable[Metric]) -> list[Metric]:
         else:
             by_name[metric.name] = metric
     return list(by_name.values())
+
+
+def missing(by_stage: Mapping[str, int]) -> Metric:
+    """How many replicas of each stage gave no metrics."""
+    metric = GaugeMetricFamily(MISSING.name, MISSING.help, labels=MISSING.labels)
+    for stage, count in by_stage.items():
+        metric.add_metric([stage], count)
+    return metric
 
 
 def text_of(metrics: Iterable[Metric]) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from omni_cluster.cluster import metrics
-from omni_cluster.engine.exposition import text_of
+from omni_cluster.engine.exposition import missing, text_of
 from omni_cluster.types.errors import StageDied
 from tests.served.app import PATIENCE_S, ROOT, until
 from tests.served.prometheus_server import expressions, needs_prometheus, prometheus
@@ -26,7 +26,7 @@ EXACT = ("tokens_total", "samples_total", "handover_seconds_sum", "handover_seco
 
 
 def test_those_that_are_missing_are_counted_by_stage() -> None:
-    assert totals(text_of([metrics.missing({"first": 0, "second": 2})]).decode()) == {
+    assert totals(text_of([missing({"first": 0, "second": 2})]).decode()) == {
         ("scrape_missing", "first"): 0,
         ("scrape_missing", "second"): 2,
     }
