@@ -12,14 +12,14 @@ import hmac
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from omni_cluster.cluster.failures import StageFailed, lost_with
-from omni_cluster.types.errors import OmniError, PayloadError
+from omni_cluster.types.errors import PayloadError, kind_named, kinds_of
 from omni_cluster.types.outputs import StageChunk
 
 _HEAD = struct.Struct("<II")
@@ -129,30 +129,13 @@ def unpacked(parts: Sequence[bytes | bytearray]) -> list[MessageItem]:
         if kind is np.ndarray:
             part, dtype = value
             return np.frombuffer(parts[part], _DTYPES[dtype])
-        return error_named(*value)
+        kinds, said, replica_id = value
+        return lost_with((kind_named(kinds) or StageFailed)(said), replica_id)
 
     try:
         return msgspec.msgpack.decode(parts[0], type=list[MessageItem], dec_hook=resolve)
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
         raise PayloadError(f"A message of {len(parts)} parts is not what replicas send: {error}.") from None
-
-
-def kinds_of(error: Exception) -> list[str]:
-    """Names of the error's class and of those of ours that it is a kind of: its reader may not have all of them."""
-    return [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, OmniError)]
-
-
-def error_named(names: Sequence[str], message: str, replica_id: str = "") -> Exception:
-    """Our error of the first name that is known here, with its message; StageFailed if none is."""
-    known = {kind.__name__: kind for kind in _kinds(OmniError)}
-    error = next((known[name] for name in names if name in known), StageFailed)(message)
-    return lost_with(error, replica_id)
-
-
-def _kinds(base: type[OmniError]) -> Iterator[type[OmniError]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _kinds(kind)
 
 
 GREETING_S = 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 
 class OmniError(Exception):
     """Base of all errors that `omni_cluster` raises on purpose."""
@@ -79,3 +81,20 @@ class TokenError(OmniError):
 
 class VersionError(OmniError):
     """A library whose private parts we rely on is not the version that was checked."""
+
+
+def kinds_of(error: Exception) -> list[str]:
+    """Names of the error's class and of those of ours that it is a kind of: its reader may not have all of them."""
+    return [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, OmniError)]
+
+
+def kind_named(names: Sequence[str]) -> type[OmniError] | None:
+    """Ours of the first name that this process has; None if it has none of them."""
+    known = {kind.__name__: kind for kind in _kinds(OmniError)}
+    return next((known[name] for name in names if name in known), None)
+
+
+def _kinds(base: type[OmniError]) -> Iterator[type[OmniError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
