@@ -13,6 +13,8 @@ export VLLM_LOGGING_LEVEL ?= WARNING
 export RAY_USAGE_STATS_ENABLED := 0
 # On a busy machine the HTTP proxy takes longer to start than the 15 s that Ray Serve gives it by default.
 export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
+# Each of some hundred processes would compile the tests and the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint setup format clean
 
