@@ -18,10 +18,7 @@ import pytest_asyncio
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.ending"]
-TESTS = Path(__file__).parent
-TRACED = {"openai_api", "config"}
-"""The rooms that the coverage is of, by their own tests: tracing would add a third to the time of the others."""
+pytest_plugins = ["tests.ending", "tests.traced"]
 GROUPS = {
     **dict.fromkeys(("cluster", "served"), "served"),
     **dict.fromkeys(("engine", "server/test_local.py"), "pipeline"),
@@ -47,8 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] not in TRACED:
-            item.add_marker(pytest.mark.no_cover)
         if torch.cuda.is_available():
             if item.get_closest_marker("parity"):
                 item.add_marker(pytest.mark.gpu)
