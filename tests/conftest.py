@@ -22,7 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 pytest_plugins = ["tests.ending", "tests.traced"]
 GROUPS = {
     **dict.fromkeys(("cluster", "served"), "served"),
-    **dict.fromkeys(("engine", "server/test_local.py"), "pipeline"),
+    **dict.fromkeys(("engine", "server/test_local.py", "vllm_engine/test_after_sampling.py"), "pipeline"),
     **dict.fromkeys(("clients", "server", "engine/test_omni_llm.py"), "omni"),
 }
 """The fixture that tests of a folder share, but for single modules; other tests share what is in their module alone."""
@@ -126,8 +126,8 @@ async def pipeline(forked_engines: None) -> AsyncIterator[AsyncOmniLLM]:
 
 
 @pytest.fixture(scope="session")
-def omni() -> Iterator[OmniLLM]:
-    """The embedded default as a program embeds it, with the lengths of `pipeline`; tests leave no request in it."""
+def omni(forked_engines: None) -> Iterator[OmniLLM]:
+    """The embedded default inside this process, with the lengths of `pipeline`; tests leave no request in it."""
     from omni_cluster.engine.omni_llm import OmniLLM
     from tests.engine.stages import short_default
 

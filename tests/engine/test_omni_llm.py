@@ -14,6 +14,7 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.omni_llm import OmniLLM, OmniPrompt
 from omni_cluster.types.errors import ConfigError, RequestError
 from omni_cluster.types.inputs import Media
+from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.codes import codes_of
 from tests.engine.stages import Speak, code2wav_stage, pipeline_config, talker_stage, thinker_stage
@@ -116,7 +117,8 @@ def test_prompt_that_is_too_long_is_refused(omni: OmniLLM) -> None:
 
 
 @pytest.mark.full
-def test_shutdown_ends_processes_and_threads_and_may_come_twice() -> None:
+def test_shutdown_ends_processes_and_threads_and_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ENGINE_PROCESSES, "_context", None)  # its engine is spawned, as a program's that embeds it
     before = children()
     text_only = PipelineConfig(model="preset:tiny", family="qwen2_5_omni", stages=[thinker_stage()])
     with OmniLLM(text_only) as omni:

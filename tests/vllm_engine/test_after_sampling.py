@@ -34,7 +34,9 @@ def loop() -> Reference:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def decoder(loop: Reference, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StageLLM]:
+async def decoder(
+    forked_engines: None, loop: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[StageLLM]:
     """Four tokens a step; eight requests do not fit into its KV cache at once."""
     folder: Path = tmp_path_factory.mktemp("decoder")
     loop.save(folder)
