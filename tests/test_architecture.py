@@ -75,14 +75,12 @@ class Source:
         return self.path.split("/")[0].removesuffix(".py")
 
 
+@functools.cache
 def package_sources() -> list[Source]:
     package = ROOT / PACKAGE
     inside = [(path.relative_to(package), path) for path in package.rglob("*.py") if path != package / "__init__.py"]
     beside = [(path.relative_to(ROOT), path) for path in (ROOT / "deployments").rglob("*.py")]
     return [Source(name.as_posix(), ast.parse(path.read_text())) for name, path in sorted(inside + beside)]
-
-
-SOURCES = package_sources()
 
 
 def scoped(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.AST]]:
@@ -254,7 +252,7 @@ BREACHES = [
 
 @functools.cache
 def found(rule: Rule) -> set[str]:
-    return {f"{source.path} {breach}" for source in SOURCES for breach in rule(source)}
+    return {f"{source.path} {breach}" for source in package_sources() for breach in rule(source)}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

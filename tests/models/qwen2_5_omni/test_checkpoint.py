@@ -266,16 +266,18 @@ def test_failed_making_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
 def test_embedded_checkpoint_is_made_once_by_two_processes(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint;"
+        "from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint; input('ready\\n');"
         "path = embedded_checkpoint('tiny', Path(sys.argv[1]));"
         "print(path, (path / 'model.safetensors').stat().st_ino)"
     )
     root = Path(checkpoint_module.__file__).parents[3]
     command = [sys.executable, "-c", code, str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
-    answers = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert answers[0] == answers[1]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == "ready\n"
+        print(file=other.stdin, flush=True)
+        path = embedded_checkpoint("tiny", tmp_path)
+        answer, _ = other.communicate()
+    assert (other.returncode, answer) == (0, f"{path} {(path / 'model.safetensors').stat().st_ino}\n")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [f"qwen2_5_omni-tiny-{RECIPE_VERSION}"]
 
 
