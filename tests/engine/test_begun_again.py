@@ -38,6 +38,9 @@ SAMPLINGS: Mapping[str, Sampling] = {
     "seeded": {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "seed": 2, "repetition_penalty": 1.05},
     "seeded, all": {"temperature": 1.2, "seed": 3, "frequency_penalty": 0.8},
 }
+SOME_SAMPLINGS = [
+    pytest.param(name, marks=() if name in ("greedy, penalised", "seeded") else pytest.mark.full) for name in SAMPLINGS
+]
 TRIES = 20
 
 
@@ -117,7 +120,7 @@ async def assert_thinker_goes_on(thinker: Stage, asked: OmniRequest, *, all_cuts
     return chunks
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("name", SOME_SAMPLINGS)
 async def test_text_goes_on(thinker: Stage, name: str) -> None:
     asked = request(f"text-{name}", sampling={"thinker": {**UNCACHED, **SAMPLINGS[name]}})
     chunks = await assert_thinker_goes_on(thinker, asked)
@@ -279,7 +282,7 @@ def assert_codes(again: Chunks, codes: Sequence[int], count: int) -> None:
     assert (codes_of(made), made.finish_reason) == (list(codes), "length")
 
 
-@pytest.mark.parametrize("kind", ["text", LONG])
+@pytest.mark.parametrize("kind", [pytest.param("text", marks=pytest.mark.full), LONG])
 async def test_codes_go_on(talker: Stage, fed: dict[str, Chunks], speak: Speak, kind: str) -> None:
     codes = speak(kind).codes
     for count in CODE_CUTS:
@@ -290,7 +293,7 @@ async def test_codes_go_on(talker: Stage, fed: dict[str, Chunks], speak: Speak, 
     await until_free(talker)
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("name", SOME_SAMPLINGS)
 async def test_drawn_and_penalised_codes_go_on(talker: Stage, fed: dict[str, Chunks], name: str) -> None:
     asked = request(f"drawn-{name}", sampling={"talker": SAMPLINGS[name]})
     codes = codes_of(StageChunk.joined(await said(talker, asked, at_once(fed["text"]))))
@@ -396,7 +399,7 @@ def known_at(
     }
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_answers_lost_at_any_point_sound_as_the_reference(
     pipeline: AsyncOmniLLM, speak: Speak, streams: bool
 ) -> None:

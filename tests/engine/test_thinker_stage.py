@@ -116,7 +116,7 @@ async def test_a_later_turn_computes_only_what_is_new(
 async def test_each_turn_of_a_spoken_conversation_is_the_references(thinker: Stage, reference: Reference) -> None:
     sounds: list[Audio] = []
     said, user, turn_of_user = prompt_text("audio", "").partition("<|im_start|>user")
-    for turn in range(6):
+    for turn in range(4):
         asked = said + user + turn_of_user
         sounds.append(synthetic_audio(0.1 + 0.04 * turn))
         wanted = reference.thinker(asked, sounds, [], max_new_tokens=MAX_TOKENS)
