@@ -58,7 +58,7 @@ def heard(local: LocalApp, wav: bytes, **fields: Any) -> tuple[int, str]:
     return answer.status_code, body["error"]["code"] if "error" in body else body["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize("with_sound", [False, True])
+@pytest.mark.parametrize("with_sound", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_no_loudness_changes_another_clients_answer(local: LocalApp, with_sound: bool) -> None:
     before = [said(local, i) for i in range(4)]
     fields = {"modalities": ["text", "audio"], "audio": {"format": "wav"}} if with_sound else {}

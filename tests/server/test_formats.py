@@ -12,7 +12,7 @@ from tests.server.local import LocalApp
 
 
 @pytest.mark.parametrize("audio_format", ["flac", "opus", "mp3", "aac"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_sound_comes_in_the_format_asked_for(local: LocalApp, audio_format: str, stream: bool) -> None:
     assert_comes_in(audio_format, local, stream=stream)
 

@@ -46,7 +46,7 @@ from tests.engine.stages import short_default, until
 from tests.server.local import LocalApp
 from tests.server.schema_requests import MODEL, WAV, Maker
 
-SENT = 20
+SENT = 12
 """Over HTTP, half of them accepted ones."""
 EVERY = 5
 """Of the accepted ones, whose inner fields are left out in turn too."""
@@ -261,7 +261,14 @@ def _comparable(value: Any) -> Any:
     return value
 
 
-each_endpoint = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+FEW = 4
+"""A share of the requests, in `make test`."""
+FEWER = [replace(endpoint, num_requests=endpoint.num_requests // FEW) for endpoint in ENDPOINTS]
+each_endpoint = pytest.mark.parametrize(
+    "endpoint",
+    [*FEWER, *(pytest.param(endpoint, marks=pytest.mark.full) for endpoint in ENDPOINTS)],
+    ids=lambda endpoint: f"{endpoint.path}-{endpoint.num_requests}",
+)
 
 
 @each_endpoint

@@ -31,6 +31,8 @@ EXAMPLES = {
     "/detokenize": 20,
 }
 """Fewer of speech: what is taken of it has no bound on its length but the talker's own."""
+FEW = 1 / 3
+"""Of them, in `make test`."""
 
 
 REQUIRED = {"model", "messages", "input", "prompt", "tokens"}
@@ -45,17 +47,22 @@ def document(local: LocalApp) -> Any:
 
 
 @pytest.mark.parametrize(
-    "mode", [GenerationMode.POSITIVE, pytest.param(GenerationMode.NEGATIVE, marks=pytest.mark.full)]
+    ("mode", "share"),
+    [
+        (GenerationMode.POSITIVE, FEW),
+        *(pytest.param(mode, 1, marks=pytest.mark.full) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)),
+    ],
+    ids=["few", "positive", "negative"],
 )
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_whatever_comes_gets_an_answer_that_the_document_tells_of(
-    document: Any, path: str, mode: GenerationMode
+    document: Any, path: str, mode: GenerationMode, share: float
 ) -> None:
     statuses: list[int] = []
 
     @given(case=document[path]["POST"].as_strategy(generation_mode=mode), kept=st.sets(st.sampled_from(OPTIONAL)))
     @settings(
-        max_examples=EXAMPLES[path],
+        max_examples=int(share * EXAMPLES[path]),
         deadline=None,
         derandomize=True,
         database=None,

@@ -49,9 +49,10 @@ from tests.served.leftovers import store_bytes
 SAMPLES_A_CODE = 480
 DASHBOARD_URL = "http://127.0.0.1:8265"
 SAMPLES_PER_CODE = 480
+SOME_KINDS = ["text", "audio+image", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("audio", "image"))]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 async def test_a_request_equals_the_reference(served: ServedApp, speak: Any, kind: str) -> None:
     output = await served.answer(request_for(kind, f"alone-{kind}"))
     assert_equals_reference(output, speak(kind))
@@ -95,7 +96,7 @@ def test_a_request_s_id_comes_back(served: ServedApp, sent: str) -> None:
         assert served.client.get(path, headers={"x-request-id": sent}).headers.get_list("x-request-id") == [sent]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_sound_comes_in_the_format_asked_for(served: ServedApp, stream: bool) -> None:
     assert_comes_in("opus", served, stream=stream)
 
@@ -142,9 +143,7 @@ async def test_bad_speech_requests_get_their_sentence_and_start_nothing(
     await until(lambda: nothing_is_left(served), "all stages let go of the request")
 
 
-@pytest.mark.parametrize(
-    "kind", ["text", "audio+image", *(pytest.param(k, marks=pytest.mark.full) for k in ("audio", "image"))]
-)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_http_answer_has_the_reference_s_text_and_sound(served: ServedApp, reference: Reference, kind: str) -> None:
     audios, images = media(kind)
     # What a client sends are 16-bit samples.
@@ -209,7 +208,7 @@ def test_text_does_not_wait_for_sound(served: ServedApp) -> None:
 
 def test_each_piece_is_a_file_when_no_format_is_asked_for(served: ServedApp) -> None:
     # Long enough that an ingress which stands still for a while gets more than one piece all the same.
-    talk = {"stage_sampling_params": {"talker": {"max_tokens": 600}}}
+    talk = {"stage_sampling_params": {"talker": {"max_tokens": 300}}}
     streamed = events(chat(served, "Tell me.", modalities=["text", "audio"], seed=3, stream=True, **talk))
     pieces = sounds(streamed)
     num_samples = 0
