@@ -139,7 +139,17 @@ def streamed(model: Code2WavModel, full: SoundJob, plan: list[int], name: str = 
     return np.concatenate(made)
 
 
-@pytest.mark.parametrize(("count", "plan"), [(200, [1, 1, 2, 4]), (200, [1] * 14), (49, [1, 1]), (40, [1]), (24, [1])])
+@pytest.mark.parametrize(
+    ("count", "plan"),
+    [
+        pytest.param(200, [1, 1, 2, 4], marks=pytest.mark.full),
+        pytest.param(200, [1] * 14, marks=pytest.mark.full),
+        (100, [1, 1, 2, 2]),
+        (49, [1, 1]),
+        (40, [1]),
+        (24, [1]),
+    ],
+)
 def test_pieces_join_to_almost_the_whole_waveform(
     model: Code2WavModel, reference: Reference, count: int, plan: list[int]
 ) -> None:
