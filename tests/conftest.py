@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 # Before torch and vLLM are imported, which read these once.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -61,6 +62,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.gpu)
         elif item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+
+def pytest_collection_finish() -> None:
+    """Each configuration that transformers reads is written into errors that nobody sees, which takes 0.2 s."""
+    if "transformers" in sys.modules:
+        from transformers import PreTrainedConfig
+
+        PreTrainedConfig.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 
 class ByGroup(LoadScopeScheduling):
