@@ -125,7 +125,7 @@ def test_pinned_cards_become_shares(tmp_path: Path) -> None:
 
 
 def test_a_day_is_simulated_with_the_plans_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", CONFIG, "--cards", "8", "--day", "2", *LIKE_THE_CELLS]) == 0
+    assert main(["plan", CONFIG, "--cards", "3", "--day", "2", *LIKE_THE_CELLS]) == 0
     assert "GPU hours" in capsys.readouterr().out
 
 

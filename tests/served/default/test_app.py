@@ -188,7 +188,7 @@ def test_a_streamed_answer_says_what_the_whole_one_says(served: ServedApp) -> No
 
 def test_sound_streams_while_the_talker_speaks(served: ServedApp) -> None:
     # Long enough that the first piece is made before the last code on any machine.
-    talk = {"sampling_params_list": [None, {"max_tokens": 800}, None]}
+    talk = {"sampling_params_list": [None, {"max_tokens": 500}, None]}
     options = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}, "seed": 3}
     streamed = events(chat(served, "Tell me.", **options, **talk, stream=True))
     stages = streamed[-1]["omni"]["stages"]
