@@ -185,7 +185,7 @@ def test_the_stream_interval_is_at_once_until_what_is_needed_first_was_handed_on
 
 # ------------------------------------------------------------- among vLLM's outputs
 
-BROKEN = torch.zeros(80, dtype=torch.uint8)
+BROKEN = torch.zeros(128, dtype=torch.uint8)
 """Packed rows without the mark at their end."""
 
 
