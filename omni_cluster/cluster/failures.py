@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
 from collections.abc import Iterator
 
 import grpc
@@ -73,19 +72,6 @@ def lost_with(error: Exception, replica_id: str) -> Exception:
     """The error, which says which replica was lost, unless it said so already or speaks of none."""
     if isinstance(error, StageDied) and not isinstance(error, RequestGone) and not error.replica_id:
         error.replica_id = replica_id
-    return error
-
-
-def without_frames(error: BaseException) -> BaseException:
-    """The error alone: the frames of it and its causes may hold a request's media until garbage is collected.
-
-    Their locals go too, for Serve keeps the frames of a call that failed, and in them its arguments.
-    """
-    cause = error.__cause__ or error.__context__
-    traceback.clear_frames(error.__traceback__)
-    error.__cause__ = error.__context__ = error.__traceback__ = None
-    if cause is not None:
-        without_frames(cause)
     return error
 
 

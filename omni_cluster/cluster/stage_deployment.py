@@ -18,11 +18,11 @@ import ray.util
 from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.consumer import ReplicaConnections
-from omni_cluster.cluster.failures import lost_with, named_failures, without_frames
+from omni_cluster.cluster.failures import lost_with, named_failures
 from omni_cluster.cluster.metrics import RayMetrics, engine_stat_logger, pushed_in_turn
 from omni_cluster.cluster.producer import MAX_ITEM_BYTES, Address, SocketServer
 from omni_cluster.cluster.row_objects import RowsItem
-from omni_cluster.cluster.staged import IncomingMedia, as_images
+from omni_cluster.cluster.staged import IncomingMedia
 from omni_cluster.cluster.starting import end_start, run_until_closed, start_step, without_collector
 from omni_cluster.cluster.transport import RemoteStage, Ticket, own_replica_id
 from omni_cluster.cluster.watchdog import Watchdog, beat_while_healthy
@@ -37,13 +37,12 @@ from omni_cluster.engine.metric_definitions import STAGE
 from omni_cluster.engine.metrics import Outcome, RequestMeter, StageMetrics
 from omni_cluster.engine.output_log import OutputLog, OutputLogs, OutputLogUnknown
 from omni_cluster.planning.policy import Sample
-from omni_cluster.types.errors import OmniError
+from omni_cluster.types.errors import OmniError, without_frames
 from omni_cluster.types.inputs import Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
 logger = logging.getLogger("ray.serve")
-
 
 FIRST_READER_S = 30.0
 """An ingress reads a request's log as soon as it has the ticket. The end of a call that is cancelled while it begins
@@ -156,12 +155,7 @@ class StageReplica:
             del filler  # its exception holds frames, and these the request's media
 
     async def _fill(
-        self,
-        log: OutputLog,
-        request: OmniRequest,
-        ticket: Ticket | None,
-        meter: RequestMeter,
-        has_media: bool,
+        self, log: OutputLog, request: OmniRequest, ticket: Ticket | None, meter: RequestMeter, has_media: bool
     ) -> None:
         """Whatever breaks, readers of the log get the error, now or later."""
         try:
@@ -186,7 +180,7 @@ class StageReplica:
 
     async def _with_media(self, request: OmniRequest) -> OmniRequest:
         media = await self._incoming.take(request.request_id)
-        return replace(request, media=await asyncio.to_thread(as_images, media))
+        return replace(request, media=await asyncio.to_thread(media.as_images))
 
     def _end(self, request: OmniRequest, meter: RequestMeter, outcome: Outcome) -> None:
         """Counts and logs how the request ended, unless it has ended before."""
@@ -258,9 +252,7 @@ class StageReplica:
 
 
 def _stat_loggers(stage: StageConfig, config: PipelineConfig) -> Sequence[type]:
-    if not (config.ray_metrics and runs_on_vllm(stage, config)):
-        return ()
-    return (engine_stat_logger(),)
+    return (engine_stat_logger(),) if config.ray_metrics and runs_on_vllm(stage, config) else ()
 
 
 def _where_ray_is(stage: StageConfig) -> dict[str, str]:

@@ -13,35 +13,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
-import numpy as np
 import ray
-from PIL import Image
 
-from omni_cluster.cluster.failures import named_failures, without_frames
+from omni_cluster.cluster.failures import named_failures
 from omni_cluster.cluster.transport import RemoteStage, Ticket
+from omni_cluster.types.errors import without_frames
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.media import Media
 
 MAX_CARRIED_BYTES = 2 << 20
 """Of media that travel with their request: half a minute of sound, or a picture of 800 x 600."""
-
-
-def as_arrays(media: Media) -> Media:
-    """The media as Ray stores them once and maps them: plain arrays, RGB images `[height, width, 3]` among them."""
-    return replace(media, images=tuple(map(_as_array, media.images)))
-
-
-def as_images(media: Media) -> Media:
-    """What `as_arrays` was given, to the bit."""
-    return replace(media, images=tuple(map(_as_image, media.images)))
-
-
-def _as_array(image: Image.Image | np.ndarray) -> np.ndarray | Image.Image:
-    return np.asarray(image) if isinstance(image, Image.Image) and image.mode == "RGB" else image
-
-
-def _as_image(image: np.ndarray | Image.Image) -> Image.Image:
-    return Image.fromarray(image) if isinstance(image, np.ndarray) else image
 
 
 class StagedRequest:
@@ -88,12 +69,8 @@ async def _staged(request: OmniRequest) -> StagedRequest:
         # A copy: as long as what a decoder made is in use, it counts against what may be decoded for others.
         return StagedRequest(request.without_media(), carried=copy.deepcopy(request.media))
     with named_failures():
-        media = await asyncio.to_thread(_put, request.media)
+        media = await asyncio.to_thread(lambda: ray.put(request.media.as_arrays()))
     return StagedRequest(request.without_media(), media)
-
-
-def _put(media: Media) -> ray.ObjectRef:
-    return ray.put(as_arrays(media))
 
 
 class IncomingMedia:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 
 
@@ -98,3 +99,16 @@ def _kinds(base: type[OmniError]) -> Iterator[type[OmniError]]:
     for kind in base.__subclasses__():
         yield kind
         yield from _kinds(kind)
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """The error alone: the frames of it and its causes may hold a request's media until garbage is collected.
+
+    Their locals go too, for Serve keeps the frames of a call that failed, and in them its arguments.
+    """
+    cause = error.__cause__ or error.__context__
+    traceback.clear_frames(error.__traceback__)
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    if cause is not None:
+        without_frames(cause)
+    return error

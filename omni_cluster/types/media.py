@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from PIL.Image import Image
+from PIL.Image import Image, fromarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,19 @@ class Media:
         sounds = sum(audio.nbytes for audio in self.audios)
         pictures = sum(map(_picture_bytes, self.images))
         return sounds + pictures + sum(video.size_bytes for video in self.videos)
+
+    def as_arrays(self) -> Media:
+        """The same in plain arrays, RGB pictures as `[H, W, 3]` among them: what can be mapped where it lies."""
+        return replace(self, images=tuple(map(_as_array, self.images)))
+
+    def as_images(self) -> Media:
+        """What `as_arrays` was called of, to the bit."""
+        images = (fromarray(image) if isinstance(image, np.ndarray) else image for image in self.images)
+        return replace(self, images=tuple(images))
+
+
+def _as_array(image: Image | np.ndarray) -> Image | np.ndarray:
+    return np.asarray(image) if isinstance(image, Image) and image.mode == "RGB" else image
 
 
 def _picture_bytes(picture: Image | np.ndarray) -> int:

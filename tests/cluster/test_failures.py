@@ -19,13 +19,21 @@ from ray.serve.exceptions import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable, without_frames
+from omni_cluster.cluster.failures import StageFailed, lost_with, named, named_failures, portable
 from omni_cluster.cluster.transport import ReplicaSilent
 from omni_cluster.cluster.wire import MessageItem, packed, unpacked
 from omni_cluster.engine.output_log import OutputLogFull, OutputLogUnknown
 from omni_cluster.engine.sound.engine import SoundEngineStopped
 from omni_cluster.server.refusals import error_answer
-from omni_cluster.types.errors import OmniError, PromptTooLong, RequestError, RequestGone, StageDied, StoreFull
+from omni_cluster.types.errors import (
+    OmniError,
+    PromptTooLong,
+    RequestError,
+    RequestGone,
+    StageDied,
+    StoreFull,
+    without_frames,
+)
 
 
 def rpc_error(code: grpc.StatusCode) -> Exception:

@@ -15,7 +15,7 @@ from PIL import Image
 from ray.exceptions import ObjectStoreFullError
 
 from omni_cluster.cluster.failures import named_failures
-from omni_cluster.cluster.staged import MAX_CARRIED_BYTES, IncomingMedia, StagedRequest, as_arrays, as_images, staged
+from omni_cluster.cluster.staged import MAX_CARRIED_BYTES, IncomingMedia, StagedRequest, staged
 from omni_cluster.cluster.transport import MAX_VALUE_BYTES, RemoteStage, Ticket
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 from omni_cluster.types.errors import StoreFull
@@ -60,8 +60,8 @@ def travelled(sent: Media) -> tuple[Media, int]:
 
 def test_all_media_arrive_as_they_were() -> None:
     media = all_kinds()
-    sent, num_bytes = travelled(as_arrays(media))
-    got = as_images(sent)
+    sent, num_bytes = travelled(media.as_arrays())
+    got = sent.as_images()
     assert num_bytes < 4000  # all of the media is read where it lies
     for array, other in zip(got.audios, media.audios, strict=True):
         assert array.dtype == np.float32 and np.array_equal(array, other)
@@ -76,7 +76,7 @@ def test_all_media_arrive_as_they_were() -> None:
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
 def test_an_image_of_another_mode_stays_one(mode: str) -> None:
     image = Image.fromarray(noise(20, 30, 3)).convert(mode)
-    (got,) = as_images(travelled(as_arrays(Media(images=(image,))))[0]).images
+    (got,) = travelled(Media(images=(image,)).as_arrays())[0].as_images().images
     assert got.mode == mode and got.convert("RGB").tobytes() == image.convert("RGB").tobytes()
 
 
@@ -85,7 +85,7 @@ def test_the_processor_makes_the_same_of_them() -> None:
 
     processor = AutoImageProcessor.from_pretrained(embedded_checkpoint("tiny"))
     _, (image,) = media_of("image")
-    (got,) = as_images(travelled(as_arrays(Media(images=(image,))))[0]).images
+    (got,) = travelled(Media(images=(image,)).as_arrays())[0].as_images().images
     before, after = (processor(images=[each], return_tensors="np")["pixel_values"] for each in (image, got))
     assert np.array_equal(before, after)
 
@@ -153,10 +153,10 @@ def test_pictures_count_as_they_travel(mode: str, bytes_a_pixel: int) -> None:
 
 
 async def test_media_of_a_request_that_has_ended_are_not_kept() -> None:
-    incoming, sent = IncomingMedia(), as_arrays(Media())
+    incoming, sent = IncomingMedia(), Media().as_arrays()
     with incoming.expecting("r"):
         incoming.bring("r", sent)
-        incoming.bring("r", as_arrays(all_kinds()))  # once only
+        incoming.bring("r", all_kinds().as_arrays())  # once only
         assert await incoming.take("r") is sent
         assert not incoming._expected  # taken media lie in the store for nobody here
     with incoming.expecting("r"):
