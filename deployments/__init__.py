@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_cluster.cluster.app import build_app
+from omni_cluster.cluster.app import bind_app, config_of
 from omni_cluster.cluster.local import served_app as app
 
 __all__ = ["app", "default"]
@@ -12,4 +12,4 @@ def __getattr__(name: str) -> object:
     """`default`: the application of the embedded configuration, made when it is asked for."""
     if name != "default":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return build_app()
+    return bind_app(config_of({}))

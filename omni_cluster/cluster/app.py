@@ -11,7 +11,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig as ServeAutoscalingConfig
 from ray.serve.config import AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
-from omni_cluster.cluster.autoscaling import POLICY, rule_of
+from omni_cluster.cluster.autoscaling import POLICY
 from omni_cluster.cluster.ingress import Ingress
 from omni_cluster.cluster.serve_private import (
     RAY_SERVE_ENABLE_HA_PROXY,
@@ -28,6 +28,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import check_stages
 from omni_cluster.engine.cards import stage_environment
 from omni_cluster.models.registry import known_families
+from omni_cluster.planning.policy import rule_of
 from omni_cluster.server.answers import api_keys
 from omni_cluster.server.refusals import RETRY_AFTER_S
 from omni_cluster.types.errors import ConfigError
@@ -48,26 +49,20 @@ SHUTDOWN_MARGIN_S = 30.0
 FRESH = {"metrics_interval_s": 2.0, "look_back_period_s": 5.0}
 """How often replicas report, and over what time their reports are averaged, for a policy that waits by itself. Serve's
 own 10 and 30 s would come on top of its delays, and would still count requests that waited for a stage that slept when
-it sleeps again.
-"""
+it sleeps again."""
 HEALTH_CHECK_PERIOD_S = 2.0
 """A replica that hangs ends itself, or its watchdog does: how soon Serve learns that and starts another."""
 
 
-def build_app(args: Mapping[str, Any] | None = None) -> Application:
-    """The application that `config` describes: the path of a file, or what would be in it; without it, the default's.
+def config_of(args: Mapping[str, Any]) -> PipelineConfig:
+    """What `config` describes: the path of a file, or what would be in it; without it, the default.
 
     Raises ConfigError.
     """
-    return bind_app(config_of(args))
-
-
-def config_of(args: Mapping[str, Any] | None) -> PipelineConfig:
-    """See `build_app`."""
-    unknown = sorted(set(args or {}) - {"config"})
+    unknown = sorted(set(args) - {"config"})
     if unknown:
         raise ConfigError(f"argument {unknown[0]!r} is unknown; use config=PATH.")
-    given = (args or {}).get("config")
+    given = args.get("config")
     if isinstance(given, Mapping):
         return check_config(given, "args.config", known_families=known_families())
     if given is not None and not isinstance(given, str):
@@ -132,21 +127,17 @@ def ingress_router(limits: Limits) -> dict[str, Any]:
     """
     if RAY_SERVE_ENABLE_HA_PROXY:
         return {}
-    bounds = {
-        "max_unread_bytes": limits.max_unread_bytes,
-        "max_unread_total_bytes": limits.max_unread_total_bytes,
-    }
+    bounds = limits.model_dump(include={"max_unread_bytes", "max_unread_total_bytes"})
     router = RequestRouterConfig(request_router_class=INGRESS_ROUTER, request_router_kwargs=bounds)
     return {"request_router_config": router}
 
 
 def actor_options(stage: StageConfig) -> dict[str, Any]:
     """Ray's resources of one replica; a stage without GPUs sees none. Raises ConfigError."""
-    nodes = node_options(stage.placement, f"stage {stage.stage_id}: placement")
     resources = {
         "num_cpus": stage.num_cpus,
         "num_gpus": stage.scheduled_gpus,  # of exact cards Ray counts none, or it would choose others
-        **nodes,
+        **node_options(stage.placement, f"stage {stage.stage_id}: placement"),
     }
     if stage.hosts_per_replica > 1:
         resources = {"num_cpus": 0}  # its bundles have them

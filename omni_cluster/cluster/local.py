@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from omni_cluster.cluster.app import INGRESS_NAME, bind_app, build_app, config_of
+from omni_cluster.cluster.app import INGRESS_NAME, bind_app, config_of
 from omni_cluster.cluster.serve_private import (
     SERVE_CONTROLLER_NAME,
     SERVE_NAMESPACE,
@@ -52,7 +52,7 @@ class LocalCluster:
     """
 
     def __init__(self, config: Path | str | None = None, port: int = 8000) -> None:
-        self._app = build_app({"config": str(config)} if config is not None else None)
+        self._app = bind_app(config_of({} if config is None else {"config": str(config)}))
         self._port = port
         self.dashboard_url: str | None = None
 

@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
+from omni_cluster.config.schema import AutoscalingConfig, StageConfig
+
 ROUNDING = 1e-9
 """Of a need: 2.0000000001 replicas are two."""
 
@@ -66,6 +68,16 @@ class StageLoad(Sample):
         sums = {each.name: math.fsum(getattr(sample, each.name) for sample in there) for each in fields(Sample)}
         return cls(**sums, replicas=len(there))
 
+    @classmethod
+    def of_signals(cls, signals: Mapping[str, Mapping[str, float]]) -> StageLoad:
+        """`signals`: by the name of a sample's field, what each replica says that has reported.
+
+        A stage that sleeps has no replicas: Serve itself wakes it, for what it counts.
+        """
+        names = [each.name for each in fields(Sample)]
+        there = {replica for name in names for replica in signals.get(name, {})}
+        return cls.of(Sample(**{name: signals.get(name, {}).get(each, 0.0) for name in names}) for each in there)
+
 
 @dataclass(frozen=True, slots=True)
 class StageRule:
@@ -100,6 +112,20 @@ class StageRule:
         """Replicas that running streams need: a place for each, and room for their KV cache; one for any request."""
         least = 1 if load.open_logs else 0
         return _bounded(max(least, _whole(load.running / self.max_streams), _whole(load.kv_use)), self)
+
+
+def rule_of(stage: StageConfig, scale: AutoscalingConfig) -> dict[str, float]:
+    """The fields of the stage's `StageRule` that its configuration says."""
+    places = stage.options.get("max_streams", stage.engine_args.get("max_num_seqs"))
+    rule = {
+        "min_replicas": scale.min_replicas,
+        "max_replicas": scale.max_replicas,
+        "max_streams": places,
+        "up_after_s": scale.upscale_delay_s,
+        "down_after_s": scale.downscale_delay_s,
+        **scale.signals.model_dump(),
+    }
+    return {name: value for name, value in rule.items() if value is not None}
 
 
 Changes = tuple[tuple[float, int], ...]

@@ -16,7 +16,7 @@ from ray.serve.config import AutoscalingContext
 from omni_cluster.cluster import app
 from omni_cluster.cluster.app import (
     actor_options,
-    build_app,
+    bind_app,
     bundles,
     config_of,
     ingress_router,
@@ -185,12 +185,12 @@ def test_a_bad_configuration_builds_nothing(tmp_path: Path, text: str, words: st
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
-        build_app({"config": str(path)})
+        bind_app(config_of({"config": str(path)}))
 
 
 def test_an_unknown_argument_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="'cfg' is unknown; use config=PATH"):
-        build_app({"cfg": "x"})
+        bind_app(config_of({"cfg": "x"}))
 
 
 def test_a_configuration_may_stand_in_the_arguments() -> None:
@@ -198,7 +198,7 @@ def test_a_configuration_may_stand_in_the_arguments() -> None:
     assert config_of({"config": given}) == config_of({"config": str(DEFAULT_CONFIG)}) == config_of({})
     for wrong in (3, ["a.yaml"]):
         with pytest.raises(ConfigError, match=r"^args\.config is .*; it should be a file's path"):
-            build_app({"config": wrong})
+            bind_app(config_of({"config": wrong}))
     given["stages"][1]["num_cpus"] = -1
     with pytest.raises(ConfigError, match=r"^args\.config: stages\[1\]\.num_cpus is -1; "):
-        build_app({"config": given})
+        bind_app(config_of({"config": given}))

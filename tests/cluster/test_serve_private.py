@@ -9,7 +9,7 @@ import pytest
 import tomllib
 from ray.serve.request_router import RequestRouter
 
-from omni_cluster.cluster.app import build_app
+from omni_cluster.cluster.app import bind_app, config_of
 from omni_cluster.cluster.serve_private import CHECKED_RAY, PRIVATE, check_ray
 from omni_cluster.types.errors import VersionError
 from tests.served.app import ROOT
@@ -43,7 +43,7 @@ def test_the_installed_ray_has_them_and_is_the_pinned_one() -> None:
 def test_a_ray_without_one_is_refused_before_anything_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(RequestRouter, "_record_queue_wait_time")
     with pytest.raises(VersionError, match=rf"has no RequestRouter\._record_queue_wait_time; .*{CHECKED_RAY}"):
-        build_app({})
+        bind_app(config_of({}))
 
 
 def test_a_ray_without_a_private_module_is_refused_in_one_sentence() -> None:
