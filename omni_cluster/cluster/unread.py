@@ -16,12 +16,12 @@ from ray import ObjectRef, ObjectRefGenerator
 from ray.serve.request_router import PendingRequest, RunningReplica
 
 from omni_cluster.cluster.serve_private import ReplicaQueueLengthInfo, ReplicaResult
+from omni_cluster.server.message_parts import parts, payload_bytes
 
 logger = logging.getLogger("ray.serve")
 
 PIECE_BYTES: Final = 65_536
 """What the proxy is handed at once: it counts no bytes, and writes all that it has."""
-
 PATIENCE_S: Final = 5.0
 """A client that has read something since then only lags: what is made may come faster than any client reads."""
 
@@ -205,7 +205,7 @@ def pieces(item: bytes) -> Iterator[bytes]:
     together: list[dict[str, Any]] = []
     size_bytes = 0
     for message in pickle.loads(item):
-        for part in parts(message):
+        for part in parts(message, PIECE_BYTES):
             together.append(part)
             size_bytes += payload_bytes(part)
             if size_bytes >= PIECE_BYTES:
@@ -213,20 +213,3 @@ def pieces(item: bytes) -> Iterator[bytes]:
                 together, size_bytes = [], 0
     if together:
         yield pickle.dumps(together)
-
-
-def payload_bytes(message: dict[str, Any]) -> int:
-    """Of an HTTP body, or of what is sent on a WebSocket: bytes, or text by its characters."""
-    return len(message.get("body") or message.get("bytes") or message.get("text") or b"")
-
-
-def parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A message of an answer's body in several, each of `PIECE_BYTES` at most; others as they are."""
-    body = message.get("body", b"")
-    if message["type"] != "http.response.body" or len(body) <= PIECE_BYTES:
-        yield message
-        return
-    for start in range(0, len(body), PIECE_BYTES):
-        is_last = start + PIECE_BYTES >= len(body)
-        has_more = message.get("more_body", False) or not is_last
-        yield {**message, "body": body[start : start + PIECE_BYTES], "more_body": has_more}
