@@ -67,8 +67,8 @@ class SocketClient:
         try:
             reader, self._writer = await self._connected(address)
             heartbeat = Heartbeat(self._writer)
-            keeper = asyncio.create_task(heartbeat.keep(self._beat))
-            self._say(self._writer, first)
+            keeper = asyncio.create_task(heartbeat.keep(self._write))
+            self._write(first)
             while True:
                 load, parts = await read_frame(reader, MAX_FRAME_BYTES, heartbeat.heard)
                 self._source.loads.on_report(self._replica_id, load)
@@ -106,7 +106,7 @@ class SocketClient:
         """Adds a reader once the connection is open; False when it has closed meanwhile."""
         if self._writer is None or self._writer.is_closing():
             return False
-        self._say(self._writer, subscription)
+        self._write(subscription)
         try:
             await self._writer.drain()
         except ConnectionError:
@@ -115,15 +115,12 @@ class SocketClient:
 
     def confirm(self, rows_end: int) -> None:
         """Tells the replica that the rows of chunks before number `rows_end` are here, or are done without."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._say(self._writer, RowsConfirmed(rows_end))
+        self._write(RowsConfirmed(rows_end))
 
-    def _say(self, writer: asyncio.StreamWriter, said: Subscription | RowsConfirmed) -> None:
-        write_frame(writer, [msgspec.msgpack.encode(said)])
-
-    def _beat(self) -> None:
+    def _write(self, *said: Subscription | RowsConfirmed) -> None:
+        """A beat has nothing to say. What closes is written to no more."""
         if self._writer is not None and not self._writer.is_closing():
-            write_frame(self._writer, [])
+            write_frame(self._writer, [msgspec.msgpack.encode(each) for each in said])
 
 
 @dataclass(slots=True, eq=False)
@@ -343,7 +340,7 @@ class ReplicaConnections:
                 del self._by_replica[ticket.replica_id]  # it ended because of its first reader's error
 
     def _opened_connection(self, wish: Subscription, replica_id: str, *, with_rows: bool) -> ReplicaConnection:
-        self._forget_connections_that_are_over()
+        self._by_replica = {name: each for name, each in self._by_replica.items() if not each.is_over}
         client = self._make_client(self._source, replica_id)
         rows = RowsReader(self._source, replica_id, client.confirm)
         first = self._subscription(rows, wish, with_rows=with_rows)
@@ -358,19 +355,13 @@ class ReplicaConnections:
         return replace(wish, rows=rows.name if with_rows else None)
 
     async def _is_taken(self, connection: ReplicaConnection, subscription: Subscription) -> bool:
+        taken = False
         try:
             taken = await connection.subscribe(subscription)
-        except BaseException:
-            connection.close_inbox(subscription.reader)
-            raise
-        if not taken:
-            connection.close_inbox(subscription.reader)
+        finally:
+            if not taken:
+                connection.close_inbox(subscription.reader)
         return taken
-
-    def _forget_connections_that_are_over(self) -> None:
-        self._by_replica = {
-            replica: connection for replica, connection in self._by_replica.items() if not connection.is_over
-        }
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._by_replica.values()))

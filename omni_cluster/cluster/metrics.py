@@ -137,10 +137,7 @@ async def _other_ingresses(ingress: str, own_replica: str, ingresses: int) -> li
     """What each of the others answers, None where it does not in time; a full one would not answer itself."""
     if ingresses == 1:
         return []
-    answers = await ask_all(await asyncio.to_thread(_handle_of, ingress), "metrics", WAIT_S)
+    handle = await asyncio.to_thread(serve.get_deployment_handle, ingress, serve.get_replica_context().app_name)
+    answers = await ask_all(handle, "metrics", WAIT_S)
     others = [answer for answer in answers if answer is not None and answer.replica != own_replica]
     return [*others, *[None] * (len(answers) - 1 - len(others))]
-
-
-def _handle_of(deployment: str) -> DeploymentHandle:
-    return serve.get_deployment_handle(deployment, serve.get_replica_context().app_name)

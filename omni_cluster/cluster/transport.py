@@ -162,7 +162,7 @@ class RemoteStage:
 
         `by_reference`: each is a Ray object. Raises StoreFull for one that finds no room in the store, here or there.
         """
-        is_small = not by_reference and _bytes_of(args) <= MAX_VALUE_BYTES
+        is_small = not by_reference and len(pickle.dumps(args, protocol=5)) <= MAX_VALUE_BYTES
         handle = self._by_value if is_small else self._by_reference
         addressed = handle.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else handle
         items = getattr(addressed, method).remote(*args)
@@ -189,7 +189,3 @@ class RemoteStage:
         except TimeoutError:
             _cancel(asked)
             raise no_answer(replica_id, f"did not answer within {wait_s} s") from None
-
-
-def _bytes_of(args: tuple[Any, ...]) -> int:
-    return len(pickle.dumps(args, protocol=5))
