@@ -14,22 +14,13 @@ from typing import Any
 import pytest
 
 from omni_cluster.cluster import metrics
-from omni_cluster.engine.exposition import missing, text_of
 from omni_cluster.types.errors import StageDied
 from tests.served.app import PATIENCE_S, ROOT, until
 from tests.served.prometheus_server import expressions, needs_prometheus, prometheus
-from tests.server.samples import totals
 
 SHOWN_S = 180
 """Until the panels have data: Ray is given them every 5 s and sends them each 10 s, and a rate needs two samples."""
 EXACT = ("tokens_total", "samples_total", "handover_seconds_sum", "handover_seconds_count", "request_seconds_sum")
-
-
-def test_those_that_are_missing_are_counted_by_stage() -> None:
-    assert totals(text_of([missing({"first": 0, "second": 2})]).decode()) == {
-        ("scrape_missing", "first"): 0,
-        ("scrape_missing", "second"): 2,
-    }
 
 
 @contextlib.asynccontextmanager

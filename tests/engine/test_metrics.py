@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from omni_cluster.engine.exposition import missing, text_of
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.types.inputs import KnownOutput
 from omni_cluster.types.outputs import AudioChunk, StageChunk
+from tests.server.samples import totals
 
 SOUND = StageChunk(audio=AudioChunk(0, np.zeros(480, np.float32), 24_000))
 
@@ -105,3 +107,10 @@ def test_a_backlog_is_what_open_requests_usually_say_less_what_they_have_said() 
     second.end("finished")
     metrics.begin()
     assert metrics.backlog_tokens == pytest.approx(101)  # a twentieth of the way from 100 to 120
+
+
+def test_those_that_are_missing_are_counted_by_stage() -> None:
+    assert totals(text_of([missing({"first": 0, "second": 2})]).decode()) == {
+        ("scrape_missing", "first"): 0,
+        ("scrape_missing", "second"): 2,
+    }
