@@ -83,7 +83,7 @@ class OfMedia(Thinker):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def thinker(tiny: Path) -> AsyncIterator[StageLLM]:
+async def thinker(forked_engines: None, tiny: Path) -> AsyncIterator[StageLLM]:
     """Prompts take several steps, and eight requests do not fit into the KV cache at once."""
     handover = HandoverConfig(kept_rows_bytes=KEPT_ROWS_BYTES)
     config = pipeline_config(thinker_stage(**tight(THINKER_STEP_TOKENS)), handover=handover)
