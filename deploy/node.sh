@@ -1,5 +1,5 @@
 # Sourced on each node before `ray` and `serve`: the checkout's commands, and what Ray's processes must find in their
-# environment. ray_cluster.yaml and deploy/ray_cluster_aws.yaml do so; docs/clusters.md says how the cluster is used.
+# environment. ray_cluster.yaml and deploy/ray_cluster_aws.yaml do so; docs/operate/clusters.md says how the cluster is used.
 export PATH="$HOME/omni_cluster/.venv/bin:$PATH"
 export RAY_AUTH_MODE=token  # ~/.ray/auth_token, the same on all nodes
 export RAY_USAGE_STATS_ENABLED=0

@@ -1,4 +1,4 @@
-"""docs/security.md names the tests that show what it says: each of them is there."""
+"""docs/operate/security.md names the tests that show what it says: each of them is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "security.md"
+PAGE = TESTS.parent / "docs" / "operate" / "security.md"
 
 
 def named(page: str) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 CONTRIBUTING = TESTS.parent / "CONTRIBUTING.md"
-RELIABILITY = TESTS.parent / "docs" / "reliability.md"
+RELIABILITY = TESTS.parent / "docs" / "operate" / "reliability.md"
 COMMANDS = {"cluster": "make test-cluster", "full": "make test-all"}
 """What runs a test that is marked so."""
 ORDER = ("make test", *COMMANDS.values())

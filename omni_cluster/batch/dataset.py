@@ -31,7 +31,7 @@ def answer_rows(rows: Dataset, source: Source, limits: BatchLimits | None = None
     """Answers of conversations, one row each, as `batch.answer.Answer` has them. Lazy, as all of Ray Data.
 
     `rows`: with a string `id`, `messages` as OpenAI has them or as JSON text, and what else a request may say; see
-    docs/batch.md. A bad row becomes a row with its error.
+    docs/use/batch.md. A bad row becomes a row with its error.
     """
     limits = limits or BatchLimits()
     blocks = rows.repartition(target_num_rows_per_block=limits.rows_a_block)

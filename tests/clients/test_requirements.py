@@ -1,4 +1,4 @@
-"""The table of docs/api.md names the versions that are run."""
+"""The table of docs/use/api.md names the versions that are run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def test_the_table_has_the_versions_that_run() -> None:
-    _, table = (ROOT / "docs" / "api.md").read_text().split("\n## Clients\n")
+    _, table = (ROOT / "docs" / "use" / "api.md").read_text().split("\n## Clients\n")
     assert {client.requirements for client in CLIENTS} == {*PACKAGES, None}
     for requirements, packages in PACKAGES.items():
         versions = pinned(requirements)

@@ -1,4 +1,4 @@
-"""The cluster files by Ray's own schema, and the commands of docs/clusters.md by the parsers of what they call."""
+"""The cluster files by Ray's own schema, and the commands of docs/operate/clusters.md by the parsers of what they call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omni_cluster.models.registry import known_families
 from tests.cluster.image_files import ROOT, built_from
 
 CLUSTER_FILES = ("ray_cluster.yaml", "deploy/ray_cluster_aws.yaml")
-PAGE = ROOT / "docs/clusters.md"
+PAGE = ROOT / "docs/operate/clusters.md"
 HOME = "~/omni_cluster/"
 BUILTINS = frozenset({"export", ".", "cd", "make", "sudo"})
 IMAGE = "registry.example/omni-cluster:gpu"
@@ -209,7 +209,7 @@ def test_a_stage_may_have_what_the_page_says_of_it() -> None:
     for block in blocks:
         thinker = {key: value for key, value in config["stages"][0].items() if key != "gpus"}
         stages = [{"num_gpus": 1, **thinker, **block}, *config["stages"][1:]]
-        check_config(config | {"stages": stages}, "docs/clusters.md", known_families=known_families())
+        check_config(config | {"stages": stages}, "docs/operate/clusters.md", known_families=known_families())
 
 
 @pytest.mark.parametrize("line", page_commands())

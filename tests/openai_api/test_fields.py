@@ -20,7 +20,7 @@ from omni_cluster.openai_api.wire import Wire
 from tests.openai_api.parts import HELLO, LIMITS
 
 NOTHINGS: list[Any] = [None, "", [], {}, False, 0]
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "use" / "api.md"
 
 
 def parse(**fields: Any) -> ChatRequest:

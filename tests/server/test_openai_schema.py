@@ -50,7 +50,7 @@ SENT = 12
 """Over HTTP, half of them accepted ones."""
 EVERY = 5
 """Of the accepted ones, whose inner fields are left out in turn too."""
-API_PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+API_PAGE = Path(__file__).parents[2] / "docs" / "use" / "api.md"
 
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -85,7 +85,7 @@ IGNORED_INSIDE = frozenset(
         "phase",
     }
 )
-"""Ignored in messages, items, parts and options, by docs/api.md; no template shows the model an id of a call."""
+"""Ignored in messages, items, parts and options, by docs/use/api.md; no template shows the model an id of a call."""
 
 Place = tuple[str | int, ...]
 
@@ -160,7 +160,7 @@ class Endpoint:
     """Where requests of these types go, and what reads them.
 
     `given`: the chance of a field that may be left out; with a greater one, few requests are accepted. `ignored`: how
-    the line of docs/api.md begins that names the fields which are ignored.
+    the line of docs/use/api.md begins that names the fields which are ignored.
     """
 
     path: str

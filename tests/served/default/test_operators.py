@@ -71,7 +71,7 @@ def said_of(name: str, stage: str) -> list[str]:
 
 
 def said_by(*command: str) -> str:
-    """As docs/operations.md has it: from another terminal, which knows of no Ray."""
+    """As docs/operate/operations.md has it: from another terminal, which knows of no Ray."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment["RAY_AUTH_MODE"] = "token"
     tool = str(TOOLS / command[0])
