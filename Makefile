@@ -16,7 +16,7 @@ export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 # Each of some hundred processes would compile the tests and the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint setup format clean
+.PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint docs setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
@@ -59,6 +59,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
+
+# The documentation as a site, .cache/site/index.html; a dead link or a page outside the navigation is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""The cluster files by Ray's own schema, and the commands of docs/operate/clusters.md by the parsers of what they call."""
+"""The cluster files by Ray's own schema, and the commands of the page of clusters by the parsers of what they call."""
 
 from __future__ import annotations
 

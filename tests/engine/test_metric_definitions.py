@@ -43,7 +43,6 @@ def test_a_definition_is_as_prometheus_names_metrics(each: MetricDefinition) -> 
 def test_each_name_is_defined_once_and_has_its_row_in_the_documentation() -> None:
     names = [each.name for each in ALL]
     assert len(names) == len(set(names))
-    rows = re.findall(
-        r"^\| `(omni_cluster_\w+)` \| (\w+) \|", (ROOT / "docs" / "operate" / "operations.md").read_text(), re.M
-    )
+    page = (ROOT / "docs" / "operate" / "operations.md").read_text()
+    rows = re.findall(r"^\| `(omni_cluster_\w+)` \| (\w+) \|", page, re.M)
     assert sorted(rows) == sorted((each.name, each.kind) for each in ALL)

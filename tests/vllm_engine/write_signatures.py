@@ -1,4 +1,4 @@
-"""Writes how the installed vLLM's functions and methods that we rely on are called: a step of docs/extend/upgrading.md."""
+"""Writes how the installed vLLM's functions that we rely on are called: a step of docs/extend/upgrading.md."""
 
 from __future__ import annotations
 
