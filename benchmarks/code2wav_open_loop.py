@@ -4,10 +4,10 @@
         [--policies batches one-piece steps] [--max-batch-frames 3072] [--neighbours] [--device cuda]
 
 MODEL is a checkpoint's folder, of which only token2wav is read; --make writes that much of one first. Talkers are
-played: codes come at the pace that docs/results/performance.md has or, with --neighbours, at that of a thinker's
-and a talker's matrix products, which then take their share of the card. Policies: `batches` runs all steps of a batch
-at once, as it was before; `one-piece` steps, of one piece of a stream at a time, `two-pieces` of two; `steps` is the
-product. Prints step times, vocoder times and a line for each policy and rate.
+played: codes come at the pace that benchmarks/notes/2026-11-21-budget.md has or, with --neighbours, at that of a
+thinker's and a talker's matrix products, which then take their share of the card. Policies: `batches` runs all steps
+of a batch at once, as it was before; `one-piece` steps, of one piece of a stream at a time, `two-pieces` of two;
+`steps` is the product. Prints step times, vocoder times and a line for each policy and rate.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/code2wav_simulation.py [--open RATE REQUESTS]... [--closed CLIENTS REQUESTS]...
         [--burst REQUESTS]... [--policies NAME...] [--seed 0] [--json OUT.json]
 
-Costs alone are those of one H200 with 7B dimensions (docs/results/performance.md), and what the stages cost each other
-is fitted to the product's runs there (`CELLS`, which are simulated if no load is given). The pieces are cut by the
-product's own rule, `steps` is the product's own scheduler, arrivals are those of `omni-cluster bench`. Nothing is run:
-a minute of load takes seconds.
+Costs alone are those of one H200 with 7B dimensions (benchmarks/notes/2026-11-21-budget.md), and what the stages cost
+each other is fitted to the product's runs there (`CELLS`, which are simulated if no load is given). The pieces are cut
+by the product's own rule, `steps` is the product's own scheduler, arrivals are those of `omni-cluster bench`. Nothing
+is run: a minute of load takes seconds.
 """
 
 from __future__ import annotations
