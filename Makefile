@@ -60,8 +60,10 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-# The documentation as a site, .cache/site/index.html; a dead link or a page outside the navigation is an error.
+# The documentation as a site, .cache/site/index.html; a dead link or a page outside the navigation is an error. First the
+# references of configuration and metrics are written anew from the code.
 docs: $(READY)
+	$(BIN)/python -m tools.references
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(READY)

@@ -9,33 +9,36 @@ from omni_cluster.types.modalities import Modality
 
 
 class ApiConfig(Strict):
-    """Keys of the HTTP API, and what it gives by default."""
+    """API keys, quotas of one key, and defaults of the HTTP API."""
 
     keys_file: str | None = Field(
-        default=None, description="A file of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
+        default=None, description="File of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
     )
     keys_variable: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="An environment variable with API keys, separated by commas.",
+        description="Environment variable with API keys, separated by commas, on every host of an ingress.",
         examples=["OMNI_API_KEYS"],
     )
     cors_origins: list[str] = Field(
         default_factory=list,
-        description="Web pages that may call the API; '*': all.",
+        description="Origins of web pages that may call the API; `*`: all.",
         examples=[["https://app.example"]],
     )
     # None: as many as there are places for.
     requests_per_minute: float | None = Field(
-        default=None, gt=0, description="Requests of one API key in a minute.", examples=[60.0]
+        default=None, gt=0, description="Requests of one API key in a minute; not set: any number.", examples=[60.0]
     )
     sound_seconds_per_minute: float | None = Field(
-        default=None, gt=0, description="Seconds of sound made for one API key in a minute.", examples=[600.0]
+        default=None,
+        gt=0,
+        description="Seconds of sound that are made for one API key in a minute; not set: any number.",
+        examples=[600.0],
     )
 
     voice_aliases: dict[str, str] = Field(
         default_factory=dict,
-        description="Voices by further names that requests may use, beside the family's own aliases.",
+        description="Further names of voices that requests may use, beside the family's own aliases.",
         examples=[{"alloy": "Ethan"}],
     )
     default_modalities: list[Modality] = Field(

@@ -8,11 +8,13 @@ from omni_cluster.config.problems import Strict
 
 
 class HandoverConfig(Strict):
-    """Which conditioning rows are kept by the stage that makes them."""
+    """What a stage keeps of the conditioning rows (hidden states) that it passes to the next one."""
 
     kept_rows_bytes: int = Field(
         default=1_073_741_824,
         ge=0,
-        description="Rows of cached prompts that a replica keeps: 1 GiB; 0: requests with sound read no prefix cache.",
+        description="Host memory of each replica for the rows of cached prompts. With it requests with sound read the "
+        "prefix cache as far as their rows are kept, and rows of an earlier prompt do not travel again; "
+        "with 0 they do neither.",
         examples=[1_073_741_824],
     )

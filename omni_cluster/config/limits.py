@@ -8,32 +8,37 @@ from omni_cluster.config.problems import Problem, Strict, refuse
 
 
 class Limits(Strict):
-    """What one request may ask of the deployment; every figure is checked before memory is taken."""
+    """What one request may ask, and how many run and wait; each bound is checked before memory is taken."""
 
     max_payload_elements: int = Field(
-        default=134_217_728, ge=1, description="Elements of a payload: 32,768 rows of 4,096.", examples=[134_217_728]
+        default=134_217_728,
+        ge=1,
+        description="Elements of what one stage hands to the next at once: 32,768 rows of 4,096.",
+        examples=[134_217_728],
     )
     max_prompt_tokens: int = Field(
         default=28_000, ge=1, description="Tokens of a prompt, media included.", examples=[28_000]
     )
     # A request has all of its conversation: each spoken turn is one of its parts.
-    max_audio_parts: int = Field(default=64, ge=0, description="Audio parts of a request.", examples=[64])
+    max_audio_parts: int = Field(
+        default=64,
+        ge=0,
+        description="Audio parts of a request; each spoken turn of a conversation is one.",
+        examples=[64],
+    )
     max_image_parts: int = Field(default=16, ge=0, description="Image parts of a request.", examples=[16])
     max_video_parts: int = Field(default=4, ge=0, description="Video parts of a request.", examples=[4])
     max_media_bytes: int = Field(
-        default=26_214_400, ge=1, description="Bytes of a media file: 25 MiB.", examples=[26_214_400]
+        default=26_214_400, ge=1, description="Bytes of one media file.", examples=[26_214_400]
     )
-    max_audio_input_s: float = Field(
-        default=600.0, gt=0, description="Decoded seconds of one audio part.", examples=[600.0]
-    )
-    max_image_pixels: int = Field(
-        default=178_956_970, ge=1, description="Decoded pixels of one image.", examples=[178_956_970]
-    )
+    max_audio_input_s: float = Field(default=600.0, gt=0, description="Seconds of one audio part.", examples=[600.0])
+    max_image_pixels: int = Field(default=178_956_970, ge=1, description="Pixels of one image.", examples=[178_956_970])
     # The largest image that is accepted, at three bytes a pixel.
     max_decoded_bytes: int = Field(
         default=536_870_912,
         ge=1,
-        description="Bytes that all media of a request come to when decoded: 512 MiB.",
+        description="Bytes that all media of a request come to when decoded: the largest image alone, or two videos of "
+        "300 s with their sound.",
         examples=[536_870_912],
     )
     max_video_s: float = Field(default=300.0, gt=0, description="Seconds of one video part.", examples=[300.0])
@@ -46,30 +51,40 @@ class Limits(Strict):
     max_body_bytes: int = Field(
         default=67_108_864,
         ge=1,
-        description="Bytes of an HTTP body, and of all files that its URLs name: 64 MiB.",
+        description="Bytes of an HTTP body, and of all files together that its URLs name.",
         examples=[67_108_864],
     )
     max_output_tokens: int = Field(
         default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]
     )
-    max_codec_tokens: int = Field(default=4_096, ge=1, description="Codec tokens of a request.", examples=[4_096])
-    max_choices: int = Field(default=4, ge=1, le=64, description="Answers to one chat request, its n.", examples=[4])
-    max_ongoing_requests: int = Field(default=128, ge=1, description="Requests that run at once.", examples=[128])
-    max_queued_requests: int = Field(default=128, ge=0, description="Requests that wait before a 429.", examples=[128])
+    max_codec_tokens: int = Field(
+        default=4_096, ge=1, description="Codec tokens of a request, of which its sound is made.", examples=[4_096]
+    )
+    max_choices: int = Field(default=4, ge=1, le=64, description="Answers to one chat request, its `n`.", examples=[4])
+    max_ongoing_requests: int = Field(
+        default=128, ge=1, description="Requests that run at once; the ingresses share them.", examples=[128]
+    )
+    max_queued_requests: int = Field(
+        default=128,
+        ge=0,
+        description="Requests that wait for a slot before a further one gets a 429; the ingresses share them.",
+        examples=[128],
+    )
     request_timeout_s: float = Field(
-        default=600.0, gt=0, description="Wall-clock deadline of a request.", examples=[600.0]
+        default=600.0, gt=0, description="Seconds from a request's headers to the end of its answer.", examples=[600.0]
     )
     closing_grace_s: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds in which running requests may end once the server was asked to end.",
+        description="Seconds in which running requests may end after SIGTERM of `serve run`.",
         examples=[30.0],
     )
     max_restarts: int = Field(
         default=3,
         ge=0,
         le=10,
-        description="How often a request is begun again when a replica that works on it is lost; 0: never.",
+        description="How often a request is begun again on other replicas when one that works on it is lost; 0: never, "
+        "it ends with `stage_died`.",
         examples=[3],
     )
     upload_timeout_s: float = Field(
@@ -78,43 +93,46 @@ class Limits(Strict):
     max_upload_bytes: int = Field(
         default=536_870_912,
         ge=1_048_576,
-        description="Bytes of all bodies that one ingress holds and does not work on yet: 512 MiB.",
+        description="Bytes of all bodies that one ingress holds and does not work on yet; at least `max_body_bytes` "
+        "and 1 MiB.",
         examples=[536_870_912],
     )
     max_unread_bytes: int = Field(
         default=8_388_608,
         ge=131_072,
-        description="Bytes of an answer that its client may leave unread in Serve's proxy: 8 MiB.",
+        description="Bytes of an answer that a client may leave unread; one that reads nothing for 5 s is then ended.",
         examples=[8_388_608],
     )
     max_unread_total_bytes: int = Field(
         default=268_435_456,
         ge=131_072,
-        description="The same of all answers of one proxy: 256 MiB.",
+        description="Bytes of all answers that clients of one host's HTTP proxy may leave unread; at least "
+        "`max_unread_bytes`.",
         examples=[268_435_456],
     )
     outbox_max_bytes: int = Field(
         default=2_147_483_648,
         ge=1,
-        description="Rows and codes of a request that a replica keeps.",
+        description="Bytes of rows and sound of one request that a replica keeps for its readers.",
         examples=[2**31],
     )
     replica_outbox_max_bytes: int = Field(
         default=8_589_934_592,
         ge=1,
-        description="The same of all its requests, with what waits to be read there, above which new ones wait: 8 GiB.",
+        description="The same of all requests of a replica, with what it received and has not read, and rows on their "
+        "way. Above it new requests wait for room, until their deadline. At least `outbox_max_bytes`.",
         examples=[2**33],
     )
     kept_media_bytes: int = Field(
         default=4_294_967_296,
         ge=1_048_576,
-        description="What a replica keeps of processed media for later turns that have them too: 4 GiB.",
+        description="Bytes of processed media that an engine keeps for later turns that have them too.",
         examples=[2**32],
     )
     kept_grammars_bytes: int = Field(
         default=134_217_728,
         ge=1_048_576,
-        description="What a replica keeps of compiled grammars, of structured output: 128 MiB.",
+        description="Bytes of compiled grammars of structured output that an engine keeps.",
         examples=[2**27],
     )
 

@@ -12,11 +12,14 @@ class PlacementConfig(Strict):
 
     label_selector: dict[str, str] = Field(
         default_factory=dict,
-        description="Labels that a node must have, each a value, !value, in(a, b) or !in(a, b).",
+        description="Labels that a node must have, each with `value`, `!value`, `in(a, b)` or `!in(a, b)`.",
         examples=[{"role": "speech"}],
     )
     accelerator_type: str | None = Field(
-        default=None, min_length=1, description="Ray's name of a card that a node must have.", examples=["H200"]
+        default=None,
+        min_length=1,
+        description="Ray's name of a card that a node must have, as `H200`.",
+        examples=["H200"],
     )
     resources: dict[str, float] = Field(
         default_factory=dict,
@@ -24,7 +27,7 @@ class PlacementConfig(Strict):
         examples=[{"slot": 1}],
     )
     max_replicas_per_node: int | None = Field(
-        default=None, ge=1, le=100, description="Replicas of the stage on one node at most.", examples=[2]
+        default=None, ge=1, le=100, description="Replicas on one node at most.", examples=[2]
     )
 
     @field_validator("resources")

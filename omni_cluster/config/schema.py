@@ -12,6 +12,7 @@ from omni_cluster.config.devices import device_problems
 from omni_cluster.config.graph import graph_problems
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
+from omni_cluster.config.media import DecodersConfig, FetchConfig
 from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.types.modalities import Modality, not_made
@@ -43,56 +44,25 @@ RESERVED_ENGINE_ARGS = {
 }
 
 
-class FetchConfig(Strict):
-    """How media are fetched that a request names by URL; their sizes are `limits`'."""
-
-    timeout_s: float = Field(default=10.0, gt=0, description="One fetch, retries included.", examples=[10.0])
-    max_concurrent: int = Field(default=16, ge=1, description="Fetches of an ingress at once.", examples=[16])
-    retries: int = Field(default=2, ge=0, description="After a failure that may pass.", examples=[2])
-    allowed_hosts: list[str] = Field(
-        default_factory=list, description="Hosts to fetch from; none: every public one.", examples=[["example.com"]]
-    )
-    allow_private: bool = Field(
-        default=False, description="Addresses that are not public too, as in a closed network.", examples=[False]
-    )
-
-
-class DecodersConfig(Strict):
-    """The processes of an ingress that read media, and bodies that are large."""
-
-    processes: int = Field(default=2, ge=1, le=64, description="Requests that are decoded at once.", examples=[2])
-    memory_bytes: int = Field(
-        # A WEBP of the largest size takes 2.7 GiB, a progressive JPEG 1.7, the other kinds of picture 1.2.
-        default=3_221_225_472,
-        ge=67_108_864,
-        description="What one may take to decode a request: 3 GiB.",
-        examples=[3_221_225_472],
-    )
-    timeout_s: float = Field(default=300.0, gt=0, description="Decoding of one request's media.", examples=[300.0])
-    max_held_bytes: int = Field(
-        default=536_870_912,
-        ge=1,
-        description="Decoded media of running requests above which no further ones are decoded: 512 MiB.",
-        examples=[536_870_912],
-    )
-
-
 class SignalsConfig(Strict):
     """What one replica should carry, by what it says of itself: the signal that wants the most replicas decides."""
 
     max_requests: float | None = Field(
-        default=None, gt=0, description="Requests that run in it, or wait for it.", examples=[24]
+        default=None,
+        gt=0,
+        description="Requests that run in it, or wait for it and not for the stage before.",
+        examples=[24],
     )
     max_kv_use: float | None = Field(
         default=None, gt=0, le=1, description="The part of its KV cache in use.", examples=[0.7]
     )
     max_backlog_tokens: float | None = Field(
-        default=None, gt=0, description="Tokens that its requests are expected to say still.", examples=[8_000]
+        default=None, gt=0, description="Tokens that its requests are still expected to make.", examples=[8_000]
     )
     max_slack_use: float | None = Field(
         default=None,
         gt=0,
-        description="Players about to fall silent, as a part of those that it could serve in time.",
+        description="Players with less than a second of sound left, as a part of those that it could serve in time.",
         examples=[0.7],
     )
 
@@ -107,17 +77,30 @@ class AutoscalingConfig(Strict):
     """Replicas between two bounds, following the stage's own signals."""
 
     min_replicas: int = Field(
-        default=1, ge=0, description="Replicas kept when idle; 0: it sleeps until a request needs it.", examples=[1]
+        default=1,
+        ge=0,
+        description="Replicas without load; 0: the stage sleeps until a request needs it.",
+        examples=[1],
     )
     max_replicas: int = Field(ge=1, description="Replicas at most.", examples=[4])
     initial_replicas: int | None = Field(
-        default=None, ge=1, description="Replicas at start; null: min_replicas.", examples=[1]
+        default=None, ge=1, description="Replicas at the start; not set: `min_replicas`.", examples=[1]
     )
-    upscale_delay_s: float = Field(default=10.0, ge=0, description="How long the load must be high.", examples=[10.0])
+    upscale_delay_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds for which more replicas must be wanted before the stage grows.",
+        examples=[10.0],
+    )
     downscale_delay_s: float = Field(
-        default=300.0, ge=0, description="How long the load must be low.", examples=[300.0]
+        default=300.0,
+        ge=0,
+        description="Seconds for which fewer replicas must be wanted before the stage shrinks.",
+        examples=[300.0],
     )
-    signals: SignalsConfig = Field(description="What one replica should carry.", examples=[{"max_requests": 24}])
+    signals: SignalsConfig = Field(
+        description="What one replica should carry; one signal or more.", examples=[{"max_requests": 24}]
+    )
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> AutoscalingConfig:
@@ -135,19 +118,32 @@ class AutoscalingConfig(Strict):
 class SoundOptions(Strict):
     """How the engine of a sound stage forms its steps: what all families' options of such a stage have."""
 
-    max_batch_size: int = Field(default=16, ge=1, description="Jobs of one step.", examples=[16])
+    max_batch_size: int = Field(
+        default=16, ge=1, description="Jobs of one step at most: whole answers, or chunks of streams.", examples=[16]
+    )
     max_wait_ms: float = Field(
-        default=5.0, ge=0, description="How long the first job of an idle stage waits for others.", examples=[5.0]
+        default=5.0,
+        ge=0,
+        description="Milliseconds that the first job of an idle stage waits for others.",
+        examples=[5.0],
     )
     max_batch_frames: int = Field(
         ge=1, description="The size of one step, all its jobs together, in the model's measure.", examples=[6_144]
     )
     max_streams: int = Field(
-        default=64, ge=1, description="Streams whose state is kept at once; others wait.", examples=[64]
+        default=64,
+        ge=1,
+        description="Streams whose state is kept on the device at once; others wait for their first sound.",
+        examples=[64],
     )
     # Each a step behind the one before it: a player with one short piece does not wait for all steps of the next ones.
     max_pieces_at_once: int = Field(
-        default=3, ge=1, le=3, description="Pieces of one stream that are made at once.", examples=[3]
+        default=3,
+        ge=1,
+        le=3,
+        description="Chunks of one stream that are made at once. 2 or 3: the next one begins a step behind the one "
+        "before; 1: once that one is made.",
+        examples=[3],
     )
 
     @property
@@ -161,55 +157,76 @@ class SoundOptions(Strict):
 
 
 class StageConfig(Strict):
-    """One stage: what it runs, on which devices, how many times, and which stages feed it."""
+    """One stage: what it runs, on which devices, in how many replicas, and which stages feed it."""
 
-    stage_id: int = Field(ge=0, description="What engine_input_source refers to.", examples=[0])
+    stage_id: int = Field(
+        ge=0, description="Number of the stage, by which `engine_input_source` names it.", examples=[0]
+    )
     model_stage: str = Field(
         pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="The family's name of the stage.", examples=["thinker"]
     )
     engine_input_source: list[int] = Field(
-        default_factory=list, description="Ids of the stages that feed this one; none: the request.", examples=[[0]]
+        default_factory=list,
+        description="Ids of the stages that feed this one; none: the request does. The family says which stage feeds "
+        "which, and refuses another one.",
+        examples=[[0]],
     )
     gpus: list[int] | None = Field(
-        default=None, min_length=1, description="Exact devices (one host), or else num_gpus.", examples=[[0]]
+        default=None,
+        min_length=1,
+        description="Numbers of the cards of its replicas, on one host; in the place of `num_gpus`.",
+        examples=[[0]],
     )
     num_gpus: float | None = Field(
         default=None,
         ge=0,
-        description="GPUs of one replica as a Ray resource; 0: CPU; a fraction shares a card.",
+        description="GPUs of one replica, as a Ray resource; 0: it runs on the CPU; a fraction shares a card. Required "
+        "without `gpus`.",
         examples=[1],
     )
-    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of one replica as a Ray resource.", examples=[1])
+    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of one replica, as a Ray resource.", examples=[1])
     placement: PlacementConfig = Field(
         default=PlacementConfig(),
-        description="Nodes of its replicas.",
+        description="Nodes that its replicas may run on.",
         examples=[{"label_selector": {"role": "speech"}}],
     )
     tensor_parallel_size: int = Field(
-        default=1, ge=1, description="Parts of every layer, each on a GPU of its own.", examples=[1]
+        default=1,
+        ge=1,
+        description="Parts of every layer. A replica has as many cards as this times `pipeline_parallel_size`.",
+        examples=[1],
     )
     pipeline_parallel_size: int = Field(
-        default=1, ge=1, description="Groups of layers, each on GPUs of its own.", examples=[1]
+        default=1,
+        ge=1,
+        description="Groups of layers; above 1 for a stage that no other one's rows feed.",
+        examples=[1],
     )
     hosts_per_replica: int = Field(
         default=1, ge=1, description="Hosts that the parts of one replica's model are on.", examples=[1]
     )
     engine_args: dict[str, Any] = Field(
-        default_factory=dict, description="vLLM's engine arguments.", examples=[{"max_model_len": 32_768}]
+        default_factory=dict,
+        description="vLLM's engine arguments. Those that the family or another key decides are refused by name.",
+        examples=[{"max_model_len": 32_768}],
     )
     card_priority: Literal["normal", "low"] = Field(
-        default="normal", description="Under MPS: low lets the other stages of the card go first.", examples=["low"]
+        default="normal",
+        description="Under NVIDIA's MPS: `low` lets the other stages of the card go first.",
+        examples=["low"],
     )
     memory_gib: float | None = Field(
         default=None,
         gt=0,
-        description="This stage's part of each of its cards; null: computed, and the KV cache shares what is left.",
+        description="GiB of each of its cards that are the stage's; not set: computed, and the KV caches share what is "
+        "left.",
         examples=[24],
     )
     expected_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens of a sequence that the KV cache is sized for, times max_num_seqs; null: max_model_len.",
+        description="Tokens of a sequence that the KV cache is sized for, times `max_num_seqs`; not set: "
+        "`max_model_len`.",
         examples=[4_096],
     )
     # Eight hide most of what an engine does around a step; rows that come and requests that start wait for its end.
@@ -217,39 +234,50 @@ class StageConfig(Strict):
         default=8,
         ge=1,
         le=64,
-        description="Tokens of a request in one step of its engine at most, where another stage's rows feed it.",
+        description="Tokens of a request in one step of the engine at most, where another stage's rows feed it; 1 lets "
+        "rows and new requests in after each.",
         examples=[8],
     )
     default_sampling_params: dict[str, Any] = Field(
-        default_factory=dict, description="vLLM's sampling parameters.", examples=[{"max_tokens": 1024}]
+        default_factory=dict,
+        description="vLLM's sampling parameters. They win over the checkpoint's `generation_config.json`, which holds "
+        "for the stage of the text, and a request's win over them.",
+        examples=[{"max_tokens": 1024}],
     )
     # Generous: a prefill on a CPU, or a kernel's first compilation, is one step. A stopped process is seen in seconds.
     stall_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="A replica with work at hand that takes no step for so long is replaced.",
+        description="Seconds after which a replica that has work and takes no step, or does not answer, is ended and "
+        "replaced. Longer than its longest step: a prefill chunk on a CPU, a kernel's first compilation.",
         examples=[120.0],
     )
     num_replicas: int | None = Field(
-        default=None, ge=1, description="A fixed number of replicas; 1 when autoscaling is absent too.", examples=[1]
+        default=None,
+        ge=1,
+        description="Fixed number of replicas; not set: 1, or what `autoscaling` says.",
+        examples=[1],
     )
     standby_replicas: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="Replicas beside num_replicas that take requests only while one of those is lost.",
+        description="Replicas beside `num_replicas`, ready and idle, that take requests only while one of those is "
+        "lost.",
         examples=[1],
     )
     autoscaling: AutoscalingConfig | None = Field(
         default=None,
-        description="Replicas that follow the load.",
+        description="Replicas that follow the load, in the place of `num_replicas`.",
         examples=[{"max_replicas": 4, "signals": {"max_requests": 24}}],
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of this stage, by the family.", examples=[{}]
+        default_factory=dict,
+        description="The family's options of the stage, checked before anything starts.",
+        examples=[{}],
     )
     final_output_type: Modality | None = Field(
-        default=None, description="What the client gets from this stage; null: nothing.", examples=["text"]
+        default=None, description="What the client gets from this stage; not set: nothing.", examples=["text"]
     )
 
     @property
@@ -298,44 +326,70 @@ class StageConfig(Strict):
 class PipelineConfig(Strict):
     """A whole deployment: a checkpoint, its family, and the stages that serve it."""
 
-    model: str = Field(min_length=1, description="A folder, a hub name, or preset:tiny.", examples=["preset:tiny"])
-    family: str = Field(min_length=1, description="The registered family of the model.", examples=["qwen2_5_omni"])
-    default_voice: str | None = Field(default=None, description="Null: the checkpoint's first.", examples=["Chelsie"])
+    model: str = Field(
+        min_length=1,
+        description="Checkpoint: a folder with the hub's layout, a name on the hub, or `preset:tiny`, a toy that is "
+        "made on first use.",
+        examples=["preset:tiny"],
+    )
+    family: str = Field(
+        min_length=1,
+        description="Registered family of the model, which says what its stages are.",
+        examples=["qwen2_5_omni"],
+    )
+    default_voice: str | None = Field(
+        default=None,
+        description="Voice of requests that name none; not set: the checkpoint's first.",
+        examples=["Chelsie"],
+    )
     voices: list[str] | None = Field(
         default=None,
         min_length=1,
-        description="Voices on offer; null: all that the checkpoint has.",
+        description="Voices that requests may name; not set: all that the checkpoint has.",
         examples=[["Chelsie"]],
     )
     limits: Limits = Field(
-        default=Limits(), description="What one request may ask.", examples=[{"max_prompt_tokens": 28_000}]
+        default=Limits(),
+        description="What one request may ask, and how many run and wait.",
+        examples=[{"max_prompt_tokens": 28_000}],
     )
     handover: HandoverConfig = Field(
-        default=HandoverConfig(), description="How stages pass items on.", examples=[{"kept_rows_bytes": 1_073_741_824}]
+        default=HandoverConfig(),
+        description="What stages keep of what they pass on.",
+        examples=[{"kept_rows_bytes": 1_073_741_824}],
     )
-    api: ApiConfig = Field(default=ApiConfig(), description="Keys and origins.", examples=[{"keys_file": "keys.txt"}])
+    api: ApiConfig = Field(
+        default=ApiConfig(),
+        description="API keys, quotas of a key, and defaults of the HTTP API.",
+        examples=[{"keys_file": "keys.txt"}],
+    )
     fetch: FetchConfig = Field(
-        default=FetchConfig(), description="Media that are named by URL.", examples=[{"timeout_s": 10.0}]
+        default=FetchConfig(), description="Media that requests name by URL.", examples=[{"timeout_s": 10.0}]
     )
     decoders: DecodersConfig = Field(
         default=DecodersConfig(), description="Processes that decode media.", examples=[{"processes": 4}]
     )
     cache_dir: HostFolder | None = Field(
-        default=None, description="Folder on each host for what engines compile.", examples=["/var/cache/omni_cluster"]
+        default=None,
+        description="Folder on each host for what engines compile (Triton's kernels, graphs, tuning), from `/` or "
+        "`~/`; not set: `~/.cache/omni_cluster/compiled`.",
+        examples=["/var/cache/omni_cluster"],
     )
     ingress_replicas: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Processes that speak HTTP and share limits.max_ongoing_requests.",
+        description="Processes that speak HTTP; one is busy with about 16 requests that come at once.",
         examples=[4],
     )
     ingress_placement: PlacementConfig = Field(
-        default=PlacementConfig(), description="Nodes of these.", examples=[{"label_selector": {"role": "front"}}]
+        default=PlacementConfig(),
+        description="Nodes that these may run on.",
+        examples=[{"label_selector": {"role": "front"}}],
     )
     ray_metrics: bool = Field(
         default=True,
-        description="Metrics of replicas and engines on the metrics port of each Ray node too, beside /metrics.",
+        description="Whether metrics of replicas and engines are on the metrics port of each Ray node too.",
         examples=[False],
     )
     stages: list[StageConfig] = Field(

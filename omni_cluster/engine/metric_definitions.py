@@ -49,31 +49,66 @@ def _ingress(name: str, kind: Kind, unit: Unit, help: str, *labels: str) -> Metr
 
 
 def _ingress_seconds(name: str, what: str) -> MetricDefinition:
-    full, help = f"omni_cluster_ingress_{name}_seconds", f"{what} Requests that were not refused."
+    full, help = f"omni_cluster_ingress_{name}_seconds", f"{what} Refused requests are not counted."
     return MetricDefinition(full, "histogram", "seconds", help, ("endpoint",), SECONDS)
 
 
 # ------------------------------------------------------------------ of each replica of a stage
 
-REQUESTS: Final = _stage("requests_total", "counter", "requests", "Requests by how they ended here.", "outcome")
-RUNNING: Final = _stage("requests_running", "gauge", "requests", "Requests that the engine works on.")
-WAITING: Final = _stage("requests_waiting", "gauge", "requests", "Requests that wait for the engine.")
-HELD: Final = _stage("requests_held", "gauge", "requests", "Requests that wait for rows of the stage before.")
-HELD_BYTES: Final = _stage(
-    "held_bytes", "gauge", "bytes", "Bytes of rows, sound and pictures in logs, in inboxes and on their way."
+REQUESTS: Final = _stage(
+    "requests_total",
+    "counter",
+    "requests",
+    "Requests that ended here, by outcome: finished, failed, or cancelled (the client left, or another stage "
+    "failed first).",
+    "outcome",
 )
-OPEN_LOGS: Final = _stage("open_outboxes", "gauge", "requests", "Requests whose output is kept for their readers.")
-FIRST_OUTPUT: Final = _stage_seconds("first_output", "From a request's coming to its first output here.")
-REQUEST: Final = _stage_seconds("request", "From a request's coming to its end here, however it ended.")
+RUNNING: Final = _stage(
+    "requests_running",
+    "gauge",
+    "requests",
+    "Requests, or jobs of a sound stage, that the engine works on, those that wait for rows included.",
+)
+WAITING: Final = _stage("requests_waiting", "gauge", "requests", "Requests, jobs or streams that wait for the engine.")
+HELD: Final = _stage(
+    "requests_held",
+    "gauge",
+    "requests",
+    "Requests in the engine whose next step waits for rows of the stage before; 0 where the engine takes no rows.",
+)
+HELD_BYTES: Final = _stage(
+    "held_bytes",
+    "gauge",
+    "bytes",
+    "Bytes of rows, sound and pictures in output logs, received and not read, or on their way; at "
+    "limits.replica_outbox_max_bytes no further request begins here.",
+)
+OPEN_LOGS: Final = _stage(
+    "open_outboxes",
+    "gauge",
+    "requests",
+    "Requests whose output log is kept for its readers, until the request ends in all stages.",
+)
+FIRST_OUTPUT: Final = _stage_seconds(
+    "first_output",
+    "From a request's arrival to its first output here; in later stages the wait for the stage before included.",
+)
+REQUEST: Final = _stage_seconds("request", "From a request's arrival to its end here, however it ended.")
 HANDOVER: Final = _stage_seconds(
     "handover",
-    "From a chunk's making at the stage before to its arrival here, on this host's clock.",
+    "From when the stage before made a chunk to its arrival here; between two hosts as exact as their clocks agree.",
     HANDOVER_SECONDS,
 )
 TOKENS: Final = _stage("tokens_total", "counter", "tokens", "Tokens of text made, stop tokens included, or codes.")
-CACHED_TOKENS: Final = _stage("cached_tokens_total", "counter", "tokens", "Prompt tokens read from the prefix cache.")
+CACHED_TOKENS: Final = _stage(
+    "cached_tokens_total",
+    "counter",
+    "tokens",
+    "Prompt tokens read from the prefix cache and not computed; of requests with sound as many as have their rows "
+    "(handover.kept_rows_bytes).",
+)
 SAMPLES: Final = _stage("samples_total", "counter", "samples", "Samples of sound made.")
-PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks with tokens, text, sound or pictures made.")
+PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks made that have tokens, text, sound or pictures.")
 
 STAGE: Final = (
     REQUESTS,
@@ -97,12 +132,19 @@ INGRESS_REQUESTS: Final = _ingress(
     "requests_total",
     "counter",
     "requests",
-    "Requests that ended, by HTTP status; 499: the client left before it had the whole answer.",
+    "Requests that ended, by HTTP status; 499: the client left before it had the whole answer; 500: also a stream "
+    "of bytes that broke off; a stream of events that ends with an error event has 200.",
     "endpoint",
     "status",
 )
 REFUSALS: Final = _ingress(
-    "refusals_total", "counter", "requests", "Answers with an error, by its code.", "endpoint", "reason"
+    "refusals_total",
+    "counter",
+    "requests",
+    "Answers with an error's status, by the error's code, or none; clients that left, and errors that end a "
+    "stream, are not counted.",
+    "endpoint",
+    "reason",
 )
 IN_FLIGHT: Final = _ingress(
     "requests_in_flight",
@@ -111,25 +153,33 @@ IN_FLIGHT: Final = _ingress(
     "Requests without their whole answer, the scrape among them.",
     "endpoint",
 )
-FIRST_BYTE: Final = _ingress_seconds("first_byte", "Until the first byte of an answer's body.")
-FIRST_AUDIO: Final = _ingress_seconds("first_audio", "Until a stream's first piece of sound came to the ingress.")
-STALL: Final = _ingress_seconds("stall", "How long a stream's player stood still, had it each piece at once.")
-ANSWER: Final = _ingress_seconds("answer", "Until the end of a whole answer.")
+FIRST_BYTE: Final = _ingress_seconds("first_byte", "From a request's headers to the first byte of the answer's body.")
+FIRST_AUDIO: Final = _ingress_seconds(
+    "first_audio", "Time to first audio: from a request's headers to a stream's first sound at the ingress."
+)
+STALL: Final = _ingress_seconds(
+    "stall",
+    "How long the player of a stream with sound stood still in all, if it had each chunk when the ingress had it; "
+    "streams that clients left included.",
+)
+ANSWER: Final = _ingress_seconds("answer", "From a request's headers to the end of the whole answer.")
 RECOVERED: Final = _ingress(
     "recovered_total",
     "counter",
     "requests",
-    "How often requests went on although a replica was lost, by its stage.",
+    "How often requests went on although a replica of the stage was lost; unknown: it could not be told which stage.",
     "endpoint",
     "stage",
 )
-RECOVERY_STALL: Final = _ingress_seconds("recovery_stall", "From a replica's loss to what a request says next.")
+RECOVERY_STALL: Final = _ingress_seconds(
+    "recovery_stall", "From when a replica's loss was noticed to the request's next output."
+)
 SENT_BYTES: Final = _ingress("sent_bytes_total", "counter", "bytes", "Bytes of answers' bodies.", "endpoint")
 PLACES: Final = _ingress(
-    "places", "gauge", "requests", "Requests that are worked on, state taken, and that wait for that.", "state"
+    "places", "gauge", "requests", "Requests that run (state taken), and that wait for a slot (state waiting).", "state"
 )
 UPLOAD_BYTES: Final = _ingress(
-    "upload_bytes", "gauge", "bytes", "Bytes of bodies that are not worked on yet, 64 KiB for each included."
+    "upload_bytes", "gauge", "bytes", "Bytes of requests' bodies that are not worked on yet, 64 KiB for each included."
 )
 
 INGRESS: Final = (
@@ -153,13 +203,14 @@ SCRAPED_AT: Final = MetricDefinition(
     "omni_cluster_scrape_timestamp_seconds",
     "gauge",
     "seconds",
-    "When these samples were taken, Unix time; scrapes within some time of each other get the same ones.",
+    "Unix time at which these samples were taken; scrapes less than a second apart may get the same ones.",
 )
 MISSING: Final = MetricDefinition(
     "omni_cluster_scrape_missing",
     "gauge",
     "replicas",
-    "Replicas that did not answer in time, and whose samples are not in this scrape; 1 where none is known.",
+    "Replicas that did not answer in time and are not in this scrape, by stage (ingress too); 1 for a stage of "
+    "which none is known, 0 if it may sleep.",
     ("stage",),
 )
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import load_config
-from omni_cluster.config.schema import DecodersConfig, FetchConfig
+from omni_cluster.config.media import DecodersConfig, FetchConfig
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.decoders import DecoderLimits

@@ -11,7 +11,7 @@ from omni_cluster.config.schema import SoundOptions
 
 
 class Code2WavOptions(SoundOptions):
-    """Beside the engine's options: how large pieces are, and what the model computes in."""
+    """How code2wav forms its steps, how large chunks of a stream are, and what the model computes in."""
 
     gone = MappingProxyType(
         {"resident_blocks": "leave it out, a stage that shares its card with all others knows it now"}
@@ -19,18 +19,28 @@ class Code2WavOptions(SoundOptions):
 
     # As many as 128 first pieces of a stream, or a minute of sound. A single job may be larger; it runs alone.
     max_batch_frames: int = Field(
-        default=6_144, ge=1, description="Mel frames of one step, all its jobs together.", examples=[6_144]
+        default=6_144,
+        ge=1,
+        description="Mel frames of one step at most, all its jobs together; a longer job runs alone. Steps are smaller "
+        "while something is urgent.",
+        examples=[6_144],
     )
     # Two, or the rest of a stream could not be split into whole blocks.
     max_piece_blocks: int = Field(
-        default=16, ge=2, description="Blocks of one piece of a stream at most.", examples=[16]
+        default=16, ge=2, description="Blocks of one chunk of a stream at most, 0.24 s each.", examples=[16]
     )
     dtype: LayerPrecision = Field(
-        default="float32", description="What the model computes in; float32 is the reference.", examples=["bfloat16"]
+        default="float32",
+        description="Precision of the DiT's products; `float32` is the reference's. `float8`: bfloat16, with the "
+        "layers' products in float8, on a shared card in steps of more than eight blocks; a GPU needs "
+        "compute capability 8.9.",
+        examples=["bfloat16"],
     )
     vocoder_dtype: Precision = Field(
-        default="float32", description="What the vocoder after it computes in.", examples=["tfloat32"]
+        default="float32", description="Precision of the vocoder; `float32` is the reference's.", examples=["tfloat32"]
     )
     cuda_graphs: bool = Field(
-        default=True, description="On CUDA: replay captured graphs for batches of usual sizes.", examples=[True]
+        default=True,
+        description="On a GPU: graphs are captured at the start, for batches of usual sizes.",
+        examples=[True],
     )

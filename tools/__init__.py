@@ -1,0 +1,1 @@
+"""What is run on a checkout alone, and is in no wheel."""
