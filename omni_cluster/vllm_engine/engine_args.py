@@ -86,7 +86,7 @@ class OmniEngineArgs(AsyncEngineArgs):
     """vLLM's engine arguments for one stage, with our worker, scheduler and executor chosen by vLLM's own hooks."""
 
     def __post_init__(self) -> None:
-        # Our mixins are for the V1 runner (docs/upgrading.md), and vLLM offers no other switch. Children inherit it.
+        # Our mixins are for the V1 runner (docs/extend/upgrading.md); vLLM has no other switch. Children inherit it.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         # A forked engine could not use CUDA once this process has, and a stage may run its model in this process.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
