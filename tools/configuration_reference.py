@@ -44,7 +44,7 @@ LINKS: Final[Mapping[str, str]] = {
     "Limits.max_restarts": "reliability.md",
     "Limits.upload_timeout_s": "operations.md#slow-clients",
     "Limits.kept_media_bytes": "memory.md#what-is-kept-of-earlier-requests",
-    "ApiConfig.keys_file": "../use/api.md",
+    "ApiConfig.keys_file": "../use/api.md#keys-and-quotas",
     "ApiConfig.requests_per_minute": "operations.md#keys-that-ask-for-much",
     "FetchConfig.allow_private": "security.md",
 }

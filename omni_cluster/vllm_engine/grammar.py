@@ -17,7 +17,7 @@ from omni_cluster.types.sampling import STRUCTURE
 SETTINGS: dict[str, Any] = {"backend": "xgrammar", "disable_any_whitespace": True}
 """One backend for all requests: an engine keeps the one that its first request took. Without free whitespace, of which
 a model may make no end."""
-INVALID = "is invalid, or has what no text can be kept to; see docs/use/api.md for what is supported."
+INVALID = "is invalid, or has what no text can be kept to; see docs/use/chat.md for what is supported."
 NO_WAY = "allows no text at some place, or takes too long to be prepared; send another one."
 _CHARACTER = r'[^"\\\x00-\x1f]'
 """Of a JSON string, as such."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +13,14 @@ from omni_cluster.openai_api.chat import ChatBody, ChatRequest, check_chat_reque
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.fields import is_nothing, kinds_of
 from omni_cluster.openai_api.messages import Message
+from omni_cluster.openai_api.responses import ResponsesBody
 from omni_cluster.openai_api.speech import SpeechBody
+from omni_cluster.openai_api.text_completion import CompletionBody
 from omni_cluster.openai_api.wire import Wire
+from tests.openai_api.api_page import ignored_fields
 from tests.openai_api.parts import HELLO, LIMITS
 
 NOTHINGS: list[Any] = [None, "", [], {}, False, 0]
-PAGE = Path(__file__).parents[2] / "docs" / "use" / "api.md"
 
 
 def parse(**fields: Any) -> ChatRequest:
@@ -113,10 +113,11 @@ def test_every_field_of_openai_s_is_read_or_ignored_or_refused_by_name() -> None
 
 
 def test_the_docs_list_what_is_ignored() -> None:
-    page = PAGE.read_text()
-    for heading, model in (("Ignored of a chat", ChatBody), ("of a message", Message), ("of speech", SpeechBody)):
-        (said,) = re.findall(rf"^\| {heading} \| (.*) \|$", page, re.MULTILINE)
-        assert set(re.findall(r"`(\w+)`", said)) == model.others.ignored
+    bodies = {"chat": ChatBody, "completions": CompletionBody, "speech": SpeechBody, "a message": Message}
+    for place, model in bodies.items():
+        assert ignored_fields(place) == model.others.ignored, place
+    read_in_vain = {"include", "stream_options", "truncation"}
+    assert ignored_fields("responses") == ResponsesBody.others.ignored | read_in_vain
 
 
 def test_defaults_of_other_servers_are_taken_and_other_values_are_not() -> None:

@@ -179,11 +179,11 @@ def test_a_second_turn_gives_the_first_answer_back(local: LocalApp) -> None:
 
 
 def test_the_examples_of_the_docs_run(local: LocalApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "use" / "api.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "chat.md").read_text()
     examples = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OpenAI(" in code]
     assert len(examples) == 2
     monkeypatch.chdir(tmp_path)
     for example in examples:
-        exec(compile(example.replace("http://127.0.0.1:8000", local.url), "docs/use/api.md", "exec"), {})
+        exec(compile(example.replace("http://127.0.0.1:8000", local.url), "docs/use/chat.md", "exec"), {})
     with wave.open("answer.wav") as file:
         assert file.getframerate() == 24_000 and file.getnframes() > 0

@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,6 +42,7 @@ from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import OmniRequest
 from tests.engine.stages import short_default, until
+from tests.openai_api.api_page import ignored_fields
 from tests.server.local import LocalApp
 from tests.server.schema_requests import MODEL, WAV, Maker
 
@@ -50,7 +50,6 @@ SENT = 12
 """Over HTTP, half of them accepted ones."""
 EVERY = 5
 """Of the accepted ones, whose inner fields are left out in turn too."""
-API_PAGE = Path(__file__).parents[2] / "docs" / "use" / "api.md"
 
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -159,8 +158,8 @@ def _read_speech(request: httpx.Request) -> Any:
 class Endpoint:
     """Where requests of these types go, and what reads them.
 
-    `given`: the chance of a field that may be left out; with a greater one, few requests are accepted. `ignored`: how
-    the line of docs/use/api.md begins that names the fields which are ignored.
+    `given`: the chance of a field that may be left out; with a greater one, few requests are accepted.
+    `documented_as`: its name in the table of docs/use/api.md that names the fields which are ignored.
     """
 
     path: str
@@ -168,7 +167,7 @@ class Endpoint:
     num_requests: int
     given: float
     read: Callable[[httpx.Request], Any]
-    ignored: str
+    documented_as: str
     encoded: Callable[[Mapping[str, Any]], httpx.Request] = _as_json
 
     def request(self, index: int) -> dict[str, Any]:
@@ -176,8 +175,7 @@ class Endpoint:
 
     @functools.cached_property
     def ignored_fields(self) -> frozenset[str]:
-        _, behind = API_PAGE.read_text().split(self.ignored)
-        return frozenset(re.findall(r"`(\w+)`", re.split(r" \|\n|\n\n", behind)[0]))
+        return ignored_fields(self.documented_as)
 
 
 ENDPOINTS = (
@@ -187,7 +185,7 @@ ENDPOINTS = (
         2000,
         0.12,
         _read_chat,
-        "| Ignored of a chat | ",
+        "chat",
     ),
     Endpoint(
         "/v1/responses",
@@ -195,7 +193,7 @@ ENDPOINTS = (
         1000,
         0.08,
         _read_response,
-        "Taken, and without effect: ",
+        "responses",
     ),
     Endpoint(
         "/v1/audio/transcriptions",
@@ -203,10 +201,10 @@ ENDPOINTS = (
         400,
         0.15,
         _read_transcription,
-        "A field that is empty counts as left out. ",
+        "transcriptions",
         _as_form,
     ),
-    Endpoint("/v1/audio/speech", (SpeechCreateParams,), 200, 0.3, _read_speech, "| of speech | "),
+    Endpoint("/v1/audio/speech", (SpeechCreateParams,), 200, 0.3, _read_speech, "speech"),
 )
 
 
