@@ -44,8 +44,8 @@ LINKS: Final[Mapping[str, str]] = {
     "Limits.max_restarts": "reliability.md",
     "Limits.upload_timeout_s": "operations.md#slow-clients",
     "Limits.kept_media_bytes": "memory.md#what-is-kept-of-earlier-requests",
-    "ApiConfig.keys_file": "../use/api.md#keys-and-quotas",
-    "ApiConfig.requests_per_minute": "operations.md#keys-that-ask-for-much",
+    "ApiConfig.keys_file": "operations.md#add-an-api-key",
+    "ApiConfig.requests_per_minute": "operations.md#limit-what-one-client-may-use",
     "FetchConfig.allow_private": "security.md",
 }
 """Where more is said of a key, by its model in the schema."""
