@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,17 @@ def add_utility_calls(engine_core: type, *calls: Callable[..., Any]) -> None:
     """Lets vLLM's engine core answer these beside its own: it answers utility calls by the name of its method."""
     for call in calls:
         setattr(engine_core, call.__name__, call)
+
+
+def take_back_signals() -> None:
+    """Python's handlers get this process's signals: as a process connects to Ray, native ones are put over them.
+
+    vLLM's engine core ends in order on SIGTERM only where it hears of it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # such a process has no handlers of vLLM's
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.getsignal(number))
 
 
 def search_no_garbage_at_exit() -> None:

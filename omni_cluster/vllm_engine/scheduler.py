@@ -22,7 +22,7 @@ from omni_cluster.types.rows import HASH_BYTES, PrefixHashes, Rows, check_lacks_
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.engine_args import OmniModelConfig
 from omni_cluster.vllm_engine.held_prefixes import HeldPrefixes, can_be_told, forget_reply, name_blocks
-from omni_cluster.vllm_engine.install import add_utility_calls
+from omni_cluster.vllm_engine.install import add_utility_calls, take_back_signals
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT, EmittedRows, KeptRows
 from omni_cluster.vllm_engine.rows_at import prompt_mask
 
@@ -107,6 +107,7 @@ class OmniSchedulerMixin(_Scheduler):
         add_utility_calls(
             EngineCore, omni_push_rows, omni_counts, omni_find_rows, omni_hold_prefix, omni_release_prefix
         )
+        take_back_signals()  # an executor over several hosts has connected to Ray by now
         config = OmniModelConfig.of(self.vllm_config)
         self._max_elements = config.max_payload_elements
         self._has_residual_codes = config.has_residual_codes

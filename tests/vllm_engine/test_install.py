@@ -77,6 +77,19 @@ def test_an_engine_core_answers_added_calls_by_their_names() -> None:
     assert Core().omni_steps() == 3  # type: ignore[attr-defined]
 
 
+def test_a_signal_comes_to_python_s_handler_again_once_a_native_one_was_put_over_it() -> None:
+    code = (
+        "import ctypes, os, signal\n"
+        "from omni_cluster.vllm_engine.install import take_back_signals\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True))\n"
+        "ctypes.CDLL(None).signal(signal.SIGTERM, 0)\n"  # without Python's knowledge
+        "take_back_signals()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "heard\n"
+
+
 def test_a_process_of_an_engine_searches_no_garbage_at_its_end() -> None:
     code = (
         "import atexit, gc\n"
