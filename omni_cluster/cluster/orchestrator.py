@@ -81,7 +81,7 @@ class Orchestrator:
                         if not recoverable.may_begin_again(loss, self._lost_at_s):
                             raise
                         # As a string: a log's record outlives the request, and an error has the frames it came through.
-                        logger.warning("request %s is begun again: %s", run.request.request_id, str(error))
+                        logger.warning("request %s is retried: %s", run.request.request_id, str(error))
                         await self._until_not_refused(loss, deadline)
 
     async def _until_not_refused(self, loss: Loss, deadline: Deadline) -> None:

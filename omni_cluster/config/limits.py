@@ -83,7 +83,7 @@ class Limits(Strict):
         default=3,
         ge=0,
         le=10,
-        description="How often a request is begun again on other replicas when one that works on it is lost; 0: never, "
+        description="How often a request is retried on other replicas when one that works on it is lost; 0: never, "
         "it ends with `stage_died`.",
         examples=[3],
     )

@@ -167,7 +167,7 @@ RECOVERED: Final = _ingress(
     "recovered_total",
     "counter",
     "requests",
-    "How often requests went on although a replica of the stage was lost; unknown: it could not be told which stage.",
+    "How often requests went on although a replica of the stage was lost; unknown: which stage is not known.",
     "endpoint",
     "stage",
 )

@@ -104,7 +104,7 @@ _IDLE = {"length_penalty": (1,), "truncate_prompt_tokens": (-1,)}
 _OF_CHAT = "use /v1/chat/completions"
 _INSTEAD = {
     "suffix": "a text is gone on with at its end alone; leave it out",
-    "prompt_logprobs": "those of a prompt are not told; leave it out",
+    "prompt_logprobs": "those of a prompt are not returned; leave it out",
     "max_completion_tokens": "use max_tokens",
     **dict.fromkeys(("messages", "tools", "modalities", "audio", "response_format", "structured_outputs"), _OF_CHAT),
 }
@@ -157,7 +157,7 @@ def _check_stream_and_echo(wire: CompletionBody) -> None:
     if wire.stream_options and not wire.stream:
         raise invalid("stream_options", "stream_options is only for streams; leave it out or set stream to true.")
     if wire.echo and wire.logprobs is not None:
-        raise invalid("logprobs", "logprobs of a prompt are not told, which echo asks for; leave one of them out.")
+        raise invalid("logprobs", "logprobs of a prompt, which echo asks for, are not returned; leave one of them out.")
 
 
 def _sampling(wire: CompletionBody, limits: ApiLimits) -> dict[str, Any]:

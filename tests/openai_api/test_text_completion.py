@@ -77,7 +77,7 @@ def test_sampling_is_vllm_s() -> None:
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": 257}, "max_tokens", "at most 256"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"logprobs": 0, "echo": True}, "logprobs", "are not told"),
+        ({"logprobs": 0, "echo": True}, "logprobs", "are not returned"),
         ({"suffix": "x"}, "suffix", "which is not supported"),
         ({"prompt_logprobs": 1}, "prompt_logprobs", "which is not supported"),
         ({"messages": [1]}, "messages", "use /v1/chat/completions"),
