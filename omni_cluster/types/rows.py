@@ -295,9 +295,11 @@ def check_together(parts: Sequence[Rows], max_elements: int) -> None:
 
 
 def check_lacks_none(rows: Rows) -> None:
-    """Raises PayloadError for rows of some positions alone, which no engine can add to its own."""
+    """Raises PayloadError for rows of some positions alone, or of no elements, which no engine can add to its own."""
     if rows.mask is not None:
         raise PayloadError(f"Rows from {rows.start} to {rows.end} are of some positions alone; an engine takes all.")
+    if not rows.width:
+        raise PayloadError(f"Rows have shape {[len(rows.raw), 0]}, but a row has one element or more.")
 
 
 def width_of(parts: Sequence[Rows]) -> int:
@@ -430,7 +432,7 @@ def _joined_mask(parts: Sequence[_Masked]) -> np.ndarray | None:
 
 def _check_follows(before: Rows, part: Rows) -> None:
     check_next(part, before.end, width_of([before]))
-    if (part.kind, part.dtype) != (before.kind, before.dtype):
+    if (part.kind, part.dtype, part.width) != (before.kind, before.dtype, before.width):
         raise PayloadError(f"Rows of {_form(part)} cannot follow rows of {_form(before)}.")
     if part.positions is not None:
         raise PayloadError(f"The rows at {part.start} bring positions, but only a request's first rows may.")

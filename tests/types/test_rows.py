@@ -303,6 +303,10 @@ class TestRows:
             ([rows_of(0, torch.ones(2, 1)), rows_of(3, torch.ones(1, 1))], "a gap .* end at 2 .* start at 3"),
             ([rows_of(0, torch.ones(2, 1)), rows_of(1, torch.ones(1, 1))], "an overlap .* end at 2 .* start at 1"),
             ([rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 2))], r"shape \[1, 2\], but .* \[n, 1\]"),
+            (
+                [rows_of(0, torch.ones(3, 0)), rows_of(3, torch.ones(3, 4))],
+                r"\[3, 4\].* cannot follow rows of .*\[3, 0\]",
+            ),
             ([rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1).half())], "float16 cannot follow"),
             ([rows_of(0, torch.ones(2, 1)), Rows.of("other", 2, torch.ones(1, 1))], "'other'.* cannot follow"),
             (
@@ -359,6 +363,8 @@ class TestRows:
             check_together(parts[::2], 1000)
         with pytest.raises(PayloadError, match="from 2 to 4 are of some positions alone"):
             check_together([parts[0], rows_of(2, torch.ones(1, 4), mask=np.array([False, True]))], 1000)
+        with pytest.raises(PayloadError, match=r"shape \[2, 0\], but a row has one element or more"):
+            check_together([rows_of(0, torch.ones(2, 0))], 1000)
 
     def test_rows_and_ids_follow_each_other_and_rows_keep_their_width(self) -> None:
         ids, others = Rows.of_ids(2, [NO_ID, 70_000]), rows_of(4, torch.ones(1, 4))
