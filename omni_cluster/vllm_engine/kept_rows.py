@@ -127,8 +127,9 @@ class EmittedRows:
         self._behind = 0
         """Rows of cached blocks, at the positions between, are to go out ahead of those that are computed behind."""
         self._cached: list[np.ndarray] = []
-        self._waiting: list[Rows] = []
-        self._end = 0
+        self._waiting: list[np.ndarray] = []
+        """Rows from position `_start` on, up to `_end`, which are of no kept block yet."""
+        self._start = self._end = 0
 
     def covered(self, hashes: Hashes) -> int:
         """How many of these blocks, from the first one on, need not be computed for their rows."""
@@ -179,20 +180,25 @@ class EmittedRows:
 
     def _keep(self, hashes: Hashes, computed: Rows) -> None:
         if computed.start != self._end:  # behind cached blocks, or computed again
-            self._waiting, self._end = [], computed.start
+            self._waiting, self._start, self._end = [], computed.start, computed.start
         fills_block = computed.end // self._kept.block_size > self._end // self._kept.block_size
-        self._waiting.append(computed.without_facts())
+        self._waiting.append(computed.raw)
         self._end = computed.end
         if fills_block:
             self._keep_full(hashes)
 
     def _keep_full(self, hashes: Hashes) -> None:
-        size, rows = self._kept.block_size, Rows.joined(self._waiting)
-        first, last = -(-rows.start // size), min(rows.end // size, len(hashes))
+        size = self._kept.block_size
+        first, last = -(-self._start // size), min(self._end // size, len(hashes))
+        rows = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
         if first < last:
-            ends = np.searchsorted(rows.at, np.arange(first, last + 1) * size).tolist()
-            self._kept.keep(hashes[:last], [rows.raw[begin:end] for begin, end in pairwise(ends)])
+            ends = [self._row_number(block * size) for block in range(first, last + 1)]
+            self._kept.keep(hashes[:last], [rows[begin:end] for begin, end in pairwise(ends)])
             self._kept.announce(hashes[first : min(last, self._prompt_blocks)])
-        rest = rows.after(rows.end // size * size)
+        done = max(self._end // size * size, self._start)
         # A view would hold all of a long prompt's rows.
-        self._waiting = [] if rest is None else [Rows.unpack(rest.to_bytes(), max_elements=None)]
+        self._waiting, self._start = [rows[self._row_number(done) :].copy()], done
+
+    def _row_number(self, position: int) -> int:
+        """How many rows that wait are of positions before this one."""
+        return position - self._start if self._mask is None else int(self._mask[self._start : position].sum())
