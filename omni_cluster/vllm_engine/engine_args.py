@@ -101,7 +101,8 @@ class OmniEngineArgs(AsyncEngineArgs):
     def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
         """Raises ConfigError for a spec of which no engine is made, or an engine argument that vLLM does not know."""
         _check_buffers(stage, spec)
-        takes_beside = spec.takes_rows or spec.takes_ids
+        # Rows of later positions go out with the steps that compute them, one position each.
+        has_steps = (spec.takes_rows or spec.takes_ids) and not (spec.emits_rows and spec.rows_at == "all")
         model_config = OmniModelConfig(
             stage.stage_id,
             stage.model_stage,
@@ -109,7 +110,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             spec.rows_kind,
             spec.takes_rows,
             pipeline.limits.max_payload_elements,
-            stage.max_decode_steps if takes_beside else 1,
+            stage.max_decode_steps if has_steps else 1,
             pipeline.handover.kept_rows_bytes if spec.emits_rows else 0,
             _is_remembered(stage, pipeline, spec),
             has_residual_codes=spec.has_residual_codes,

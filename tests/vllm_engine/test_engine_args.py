@@ -12,9 +12,9 @@ import pytest
 import vllm.logger
 
 from omni_cluster.engine.build import bind
-from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.models.stage_spec import ARSpec, RowsAt
 from omni_cluster.types.errors import ConfigError
-from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.engine_args import ADDITIONAL_KEY, OmniEngineArgs
 from tests.engine.stages import pipeline_config, thinker_stage
 from tests.vllm_engine.residual_decoder import Decoder
 
@@ -67,3 +67,19 @@ def test_a_spec_of_which_no_engine_is_made_is_refused(spec: ARSpec, parts: int, 
     config = pipeline_config(thinker_stage().model_copy(update={"pipeline_parallel_size": parts}))
     with pytest.raises(ConfigError, match=words):
         OmniEngineArgs.for_ar_stage(config.stages[0], config, "none", spec)
+
+
+class _Passing(Decoder):
+    """Takes ids, and emits rows."""
+
+    emits = frozenset({"codes", "rows"})
+    rows_kind = "of tests"
+    has_residual_codes = False
+
+
+@pytest.mark.parametrize(("rows_at", "steps"), [("all", 1), ("prompt", 8)])
+def test_rows_of_later_positions_go_out_one_position_a_step(tiny: Path, rows_at: RowsAt, steps: int) -> None:
+    spec, config = _Passing(), pipeline_config(thinker_stage())
+    spec.rows_at = rows_at  # type: ignore[misc]
+    args = OmniEngineArgs.for_ar_stage(config.stages[0], config, str(tiny), spec)
+    assert args.additional_config[ADDITIONAL_KEY]["max_decode_steps"] == steps  # type: ignore[index]
