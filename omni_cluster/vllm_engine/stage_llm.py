@@ -30,6 +30,7 @@ from omni_cluster.types.errors import (
     GrammarRefused,
     NotFinite,
     OmniError,
+    PayloadError,
     PromptTooLong,
     RequestError,
     RequestGone,
@@ -37,7 +38,7 @@ from omni_cluster.types.errors import (
 )
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.types.outputs import StageChunk, answering
-from omni_cluster.types.rows import PrefixHashes, Rows, check_together
+from omni_cluster.types.rows import IDS, PrefixHashes, Rows, check_together
 from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
@@ -253,6 +254,7 @@ class StageLLM:
         prompt, interval, rows = engine_input.prompt, engine_input.stream_interval, engine_input.rows
         # What the engine's step could not read would end all requests there.
         check_together(rows, self._pipeline.limits.max_payload_elements)
+        check_taken(self._stage.model_stage, self._spec, engine_input)
         extra = StageExtra(
             key=request.request_id,
             emit_rows=engine_input.emit_rows,
@@ -455,3 +457,17 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
     """Ends the task, whatever it was at. Never raises its error, which would end what cleans up in its place."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def check_taken(stage: str, spec: ARSpec, given: EngineInput) -> None:
+    """Raises PayloadError for what a session gives and the stage's model would never see."""
+    for part in (*given.rows, *filter(None, [given.pad_row])):
+        if not (spec.takes_ids if part.kind == IDS else spec.takes_rows):
+            raise PayloadError(f"Stage {stage} was given {part.kind!r} beside tokens, which its spec does not take.")
+    if given.prompt_codes is None:
+        return
+    if not spec.has_residual_codes:
+        raise PayloadError(f"Stage {stage} was given codes of its prompt, but its spec has no residual codes.")
+    if given.rows and given.rows[0].prefix is not None:
+        # Blocks would be named by the source's prompt alone, whatever the codes are.
+        raise PayloadError(f"Stage {stage} was given codes of its prompt, and a prefix with its rows; leave one out.")
