@@ -31,7 +31,7 @@ LATER_BLOCKS = 8
 
 REPLAYED_BLOCKS = 4
 """Of a request that is begun again, so many blocks are made again before the one in which the client's sound ends. What
-a block leaves in those behind it fades by some 40 dB with each; benchmarks/notes/2026-11-25-chaos.md has the measurement."""
+a block leaves in those behind it fades by some 40 dB with each (benchmarks/notes/2026-11-25-chaos.md)."""
 
 DIT_DEFAULTS = {"repeats": 2, "block_size": 24}
 VOCODER_DEFAULTS = {"upsample_rates": (5, 3, 2, 2, 2, 2)}
