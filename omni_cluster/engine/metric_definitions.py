@@ -167,7 +167,8 @@ RECOVERED: Final = _ingress(
     "recovered_total",
     "counter",
     "requests",
-    "How often requests went on although a replica of the stage was lost; unknown: which stage is not known.",
+    "How often requests went on although a replica of the stage was lost that worked on them; unknown: which stage is "
+    "not known.",
     "endpoint",
     "stage",
 )

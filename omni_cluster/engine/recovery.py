@@ -203,12 +203,13 @@ class RecoverableRequest:
         return replace(self._request, request_id=request_id, known=self._delivered.known())
 
     def new(self, event: StageEvent) -> StageEvent | None:
-        """See `DeliveredOutputs.new`; the first one since a loss says what the request was recovered from."""
+        """See `DeliveredOutputs.new`; the first one since replicas at work were lost says what they were."""
         new = self._delivered.new(event)
         if new is None or self._lost_at_s is None:
             return new
         stall_s, self._lost_at_s = time.monotonic() - self._lost_at_s, None
-        stages, self._survived = tuple(loss.stage for loss in self._losses[self._survived :]), len(self._losses)
+        survived, self._survived = self._losses[self._survived :], len(self._losses)
+        stages = tuple(loss.stage for loss in survived if loss.was_at_work)
         return replace(new, recovery=Recovery(stages, stall_s))
 
     def may_begin_again(self, loss: Loss, lost_at_s: Mapping[str, float]) -> bool:
@@ -222,7 +223,8 @@ class RecoverableRequest:
         if not most or counted > most or len(losses) - counted > MOST_FREE:
             return False
         self._losses = losses
-        self._lost_at_s = self._lost_at_s or time.monotonic()
+        if loss.was_at_work:  # else nothing is lost: Serve takes replicas away, and some are chosen a moment later
+            self._lost_at_s = self._lost_at_s or time.monotonic()
         return True
 
     def _counted(self, losses: Sequence[Loss], lost_at_s: Mapping[str, float]) -> int:

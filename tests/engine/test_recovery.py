@@ -202,6 +202,19 @@ def test_all_losses_are_told_that_came_before_anything_was_new_again(recoverable
     assert second is not None and second.recovery is not None and second.recovery.stages == ("talker",)
 
 
+def test_a_replica_that_had_not_taken_the_request_is_none_that_it_was_recovered_from(
+    recoverable: RecoverableRequest,
+) -> None:
+    """As one that Serve takes away, which is chosen a moment before."""
+    assert recoverable.may_begin_again(Loss("talker", "taken away", was_at_work=False), {})
+    first = recoverable.new(chunk(0, 2))
+    assert first is not None and first.recovery is None
+    recoverable.may_begin_again(Loss("talker", "taken away", was_at_work=False), {})
+    recoverable.may_begin_again(Loss("thinker", "a"), {})
+    second = recoverable.new(chunk(0, 3))
+    assert second is not None and second.recovery is not None and second.recovery.stages == ("thinker",)
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_it_is_begun_again_so_often_and_no_more(tiny: Path, most: int) -> None:
     recoverable = RecoverableRequest(bound(most), OmniRequest("r", "Hello."))
