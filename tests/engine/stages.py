@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -17,8 +17,11 @@ from omni_cluster.models.stage import Stage
 from omni_cluster.types.inputs import Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
+from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
 from tests.rows import rows_of
+
+T = TypeVar("T")
 
 Speak = Callable[..., SpeechReference]
 """The fixture `speak`: (kind, voice, seed) -> the reference's spoken reply."""
@@ -205,6 +208,23 @@ async def until_counts(stage: Stage, **wanted: int) -> None:
         return all(counts[name] == value for name, value in wanted.items())
 
     await until(as_wanted)
+
+
+async def begun_at_once(stage: Stage, made: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What requests yield that all wait before the engine begins the first: else a busy machine has them in turns."""
+    llm = cast(StageLLM, stage).llm
+    await llm.pause_generation(mode="keep", clear_cache=False)
+    tasks = [asyncio.create_task(each) for each in made]
+
+    async def wait_all() -> bool:
+        counts = await stage.counts()
+        return counts["waiting"] + counts["running"] == len(tasks)
+
+    try:
+        await until(wait_all)
+    finally:
+        await llm.resume_generation()
+    return await asyncio.gather(*tasks)
 
 
 async def until_free(stage: Stage) -> None:

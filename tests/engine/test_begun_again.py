@@ -20,7 +20,17 @@ from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
 from tests.codes import codes_of, known_codes
-from tests.engine.stages import MAX_CODES, MAX_TOKENS, Feed, Speak, at_once, request, thinker_chunks, until_free
+from tests.engine.stages import (
+    MAX_CODES,
+    MAX_TOKENS,
+    Feed,
+    Speak,
+    at_once,
+    begun_at_once,
+    request,
+    thinker_chunks,
+    until_free,
+)
 from tests.models.qwen2_5_omni.likeness import STREAMING_SNR_DB, snr_db
 from tests.reference import Reference, media, prompt_text
 
@@ -238,11 +248,12 @@ async def test_beside_neighbours_and_under_preemption(thinker: Stage) -> None:
     alone = {name: await said_apart(thinker, each) for name, each in asked.items()}
     begun = [(name, cut) for name, chunks in alone.items() for cut in cuts(chunks)[1:3]]
     before = (await thinker.counts())["preemptions"]
-    made = await asyncio.gather(
-        *(
+    made = await begun_at_once(
+        thinker,
+        [
             said(thinker, begun_again(asked[name], f"crowd-{name}-{cut}", thinker=until_chunk(alone[name], cut)))
             for name, cut in begun
-        )
+        ],
     )
     assert (await thinker.counts())["preemptions"] > before
     for again, (name, cut) in zip(made, begun, strict=True):

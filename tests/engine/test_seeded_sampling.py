@@ -18,6 +18,7 @@ from tests.engine.stages import (
     MAX_TOKENS,
     Feed,
     at_once,
+    begun_at_once,
     collect,
     request,
     thinker_chunks,
@@ -95,7 +96,7 @@ async def test_neighbours_and_preemption_change_nothing(thinker: Stage, thought:
     before = (await thinker.counts())["preemptions"]
     beside = [(f"beside-{i}", sampling) for i, sampling in enumerate(NEIGHBOURS)]
     asked = [pair for pairs in zip(SEEDED.items(), [*beside, *beside[:1]], strict=True) for pair in pairs]
-    made = await asyncio.gather(*(think(thinker, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)))
+    made = await begun_at_once(thinker, [think(thinker, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)])
     for (name, _), chunk in zip(asked, made, strict=True):
         assert chunk.token_ids == thought.get(name, chunk.token_ids), name
     assert (await thinker.counts())["preemptions"] > before
@@ -143,7 +144,7 @@ async def test_neighbours_and_preemption_change_no_code(
     before = (await talker.counts())["preemptions"]
     beside = [(f"beside-{i}", sampling) for i, sampling in enumerate(NEIGHBOURS)]
     asked = [pair for pairs in zip(SEEDED.items(), [*beside, *beside[:1]], strict=True) for pair in pairs]
-    made = await asyncio.gather(*(talk(talker, fed, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)))
+    made = await begun_at_once(talker, [talk(talker, fed, f"{i}-{name}", s) for i, (name, s) in enumerate(asked)])
     for (name, sampling), chunk in zip(asked, made, strict=True):
         assert tuple(codes_of(chunk)) == spoken.get(name, tuple(codes_of(chunk))), name
         assert len(chunk.choices) == (MOST if "logprobs" in sampling else 0)

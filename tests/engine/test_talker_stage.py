@@ -28,6 +28,7 @@ from tests.engine.stages import (
     Feed,
     Speak,
     at_once,
+    begun_at_once,
     collect,
     request,
     thinker_chunks,
@@ -73,11 +74,12 @@ async def test_codes_are_the_references_through_chunked_prefill(
 async def test_eight_streams_survive_preemption(talker: Stage, fed: Fed, speak: Speak) -> None:
     before = (await talker.counts())["preemptions"]
     asked = [(kind, voice) for kind in KINDS for voice in VOICES]
-    made = await asyncio.gather(
-        *(
+    made = await begun_at_once(
+        talker,
+        [
             collect(talker.generate(request(f"crowd-{kind}-{voice}", kind, voice=voice), at_once(fed[kind])))
             for kind, voice in asked
-        )
+        ],
     )
     assert (await talker.counts())["preemptions"] > before
     for (kind, voice), chunk in zip(asked, made, strict=True):

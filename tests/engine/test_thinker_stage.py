@@ -20,6 +20,7 @@ from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     MAX_TOKENS,
     THINKER_STEP_TOKENS,
+    begun_at_once,
     request,
     until_free,
 )
@@ -168,7 +169,7 @@ async def test_rows_survive_preemption_in_a_batch_of_mixed_lengths(
     before = (await thinker.counts())["preemptions"]
     kinds = [*KINDS, *KINDS]
     crowd = [request(f"crowd-{len(sampling)}-{i}", kind, sampling=sampling) for i, kind in enumerate(kinds)]
-    made = await asyncio.gather(*(think(thinker, asked) for asked in crowd))
+    made = await begun_at_once(thinker, [think(thinker, asked) for asked in crowd])
     assert (await thinker.counts())["preemptions"] > before
     for kind, chunk in zip(kinds, made, strict=True):
         assert_equal(chunk, thought[kind])

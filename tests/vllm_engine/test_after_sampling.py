@@ -15,7 +15,7 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, Prompt
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
-from tests.engine.stages import collect, until_counts, until_free
+from tests.engine.stages import begun_at_once, collect, until_counts, until_free
 from tests.vllm_engine.residual_decoder import MAX_POSITIONS, NAME, VOCAB, Beside, Decoder, Reference
 
 FRAMES = 40
@@ -85,11 +85,12 @@ async def crowd(decoder: StageLLM, **sampling: Any) -> list[Frames]:
     """Of requests at once, more than fit, which begin and end at different steps."""
     before = (await decoder.counts())["preemptions"]
     limits = [FRAMES - 2 * number for number in range(len(LENGTHS))]
-    made = await asyncio.gather(
-        *(
+    made = await begun_at_once(
+        decoder,
+        [
             frames(decoder, asked(f"crowd-{length}-{sampling}", length, **sampling, max_tokens=limit))
             for length, limit in zip(LENGTHS, limits, strict=True)
-        )
+        ],
     )
     assert (await decoder.counts())["preemptions"] > before
     await until_free(decoder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 import torch
 import xgrammar
@@ -20,15 +20,30 @@ from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, 
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.engine.build import bind
-from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 
 MIB = 1 << 20
 ITEM_BYTES = MIB // 8
-WORDS = 5000
-LETTERS = bytes(ord("a") + byte % 26 for byte in range(256))
+GROWTH = """
+import random, sys
+from pathlib import Path
+import psutil
+from omni_cluster.models.chat_files import FileTokenizer
+
+def words(count):
+    return " ".join(chance.randbytes(250).translate(letters).decode() for _ in range(count))
+
+letters = bytes(ord("a") + byte % 26 for byte in range(256))
+tokenizer, chance = FileTokenizer(Path(sys.argv[1])).backend_tokenizer, random.Random(0)
+for _ in range(2):
+    tokenizer.encode(words(5000))
+before = psutil.Process().memory_info().rss
+for _ in range(4):
+    tokenizer.encode(words(5000))
+print(psutil.Process().memory_info().rss - before)
+"""
 
 
 @pytest.fixture
@@ -74,18 +89,10 @@ def test_compiled_grammars_are_kept_up_to_a_size(bounded: VllmConfig, tiny: Path
 
 
 def test_words_that_were_tokenized_are_kept_up_to_a_number(tiny: Path) -> None:
-    """Of 10,000 in `tokenizers`: 10,000 more, 60 MiB as they would be kept, take no further memory."""
-    tokenizer, chance = FileTokenizer(tiny).backend_tokenizer, random.Random(0)
-    for _ in range(2):
-        tokenizer.encode(words(chance, WORDS))
-    before = psutil.Process().memory_info().rss
-    for _ in range(2):
-        tokenizer.encode(words(chance, WORDS))
-    assert psutil.Process().memory_info().rss - before < 32 * MIB
-
-
-def words(chance: random.Random, count: int) -> str:
-    return " ".join(chance.randbytes(250).translate(LETTERS).decode() for _ in range(count))
+    """Of 10,000 in `tokenizers`: 20,000 more, 120 MiB as they would be kept, take no further memory."""
+    # In a process of its own: in this one other threads take and free memory meanwhile. Allocators keep some 20 MiB.
+    run = subprocess.run([sys.executable, "-c", GROWTH, tiny], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 60 * MIB
 
 
 def schema(number: int) -> dict[str, Any]:

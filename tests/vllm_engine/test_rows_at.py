@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import (
     KEPT_ROWS_BYTES,
     THINKER_STEP_TOKENS,
+    begun_at_once,
     collect,
     pipeline_config,
     request,
@@ -155,7 +155,7 @@ async def test_rows_of_media_survive_preemption(
     before = (await thinker.counts())["preemptions"]
     kinds = [*KINDS, *KINDS]
     crowd = [think(thinker, request(f"crowd-{i}", kind)) for i, kind in enumerate(kinds)]
-    for kind, made in zip(kinds, await asyncio.gather(*crowd), strict=True):
+    for kind, made in zip(kinds, await begun_at_once(thinker, crowd), strict=True):
         assert_rows(made, entering[kind], pads)
     assert (await thinker.counts())["preemptions"] > before
     await until_free(thinker)
