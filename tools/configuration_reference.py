@@ -11,17 +11,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from omni_cluster.config.access import ApiConfig
+from omni_cluster.config.advanced import ADVANCED, ADVANCED_OPTIONS, is_public
+from omni_cluster.config.autoscaling import AutoscalingConfig, SignalsConfig
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.media import DecodersConfig, FetchConfig
 from omni_cluster.config.placement import PlacementConfig
-from omni_cluster.config.schema import (
-    RESERVED_ENGINE_ARGS,
-    AutoscalingConfig,
-    PipelineConfig,
-    SignalsConfig,
-    StageConfig,
-)
+from omni_cluster.config.schema import RESERVED_ENGINE_ARGS, PipelineConfig, StageConfig
 from omni_cluster.models.family import Family
 from omni_cluster.models.registry import family_class, known_families
 from tools.tables import code, listed, table
@@ -39,7 +35,7 @@ LINKS: Final[Mapping[str, str]] = {
     "AutoscalingConfig.min_replicas": "operations.md#stages-that-sleep",
     "AutoscalingConfig.signals": "operations.md#replicas-that-follow-the-load",
     "StageConfig.engine_args": "#refused-engine_args",
-    "StageConfig.options": "#options-of-code2wav",
+    "StageConfig.advanced_options": "#options-of-code2wav",
     "Limits.closing_grace_s": "operations.md#ends",
     "Limits.max_restarts": "reliability.md",
     "Limits.upload_timeout_s": "operations.md#slow-clients",
@@ -77,7 +73,12 @@ class Section:
 
 
 def configuration_reference() -> str:
-    return "\n".join([*map(_section, sections()), _refused_engine_args()])
+    return "\n".join([_public_keys(), *map(_section, sections()), _refused_engine_args()])
+
+
+def public_keys() -> list[str]:
+    """Paths of the keys that do not stand under `advanced`."""
+    return [path for path, *_ in _public_rows()]
 
 
 def undescribed() -> list[str]:
@@ -89,7 +90,7 @@ def undescribed() -> list[str]:
 def sections() -> list[Section]:
     """In the order of the page."""
     return [
-        Section("Top level", (), PipelineConfig),
+        Section("Top level", ("",), PipelineConfig),
         Section("stages", ("stages[]",), StageConfig),
         Section("placement", ("stages[].placement", "ingress_placement"), PlacementConfig),
         Section("autoscaling", ("stages[].autoscaling",), AutoscalingConfig),
@@ -116,27 +117,58 @@ def _options() -> Iterator[Section]:
                 yield Section(f"options of {name}", ("stages[].options",), spec.Options)
 
 
+def _public_keys() -> str:
+    rows = [(code(path), *cells) for path, *cells in _public_rows()]
+    return f"## Public keys\n\n{table(_COLUMNS, rows)}\n"
+
+
+def _public_rows() -> Iterator[tuple[str, ...]]:
+    for section in sections():
+        properties = section.model.model_json_schema()["properties"]
+        for key, field in section.model.model_fields.items():
+            if is_public(field):
+                yield _join(section.keys[0], key), *_cells(section.model, key, properties[key])
+
+
 def _section(section: Section) -> str:
     properties = section.model.model_json_schema()["properties"]
-    rows = [_row(section.model, key, properties[key]) for key in section.model.model_fields]
+    rows = [
+        (code("options" if key == ADVANCED_OPTIONS else key), *_cells(section.model, key, properties[key]))
+        for key, field in section.model.model_fields.items()
+        if not is_public(field)
+    ]
     return f"## {section.title}\n\n{_intro(section)}\n\n{table(_COLUMNS, rows)}\n"
 
 
+def _join(outer: str, key: str) -> str:
+    return f"{outer}.{key}" if outer else key
+
+
+def _advanced(path: str) -> str:
+    """Where keys stand that are no public ones of the mapping at `path`."""
+    stage, _, inner = path.rpartition("[].")
+    return f"{path}.{ADVANCED}" if path.endswith("[]") else f"{stage}[].{ADVANCED}.{inner}" if stage else _at_top(path)
+
+
+def _at_top(path: str) -> str:
+    return f"{ADVANCED}.{path}" if path else ADVANCED
+
+
 def _intro(section: Section) -> str:
-    said = [f"Keys of {' and '.join(map(code, section.keys))}."] if section.keys else []
+    said = [f"Keys of {' and '.join(code(_advanced(path)) for path in section.keys)}."]
     said.append(" ".join((section.model.__doc__ or "").split()))
     if section.model is StageConfig:
         said.extend(f"{code(family.name)} has the stages {listed(family.stages)}." for family in _families())
     return " ".join(said)
 
 
-def _row(model: type[BaseModel], key: str, schema: Schema) -> tuple[str, ...]:
-    """`schema`: the key's JSON schema."""
+def _cells(model: type[BaseModel], key: str, schema: Schema) -> tuple[str, ...]:
+    """What a row says of a key. `schema`: the key's JSON schema."""
     field = model.model_fields[key]
     link = LINKS.get(f"{model.__name__}.{key}")
     meaning = (field.description or "") + (f" [More]({link})" if link else "")
     value = next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), schema)
-    return code(key), _type(value), _default(key, field), _bounds(value), meaning
+    return _type(value), _default(key, field), _bounds(value), meaning
 
 
 def _type(schema: Schema, plural: str = "") -> str:

@@ -42,13 +42,13 @@ class Unread:
         Ends the largest, whether it is read or not, when all together are too much.
         """
         if answer.size_bytes > self._most_bytes and time.monotonic() - answer.read_at_s > self._patience_s:
-            self._end(answer, "limits.max_unread_bytes", self._most_bytes)
+            self._end(answer, "advanced.limits.max_unread_bytes", self._most_bytes)
             return
         self._answers.add(answer)
         self._add(answer, size_bytes)
         while self.size_bytes > self._most_total_bytes:
             largest = max(self._answers, key=lambda each: each.size_bytes)
-            self._end(largest, "limits.max_unread_total_bytes", self._most_total_bytes)
+            self._end(largest, "advanced.limits.max_unread_total_bytes", self._most_total_bytes)
 
     def shrink(self, answer: Answer, size_bytes: int) -> None:
         self._add(answer, -min(size_bytes, answer.size_bytes))

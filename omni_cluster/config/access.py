@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.types.modalities import Modality
 
@@ -12,7 +13,10 @@ class ApiConfig(Strict):
     """API keys, quotas of one key, and defaults of the HTTP API."""
 
     keys_file: str | None = Field(
-        default=None, description="File of API keys, one a line, on every host of an ingress.", examples=["keys.txt"]
+        default=None,
+        description="File of API keys, one a line, on every host of an ingress.",
+        examples=["keys.txt"],
+        json_schema_extra=PUBLIC,
     )
     keys_variable: str | None = Field(
         default=None,
@@ -27,7 +31,11 @@ class ApiConfig(Strict):
     )
     # None: as many as there are places for.
     requests_per_minute: float | None = Field(
-        default=None, gt=0, description="Requests of one API key in a minute; not set: any number.", examples=[60.0]
+        default=None,
+        gt=0,
+        description="Requests of one API key in a minute; not set: any number.",
+        examples=[60.0],
+        json_schema_extra=PUBLIC,
     )
     sound_seconds_per_minute: float | None = Field(
         default=None,

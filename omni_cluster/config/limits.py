@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.problems import Problem, Strict, refuse
 
 
@@ -17,7 +18,11 @@ class Limits(Strict):
         examples=[134_217_728],
     )
     max_prompt_tokens: int = Field(
-        default=28_000, ge=1, description="Tokens of a prompt, media included.", examples=[28_000]
+        default=28_000,
+        ge=1,
+        description="Tokens of a prompt, media included.",
+        examples=[28_000],
+        json_schema_extra=PUBLIC,
     )
     # A request has all of its conversation: each spoken turn is one of its parts.
     max_audio_parts: int = Field(
@@ -55,23 +60,40 @@ class Limits(Strict):
         examples=[67_108_864],
     )
     max_output_tokens: int = Field(
-        default=4_096, ge=1, description="Text tokens that a request may ask for.", examples=[4_096]
+        default=4_096,
+        ge=1,
+        description="Text tokens that a request may ask for.",
+        examples=[4_096],
+        json_schema_extra=PUBLIC,
     )
     max_codec_tokens: int = Field(
-        default=4_096, ge=1, description="Codec tokens of a request, of which its sound is made.", examples=[4_096]
+        default=4_096,
+        ge=1,
+        description="Codec tokens of a request, of which its sound is made.",
+        examples=[4_096],
+        json_schema_extra=PUBLIC,
     )
     max_choices: int = Field(default=4, ge=1, le=64, description="Answers to one chat request, its `n`.", examples=[4])
     max_ongoing_requests: int = Field(
-        default=128, ge=1, description="Requests that run at once; the ingresses share them.", examples=[128]
+        default=128,
+        ge=1,
+        description="Requests that run at once; the ingresses share them.",
+        examples=[128],
+        json_schema_extra=PUBLIC,
     )
     max_queued_requests: int = Field(
         default=128,
         ge=0,
         description="Requests that wait for a slot before a further one gets a 429; the ingresses share them.",
         examples=[128],
+        json_schema_extra=PUBLIC,
     )
     request_timeout_s: float = Field(
-        default=600.0, gt=0, description="Seconds from a request's headers to the end of its answer.", examples=[600.0]
+        default=600.0,
+        gt=0,
+        description="Seconds from a request's headers to the end of its answer.",
+        examples=[600.0],
+        json_schema_extra=PUBLIC,
     )
     closing_grace_s: float = Field(
         default=30.0,

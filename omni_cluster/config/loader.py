@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
@@ -13,9 +14,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from omni_cluster.config.advanced import ADVANCED, MisplacedKey, Places, is_public, move_advanced
 from omni_cluster.config.problems import MISSING, PROBLEM_TYPE, REMOVED, Strict, nearest
-from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.types.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -58,19 +62,47 @@ def load_config(path: Path | str | None = None, *, known_families: Collection[st
 
 
 def check_config(given: Mapping[Any, Any], source: str, *, known_families: Collection[str]) -> PipelineConfig:
-    """The configuration that `given` is, which came from `source`. Raises ConfigError, as `load_config`."""
+    """The configuration that `given` is, which came from `source`. Raises ConfigError, as `load_config`.
+
+    Warns of keys that are advanced and not under `advanced`.
+    """
     try:
-        return PipelineConfig.model_validate(given, context={"known_families": known_families})
+        moved, places = move_advanced(given, PipelineConfig, StageConfig)
+        config = PipelineConfig.model_validate(moved, context={"known_families": known_families})
+    except MisplacedKey as error:
+        raise ConfigError(f"{source}: {error.key} is {_show(error.value)}; {error.fix}.") from None
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_sentence(error, PipelineConfig)}") from None
+        raise ConfigError(f"{source}: {_sentence(error, PipelineConfig, places)}") from None
+    _warn_of_old(places.old, source)
+    return config
 
 
-def check_options(options: type[Options], given: Mapping[str, Any], where: str) -> Options:
-    """What `given` says to a model of a family's own. Raises ConfigError, as `load_config`; `where`: its path."""
+def check_options(options: type[Options], stage: StageConfig, where: str) -> Options:
+    """What a stage says to a model of a family's own. Raises ConfigError, as `load_config`; `where`: the stage's path.
+
+    Warns of keys that are advanced and not under `advanced`.
+    """
+    plain, advanced = f"{where}.options", f"{where}.{ADVANCED}.options"
+    places = Places({f"{plain}.{key}": f"{advanced}.{key}" for key in stage.advanced_options})
+    for key, value in stage.advanced_options.items():
+        if key in options.model_fields and is_public(options.model_fields[key]):
+            raise ConfigError(f"{advanced}.{key} is {_show(value)}; it is a public key, set {plain}.{key} instead.")
+        if key in stage.options:
+            raise ConfigError(f"{advanced}.{key} is {_show(value)}; {plain}.{key} is set too, keep one of the two.")
     try:
-        return options.model_validate(given)
+        checked = options.model_validate(stage.all_options)
     except ValidationError as error:
-        raise ConfigError(f"{where}.{_sentence(error, options)}") from None
+        raise ConfigError(_sentence(error, options, places, f"{plain}.")) from None
+    old = [key for key in stage.options if not is_public(options.model_fields[key])]
+    _warn_of_old({f"{plain}.{key}": f"{advanced}.{key}" for key in old}, "stages")
+    return checked
+
+
+def _warn_of_old(places: Mapping[str, str], source: str) -> None:
+    if places:
+        old, new = next(iter(places.items()))
+        others = f" (and {len(places) - 1} like it: {', '.join([*places][1:])})" if len(places) > 1 else ""
+        logger.warning("%s: %s%s is read, but its place is %s now.", source, old, others, new)
 
 
 def _read_mapping(source: Path) -> dict[Any, Any]:
@@ -151,14 +183,14 @@ def _place(mark: yaml.Mark | None) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
 
 
-def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
-    """Of what `root` does not take."""
+def _sentence(error: ValidationError, root: type[BaseModel], places: Places, where: str = "") -> str:
+    """Of what `root`, which is at `where`, does not take."""
     errors = error.errors(include_url=False)
     # A misspelt key is also a missing one: the misspelling is what helps.
     first = min(errors, key=lambda error: error["type"] not in _UNKNOWN_KEY)
     further = len(errors) - 1 + sum(_context(error).get("further", 0) for error in errors)
     key, value, fix = _tell(first, root)
-    return f"{key} is {value}; {fix}{_and_further(further)}."
+    return f"{places.in_file(where + key)} is {value}; {fix}{_and_further(further)}."
 
 
 def _and_further(count: int) -> str:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from omni_cluster.config.access import ApiConfig
+from omni_cluster.config.advanced import PUBLIC
+from omni_cluster.config.autoscaling import AutoscalingConfig
 from omni_cluster.config.caches import HostFolder
 from omni_cluster.config.devices import device_problems
 from omni_cluster.config.graph import graph_problems
@@ -21,16 +23,16 @@ from omni_cluster.types.sampling import sampling_faults
 PRESET_PREFIX = "preset:"
 RESERVED_ENGINE_ARGS = {
     "model": "set the key model of the whole file instead",
-    "tensor_parallel_size": "set tensor_parallel_size next to engine_args instead",
+    "tensor_parallel_size": "set advanced.tensor_parallel_size next to engine_args instead",
     "worker_cls": "remove it, the family chooses the worker",
     "scheduler_cls": "remove it, the family chooses the scheduler",
     "hf_overrides": "remove it, the family chooses the part of the checkpoint's config",
     "additional_config": "remove it, it carries the stage's own settings",
     "enable_prompt_embeds": "remove it, rows enter a stage by its own hand-over only",
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
-    "pipeline_parallel_size": "set pipeline_parallel_size next to engine_args instead",
+    "pipeline_parallel_size": "set advanced.pipeline_parallel_size next to engine_args instead",
     "mm_processor_cache_type": "remove it, only vLLM's default tells of media that the engine lacks",
-    "mm_processor_cache_gb": "set limits.kept_media_bytes instead",
+    "mm_processor_cache_gb": "set advanced.limits.kept_media_bytes instead",
     "data_parallel_size": "remove it, num_replicas gives a stage more engines",
     **dict.fromkeys(
         ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
@@ -42,77 +44,6 @@ RESERVED_ENGINE_ARGS = {
     "kv_offloading_size": "remove it, keys and values that come back have no rows",
     "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",
 }
-
-
-class SignalsConfig(Strict):
-    """What one replica should carry, by what it says of itself: the signal that wants the most replicas decides."""
-
-    max_requests: float | None = Field(
-        default=None,
-        gt=0,
-        description="Requests that run in it, or wait for it and not for the stage before.",
-        examples=[24],
-    )
-    max_kv_use: float | None = Field(
-        default=None, gt=0, le=1, description="The part of its KV cache in use.", examples=[0.7]
-    )
-    max_backlog_tokens: float | None = Field(
-        default=None, gt=0, description="Tokens that its requests are still expected to make.", examples=[8_000]
-    )
-    max_slack_use: float | None = Field(
-        default=None,
-        gt=0,
-        description="Players with less than a second of sound left, as a part of those that it could serve in time.",
-        examples=[0.7],
-    )
-
-    @model_validator(mode="after")
-    def _at_least_one(self) -> SignalsConfig:
-        if not self.model_dump(exclude_none=True):
-            refuse([Problem("max_requests", None, "name at least one signal, for example max_requests: 24")])
-        return self
-
-
-class AutoscalingConfig(Strict):
-    """Replicas between two bounds, following the stage's own signals."""
-
-    min_replicas: int = Field(
-        default=1,
-        ge=0,
-        description="Replicas without load; 0: the stage sleeps until a request needs it.",
-        examples=[1],
-    )
-    max_replicas: int = Field(ge=1, description="Replicas at most.", examples=[4])
-    initial_replicas: int | None = Field(
-        default=None, ge=1, description="Replicas at the start; not set: `min_replicas`.", examples=[1]
-    )
-    upscale_delay_s: float = Field(
-        default=10.0,
-        ge=0,
-        description="Seconds for which more replicas must be wanted before the stage grows.",
-        examples=[10.0],
-    )
-    downscale_delay_s: float = Field(
-        default=300.0,
-        ge=0,
-        description="Seconds for which fewer replicas must be wanted before the stage shrinks.",
-        examples=[300.0],
-    )
-    signals: SignalsConfig = Field(
-        description="What one replica should carry; one signal or more.", examples=[{"max_requests": 24}]
-    )
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> AutoscalingConfig:
-        low, high, start = self.min_replicas, self.max_replicas, self.initial_replicas
-        problems = []
-        if low > high:
-            problems.append(Problem("min_replicas", low, f"it must be at most max_replicas, for example {high}"))
-        elif start is not None and not low <= start <= high:
-            fix = f"it must lie between min_replicas and max_replicas, for example {low}"
-            problems.append(Problem("initial_replicas", start, fix))
-        refuse(problems)
-        return self
 
 
 class SoundOptions(Strict):
@@ -160,22 +91,30 @@ class StageConfig(Strict):
     """One stage: what it runs, on which devices, in how many replicas, and which stages feed it."""
 
     stage_id: int = Field(
-        ge=0, description="Number of the stage, by which `engine_input_source` names it.", examples=[0]
+        ge=0,
+        description="Number of the stage, by which `engine_input_source` names it.",
+        examples=[0],
+        json_schema_extra=PUBLIC,
     )
     model_stage: str = Field(
-        pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="The family's name of the stage.", examples=["thinker"]
+        pattern=r"^[A-Za-z][A-Za-z0-9_-]*$",
+        description="The family's name of the stage.",
+        examples=["thinker"],
+        json_schema_extra=PUBLIC,
     )
     engine_input_source: list[int] = Field(
         default_factory=list,
         description="Ids of the stages that feed this one; none: the request does. The family says which stage feeds "
         "which, and refuses another one.",
         examples=[[0]],
+        json_schema_extra=PUBLIC,
     )
     gpus: list[int] | None = Field(
         default=None,
         min_length=1,
         description="Numbers of the cards of its replicas, on one host; in the place of `num_gpus`.",
         examples=[[0]],
+        json_schema_extra=PUBLIC,
     )
     num_gpus: float | None = Field(
         default=None,
@@ -183,6 +122,7 @@ class StageConfig(Strict):
         description="GPUs of one replica, as a Ray resource; 0: it runs on the CPU; a fraction shares a card. Required "
         "without `gpus`.",
         examples=[1],
+        json_schema_extra=PUBLIC,
     )
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs of one replica, as a Ray resource.", examples=[1])
     placement: PlacementConfig = Field(
@@ -209,6 +149,7 @@ class StageConfig(Strict):
         default_factory=dict,
         description="vLLM's engine arguments. Those that the family or another key decides are refused by name.",
         examples=[{"max_model_len": 32_768}],
+        json_schema_extra=PUBLIC,
     )
     card_priority: Literal["normal", "low"] = Field(
         default="normal",
@@ -243,6 +184,7 @@ class StageConfig(Strict):
         description="vLLM's sampling parameters. They win over the checkpoint's `generation_config.json`, which holds "
         "for the stage of the text, and a request's win over them.",
         examples=[{"max_tokens": 1024}],
+        json_schema_extra=PUBLIC,
     )
     # Generous: a prefill on a CPU, or a kernel's first compilation, is one step. A stopped process is seen in seconds.
     stall_timeout_s: float = Field(
@@ -257,6 +199,7 @@ class StageConfig(Strict):
         ge=1,
         description="Fixed number of replicas; not set: 1, or what `autoscaling` says.",
         examples=[1],
+        json_schema_extra=PUBLIC,
     )
     standby_replicas: int = Field(
         default=0,
@@ -275,10 +218,22 @@ class StageConfig(Strict):
         default_factory=dict,
         description="The family's options of the stage, checked before anything starts.",
         examples=[{}],
+        json_schema_extra=PUBLIC,
+    )
+    advanced_options: dict[str, Any] = Field(
+        default_factory=dict, description="The family's further options of the stage.", examples=[{}]
     )
     final_output_type: Modality | None = Field(
-        default=None, description="What the client gets from this stage; not set: nothing.", examples=["text"]
+        default=None,
+        description="What the client gets from this stage; not set: nothing.",
+        examples=["text"],
+        json_schema_extra=PUBLIC,
     )
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """What `options` and `advanced.options` say together."""
+        return {**self.options, **self.advanced_options}
 
     @property
     def gpus_per_replica(self) -> float:
@@ -331,16 +286,19 @@ class PipelineConfig(Strict):
         description="Checkpoint: a folder with the hub's layout, a name on the hub, or `preset:tiny`, a toy that is "
         "made on first use.",
         examples=["preset:tiny"],
+        json_schema_extra=PUBLIC,
     )
     family: str = Field(
         min_length=1,
         description="Registered family of the model, which says what its stages are.",
         examples=["qwen2_5_omni"],
+        json_schema_extra=PUBLIC,
     )
     default_voice: str | None = Field(
         default=None,
         description="Voice of requests that name none; not set: the checkpoint's first.",
         examples=["Chelsie"],
+        json_schema_extra=PUBLIC,
     )
     voices: list[str] | None = Field(
         default=None,
@@ -381,6 +339,7 @@ class PipelineConfig(Strict):
         le=64,
         description="Processes that speak HTTP; one is busy with about 16 requests that come at once.",
         examples=[4],
+        json_schema_extra=PUBLIC,
     )
     ingress_placement: PlacementConfig = Field(
         default=PlacementConfig(),
@@ -396,6 +355,7 @@ class PipelineConfig(Strict):
         min_length=1,
         description="The stages, in any order.",
         examples=[[{"stage_id": 0, "model_stage": "thinker", "num_gpus": 1, "final_output_type": "text"}]],
+        json_schema_extra=PUBLIC,
     )
 
     @field_validator("family")

@@ -120,7 +120,9 @@ def bind(config: PipelineConfig) -> BoundPipeline:
 def _check_aliases(config: PipelineConfig, family: Family) -> None:
     for alias, voice in config.api.voice_aliases.items():
         if voice not in family.voices:
-            raise ConfigError(f"api.voice_aliases.{alias} is {voice!r}; use one of {', '.join(family.voices)}.")
+            raise ConfigError(
+                f"advanced.api.voice_aliases.{alias} is {voice!r}; use one of {', '.join(family.voices)}."
+            )
 
 
 def check_stages(config: PipelineConfig) -> None:
@@ -134,7 +136,7 @@ def check_stages(config: PipelineConfig) -> None:
                 f"{family.name} has {', '.join(family.stages)}."
             )
         _check_source(stage, config, family)
-        check_options(family.stages[stage.model_stage].Options, stage.options, f"stages[{number}].options")
+        check_options(family.stages[stage.model_stage].Options, stage, f"stages[{number}]")
 
 
 def _check_preset(model: str, family: type[Family]) -> None:

@@ -81,7 +81,7 @@ HELD_BYTES: Final = _stage(
     "gauge",
     "bytes",
     "Bytes of rows, sound and pictures in output logs, received and not read, or on their way; at "
-    "limits.replica_outbox_max_bytes no further request begins here.",
+    "advanced.limits.replica_outbox_max_bytes no further request begins here.",
 )
 OPEN_LOGS: Final = _stage(
     "open_outboxes",
@@ -105,7 +105,7 @@ CACHED_TOKENS: Final = _stage(
     "counter",
     "tokens",
     "Prompt tokens read from the prefix cache and not computed; of requests with sound as many as have their rows "
-    "(handover.kept_rows_bytes).",
+    "(advanced.handover.kept_rows_bytes).",
 )
 SAMPLES: Final = _stage("samples_total", "counter", "samples", "Samples of sound made.")
 PIECES: Final = _stage("pieces_total", "counter", "chunks", "Chunks made that have tokens, text, sound or pictures.")

@@ -66,7 +66,7 @@ class OutputLog:
         if self.num_bytes + num_bytes > self._max_bytes:
             raise OutputLogFull(
                 f"request {self._request_id}: its hand-over would hold {self.num_bytes + num_bytes} bytes, more than "
-                f"limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
+                f"advanced.limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
             )
         self.num_bytes += num_bytes
         self._budget.hold(num_bytes)

@@ -55,7 +55,7 @@ class StageSpec(ABC):
 
     def options(self, config: StageConfig) -> Strict:
         """What the configuration says to the stage; `engine.build.check_stages` let it pass."""
-        return self.Options.model_validate(config.options)
+        return self.Options.model_validate(config.all_options)
 
     @classmethod
     def most_tokens(cls, limits: Limits, sampling: Mapping[str, Any]) -> int:
@@ -73,7 +73,7 @@ class PlainSpec(StageSpec):
 
     @abstractmethod
     def stage(self, config: StageConfig, pipeline: PipelineConfig) -> Stage:
-        """The stage, not started yet; `config.options` were validated by `Options`."""
+        """The stage, not started yet; `config.all_options` were validated by `Options`."""
 
 
 class ARSpec(StageSpec):
@@ -148,7 +148,7 @@ class SoundSpec(SoundFacts, StageSpec):
 
     def options(self, config: StageConfig) -> SoundOptions:
         """See `StageSpec.options`."""
-        return self.Options.model_validate(config.options)
+        return self.Options.model_validate(config.all_options)
 
     @abstractmethod
     def session(

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from omni_cluster.config.schema import AutoscalingConfig, StageConfig
+from omni_cluster.config.autoscaling import AutoscalingConfig
+from omni_cluster.config.schema import StageConfig
 
 ROUNDING = 1e-9
 """Of a need: 2.0000000001 replicas are two."""
@@ -116,7 +117,7 @@ class StageRule:
 
 def rule_of(stage: StageConfig, scale: AutoscalingConfig) -> dict[str, float]:
     """The fields of the stage's `StageRule` that its configuration says."""
-    places = stage.options.get("max_streams", stage.engine_args.get("max_num_seqs"))
+    places = stage.all_options.get("max_streams", stage.engine_args.get("max_num_seqs"))
     rule = {
         "min_replicas": scale.min_replicas,
         "max_replicas": scale.max_replicas,

@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-from omni_cluster.config.schema import PipelineConfig, SignalsConfig
+from omni_cluster.config.advanced import split
+from omni_cluster.config.autoscaling import SignalsConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.planning.plan import ClusterPlan, StagePart
 from omni_cluster.types.errors import ConfigError
 
@@ -55,7 +57,8 @@ def _replicas(part: StagePart, plan: ClusterPlan, follows: bool) -> dict[str, An
 
 def write_config(path: Path, config: PipelineConfig, command: str) -> None:
     """Raises ConfigError for a file that is there or cannot be written."""
-    body: Any = config.model_dump(mode="json", exclude_unset=True)
+    given = config.model_dump(mode="json", exclude_unset=True)
+    body: Any = split(given, PipelineConfig) | {"stages": [split(stage, StageConfig) for stage in given["stages"]]}
     head = f"# Written by: {command}\n# Which replicas meet on a card is Ray's choice where each takes a part of one.\n"
     try:
         with path.open("x") as file:

@@ -150,7 +150,7 @@ def check_origin(request: Request, origins: Collection[str]) -> None:
     if origin is None or origin in origins or "*" in origins or host == request.headers.get("host"):
         return
     raise BadRequest(
-        f"Pages of {origin[:60]!r} may not send forms here; api.cors_origins lists those that may.",
+        f"Pages of {origin[:60]!r} may not send forms here; advanced.api.cors_origins lists those that may.",
         code="origin_not_allowed",
         status=403,
     )

@@ -146,7 +146,7 @@ class OmniEngineArgs(AsyncEngineArgs):
             stage.model_stage,
             pipeline.family,
             shares_card=all_share_a_card(pipeline.stages),
-            options=stage.options,
+            options=stage.all_options,
         )
         return cls(
             model=model,

@@ -53,7 +53,7 @@ def _doubled(config: dict[str, Any]) -> dict[str, Any]:
     """A replica of each stage on each node; the one that is left of a stage has places for all clients."""
     thinker, talker, code2wav = config["stages"]
     code2wav["num_replicas"] = 2
-    code2wav["options"]["max_batch_size"] = CLIENTS
+    code2wav["advanced"]["options"]["max_batch_size"] = CLIENTS
     for stage in (thinker, talker):
         stage["engine_args"]["max_num_seqs"] = CLIENTS
     for stage in config["stages"]:

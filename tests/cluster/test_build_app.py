@@ -24,8 +24,9 @@ from omni_cluster.cluster.app import (
     stage_deployment,
 )
 from omni_cluster.cluster.autoscaling import DeploymentPolicy
+from omni_cluster.config.autoscaling import AutoscalingConfig, SignalsConfig
 from omni_cluster.config.loader import DEFAULT_CONFIG, load_config
-from omni_cluster.config.schema import AutoscalingConfig, SignalsConfig, StageConfig
+from omni_cluster.config.schema import StageConfig
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import ConfigError
 
@@ -199,6 +200,6 @@ def test_a_configuration_may_stand_in_the_arguments() -> None:
     for wrong in (3, ["a.yaml"]):
         with pytest.raises(ConfigError, match=r"^args\.config is .*; it should be a file's path"):
             bind_app(config_of({"config": wrong}))
-    given["stages"][1]["num_cpus"] = -1
-    with pytest.raises(ConfigError, match=r"^args\.config: stages\[1\]\.num_cpus is -1; "):
+    given["stages"][1]["advanced"]["num_cpus"] = -1
+    with pytest.raises(ConfigError, match=r"^args\.config: stages\[1\]\.advanced\.num_cpus is -1; "):
         bind_app(config_of({"config": given}))

@@ -128,11 +128,12 @@ def test_serve_accepts_its_part() -> None:
 
 def test_its_configuration_is_the_shipped_one_with_placement() -> None:
     def model(given: dict[str, Any]) -> dict[str, Any]:
+        config = config_of({"config": given}).model_dump()
         stages = [
             {key: value for key, value in stage.items() if key not in ("placement", "autoscaling", "num_replicas")}
-            for stage in given["stages"]
+            for stage in config["stages"]
         ]
-        return {key: value for key, value in given.items() if key not in OWN} | {"stages": stages}
+        return {key: value for key, value in config.items() if key not in OWN} | {"stages": stages}
 
     assert config().cache_dir is not None
     assert model(inline()) == model(yaml.safe_load(SHIPPED.read_text()))

@@ -543,12 +543,12 @@ def test_in_each_shipped_file_a_full_request_fits_its_engines(path: Path) -> Non
     # The talker's prompt has two rows more than the thinker's.
     assert limits.max_prompt_tokens + 2 + limits.max_codec_tokens <= talker.engine_args["max_model_len"]
     assert talker.default_sampling_params["max_tokens"] <= limits.max_codec_tokens
-    assert code2wav.options["max_streams"] >= min(64, limits.max_ongoing_requests)
+    assert code2wav.all_options["max_streams"] >= min(64, limits.max_ongoing_requests)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_each_key_of_a_shipped_stage_says_why_it_is_there(path: Path) -> None:
-    folders = ("stages:", "limits:", "handover:", "engine_args:", "default_sampling_params:", "options:")
+    folders = ("stages:", "limits:", "handover:", "engine_args:", "default_sampling_params:", "options:", "advanced:")
     silent = ("- stage_id:", "model_stage:", *folders)
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     unexplained = [line for line in lines if line and not line.startswith(silent) and "#" not in line]

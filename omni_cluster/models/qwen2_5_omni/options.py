@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from pydantic import Field
 
+from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.precision import LayerPrecision, Precision
 from omni_cluster.config.schema import SoundOptions
 
@@ -35,6 +36,7 @@ class Code2WavOptions(SoundOptions):
         "layers' products in float8, on a shared card in steps of more than eight blocks; a GPU needs "
         "compute capability 8.9.",
         examples=["bfloat16"],
+        json_schema_extra=PUBLIC,
     )
     vocoder_dtype: Precision = Field(
         default="float32", description="Precision of the vocoder; `float32` is the reference's.", examples=["tfloat32"]

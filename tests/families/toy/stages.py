@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from pydantic import Field
 
+from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.problems import Strict
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.models.plain_stage import PlainStage
@@ -39,7 +40,11 @@ class Options(Strict):
     """What a stage of the toy may be told."""
 
     token_s: float = Field(
-        default=0.0, ge=0, description="Seconds that a token, or the sound of one, takes.", examples=[0.01]
+        default=0.0,
+        ge=0,
+        description="Seconds that a token, or the sound of one, takes.",
+        examples=[0.01],
+        json_schema_extra=PUBLIC,
     )
 
 

@@ -30,7 +30,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
         "talker": {"max_replicas": MOST, "signals": {"max_backlog_tokens": 1.5 * LENGTHS["talker"]}},
         "code2wav": {"max_replicas": 1, "signals": {"max_slack_use": 1}},
     }
-    config["stages"][1]["num_cpus"] = 0.4
+    config["stages"][1]["advanced"]["num_cpus"] = 0.4
     slow = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
     config["stages"][1]["engine_args"] |= slow
     for stage in config["stages"][1:]:

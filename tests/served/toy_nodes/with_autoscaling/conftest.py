@@ -21,7 +21,7 @@ async def scaled(toy_nodes: ServedApp, tmp_path_factory: pytest.TempPathFactory)
     config, before = placed(toy_config()), await process_ids(toy_nodes)
     follows = {"min_replicas": 0, "initial_replicas": 1, "upscale_delay_s": 1, "downscale_delay_s": 5}
     codes, sound = config["stages"][1:]
-    codes["num_cpus"] = 0.4
+    codes["advanced"] = {"num_cpus": 0.4}
     codes["autoscaling"] = follows | {"max_replicas": MOST, "signals": {"max_backlog_tokens": 1.5 * LENGTHS["codes"]}}
     sound["autoscaling"] = follows | {"max_replicas": 1, "signals": {"max_requests": 100}}
     deploy(toy_nodes, config, tmp_path_factory.mktemp("serve") / "scaled.yaml")
