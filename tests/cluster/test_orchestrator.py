@@ -201,7 +201,8 @@ async def test_replicas_that_were_gone_already_use_up_no_restart(tiny: Path) -> 
     events = await asked
     assert tokens_of(events, "talker") == ANSWER
     assert sum(recovered_from(events), ()) == ("thinker",)
-    assert {"b", "c"} & set(talker.ran_on) and talker.ran_on[-1] in "de"
+    assert [replica in gone for replica, gone in zip(talker.ran_on, ("abc", "de"), strict=True)] == [True, True]
+    assert [method for method, _ in talker.said] == ["generate"] * 4  # two of them met replicas that were gone
 
 
 async def test_a_call_that_no_replica_had_taken_uses_up_no_restart(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
