@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.environments import NoPackages, node_of, python_of
+from tests.clients.environments import node_of, python_of
 from tests.http_app import MODEL
+from tests.packages import NoPackages
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT_S = 900

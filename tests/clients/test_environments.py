@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients import environments
-from tests.clients.environments import NoPackages, node_of, python_of
+from tests.clients.environments import node_of, python_of
+from tests.packages import NoPackages
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -28,7 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("make", [lambda: python_of("instructor"), lambda: node_of("node")], ids=["python", "node"])
 def test_without_a_registry(elsewhere: Path, make: Callable[[], Path]) -> None:
-    with pytest.raises(NoPackages, match=r"registry\.$|is not installed, so the client's packages cannot be had\.$"):
+    with pytest.raises(NoPackages, match=r"registry\.$|is not installed, so the packages cannot be had\.$"):
         make()
     assert not list(elsewhere.glob("*.whole"))
 

@@ -14,11 +14,11 @@ from typing import Any
 import av
 import pytest
 
-from tests.clients.environments import INSTALL_S
 from tests.clients.field import CLIENTS
 from tests.clients.plain import MAX_TOKENS, Plain
 from tests.clients.runs import SCRIPT_S, Client, Runs
 from tests.http_app import MODEL
+from tests.packages import FETCH_S
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_A_CODE = 480
@@ -32,7 +32,7 @@ EACH = [
 Seen = Mapping[str, Any]
 
 
-@pytest.mark.timeout(INSTALL_S + SCRIPT_S)
+@pytest.mark.timeout(FETCH_S + SCRIPT_S)
 @pytest.mark.parametrize(("client", "did"), EACH)
 def test_a_client_gets_what_a_plain_one_gets(plain: Plain, runs: Runs, client: Client, did: str) -> None:
     saw = runs.saw(client, did)
