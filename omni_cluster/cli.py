@@ -8,6 +8,7 @@ import datetime
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -60,8 +61,17 @@ class _Voices(argparse.Action):
         namespace.streams = values
 
 
+class _Version(argparse.Action):
+    """Asks what is installed only where it is wanted: a checkout need not be installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(PROGRAM, metadata.version(PROGRAM))
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description="Serve omni-modality models as stages on Ray Serve and vLLM.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the installed version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_serve(commands)

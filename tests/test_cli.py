@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: omni-cluster")
     assert done.stderr.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"omni-cluster {metadata.version('omni-cluster')}\n")
 
 
 def test_warm_of_a_folder_that_cannot_be_written_is_one_sentence(
