@@ -16,7 +16,7 @@ export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S := 60
 # Each of some hundred processes would compile the tests and the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint docs setup format clean
+.PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint docs dist setup format clean
 
 demo: $(READY)
 	$(BIN)/omni-cluster demo --out demo_out
@@ -65,6 +65,11 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python -m tools.references
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Sdist and wheel of a release, in dist/. The wheel is built from the sdist: what the sdist lacks is missed at once.
+DIST ?= dist
+dist: $(VENV)-uv/bin/uv
+	$(VENV)-uv/bin/uv build --quiet --clear --out-dir $(DIST)
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os.path
 import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
@@ -53,11 +54,13 @@ _EXPECTED = {
 def load_config(path: Path | str | None = None, *, known_families: Collection[str]) -> PipelineConfig:
     """Read and check the stage YAML at `path` (default: the tiny CPU deployment that is shipped with the package).
 
+    Where the working folder has no such file, `stage_configs/NAME` is the shipped one.
+
     Raises:
         ConfigError: the file cannot be read, is not one YAML mapping, or breaks a rule of the schema; one sentence that
             names the file, the key, its value and a value that would do.
     """
-    source = DEFAULT_CONFIG if path is None else Path(path)
+    source = DEFAULT_CONFIG if path is None else _given_or_shipped(Path(path))
     return check_config(_read_mapping(source), str(source), known_families=known_families)
 
 
@@ -103,6 +106,13 @@ def _warn_of_old(places: Mapping[str, str], source: str) -> None:
         old, new = next(iter(places.items()))
         others = f" (and {len(places) - 1} like it: {', '.join([*places][1:])})" if len(places) > 1 else ""
         logger.warning("%s: %s%s is read, but its place is %s now.", source, old, others, new)
+
+
+def _given_or_shipped(path: Path) -> Path:
+    """So that the pages' commands run outside a checkout too."""
+    shipped = STAGE_CONFIGS / path.name
+    is_shipped = str(path.parent) == STAGE_CONFIGS.name and os.path.isfile(shipped)
+    return shipped if is_shipped and not os.path.exists(path) else path
 
 
 def _read_mapping(source: Path) -> dict[Any, Any]:

@@ -14,4 +14,5 @@ def built_from() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     described = {project["project"]["readme"], *project["project"]["license-files"]}
-    return {"pyproject.toml", "Makefile", "deploy", *described, *wheel["packages"], *wheel["force-include"]}
+    included = {*wheel["packages"], *(path.split("/")[0] for path in wheel["force-include"])}
+    return {"pyproject.toml", "Makefile", "deploy", *described, *included}

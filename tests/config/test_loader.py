@@ -455,6 +455,24 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     )
 
 
+def test_a_shipped_file_is_found_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = f"stage_configs/{DEFAULT_CONFIG.name}"
+    assert load_config(relative, known_families=FAMILIES) == load_config(known_families=FAMILIES)
+    with pytest.raises(ConfigError, match=r"^stage_configs/none\.yaml: the file cannot be read \(No such file"):
+        load_config("stage_configs/none.yaml", known_families=FAMILIES)
+
+
+def test_a_file_of_the_working_folder_comes_before_a_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("stage_configs") / DEFAULT_CONFIG.name
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(GOOD | {"model": "another"}))
+    assert load_config(path, known_families=FAMILIES).model == "another"
+
+
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     assert f"{tmp_path.name}: the file cannot be read (Is a directory);" in sentence(tmp_path)
 
