@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -61,14 +62,18 @@ def wheel(dist: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(folder: Path, wheel: Path, uv: str) -> Path:
-    """The programs of an environment that has the wheel, as the page installs it on a machine without cards."""
+def installed(folder: Path, wheel: Path, uv: str) -> Iterator[Path]:
+    """The programs of an environment that has the wheel, as the page installs it on a machine without cards.
+
+    It has gigabytes, and is not kept for the next runs as other files of tests are.
+    """
     environment = folder / "environment"
     fetched([uv, "venv", "--quiet", "--python", sys.executable, str(environment)], folder)
     (block,) = (each for each in blocks("install.md") if "[cpu]" in each)
     path = f"{Path(uv).parent}:{os.environ['PATH']}"
     fetched(["bash", "-euc", block], folder, VIRTUAL_ENV=str(environment), PATH=path)
-    return environment / "bin"
+    yield environment / "bin"
+    shutil.rmtree(environment)
 
 
 @pytest.fixture
