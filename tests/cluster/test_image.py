@@ -134,7 +134,7 @@ def test_kubernetes_runs_it_as_the_user_whose_folders_it_has() -> None:
         environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
         assert environment["HF_HOME"] in folders.split()
     (application,) = yaml.safe_load(service["serveConfigV2"])["applications"]
-    assert application["args"]["config"]["cache_dir"] in folders.split()
+    assert application["args"]["config"]["advanced"]["cache_dir"] in folders.split()
     assert of(text, "WORKDIR") == ["/opt/omni_cluster"]
 
 
