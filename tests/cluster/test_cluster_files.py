@@ -30,7 +30,7 @@ BUILTINS = frozenset({"export", ".", "cd", "make", "sudo"})
 IMAGE = "registry.example/omni-cluster:gpu"
 NOT_HERE = {
     "docker": {"build", "push", "run"},
-    "helm": {"install"},
+    "helm": {"install", "repo"},
     "kubectl": {"apply", "create", "delete", "port-forward", "wait"},
 }
 """Commands whose parsers are not Python's, and those of their subcommands that the page may use."""

@@ -1,8 +1,8 @@
-"""deploy/kuberay: the RayService by KubeRay's schema, Ray's own reading of it, Serve's schema and our loader."""
+"""deploy/kuberay: the RayService by KubeRay's schema, Ray's own reading of it, Serve's schema and our loader. It is a
+rendering of the chart, as tests/cluster/test_helm_chart.py shows."""
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import subprocess
@@ -13,28 +13,22 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import ValidationError
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from omni_cluster.cluster.app import SHUTDOWN_MARGIN_S, config_of
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from tests.cluster.kuberay import validator
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy/kuberay/rayservice.yaml"
 SCRIPT = ROOT / "deploy/kuberay/pre_stop.sh"
 SHIPPED = ROOT / "stage_configs/qwen2_5_omni.yaml"
 OWN = frozenset({"cache_dir", "api", "ingress_placement"})
-"""What the file says besides the configuration that is shipped, apart from its stages' placement and scaling."""
+"""What the file says besides the configuration that is shipped, apart from its stages' placement."""
 STOP_S = 30
-
-
-@functools.cache
-def validator() -> Draft202012Validator:
-    schema = yaml.safe_load((Path(__file__).parent / "kuberay_rayservice_v1.yaml").read_text())
-    Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema)
 
 
 def service() -> dict[str, Any]:
@@ -129,10 +123,7 @@ def test_serve_accepts_its_part() -> None:
 def test_its_configuration_is_the_shipped_one_with_placement() -> None:
     def model(given: dict[str, Any]) -> dict[str, Any]:
         config = config_of({"config": given}).model_dump()
-        stages = [
-            {key: value for key, value in stage.items() if key not in ("placement", "autoscaling", "num_replicas")}
-            for stage in config["stages"]
-        ]
+        stages = [{key: value for key, value in stage.items() if key != "placement"} for stage in config["stages"]]
         return {key: value for key, value in config.items() if key not in OWN} | {"stages": stages}
 
     assert config().cache_dir is not None
