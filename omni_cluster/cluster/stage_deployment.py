@@ -41,6 +41,7 @@ from omni_cluster.types.errors import OmniError, without_frames
 from omni_cluster.types.inputs import Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
+from omni_cluster.vllm_engine.known_warnings import drop_known_warnings
 
 logger = logging.getLogger("ray.serve")
 
@@ -264,6 +265,7 @@ def _import_engine(stage: StageConfig, config: PipelineConfig) -> None:
     """What of vLLM configures logging closes all handlers that are there: Serve's would write nothing more."""
     if not uses_vllm(stage, config):
         return
+    drop_known_warnings()
     targets = [(each, each.target) for each in logger.handlers if isinstance(each, MemoryHandler)]
     importlib.import_module("vllm.logger")
     for handler, target in targets:

@@ -18,6 +18,7 @@ from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, StageS
 from omni_cluster.types.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.types.inputs import OmniRequest, Prompt
 from omni_cluster.types.modalities import Modality, not_made
+from omni_cluster.vllm_engine.known_warnings import drop_known_warnings
 from omni_cluster.vllm_engine.version_check import check_vllm
 
 
@@ -170,6 +171,7 @@ def stage_class(stage: StageConfig, config: PipelineConfig) -> Callable[..., Sta
     """What `make_stage` calls. Imports vLLM for a stage that uses it. Raises VersionError for one it cannot run on."""
     if not uses_vllm(stage, config):
         return _plain_stage
+    drop_known_warnings()
     check_vllm()
     if runs_on_vllm(stage, config):
         from omni_cluster.vllm_engine.stage_llm import StageLLM

@@ -27,6 +27,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.known_warnings import drop_known_warnings
 
 PRELOADED = "omni_cluster.vllm_engine.preloaded"
 _PR_SET_PDEATHSIG = 1
@@ -59,6 +60,7 @@ class _EndsWithStarter(BaseProcess):
 
     def run(self) -> None:
         _die_with_starter()
+        drop_known_warnings()
         super().run()
 
 

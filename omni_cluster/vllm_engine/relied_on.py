@@ -313,9 +313,9 @@ EVERYWHERE: Names = {
 """Of every stage on every device. A worker on a CPU is a `gpu_worker.Worker` too."""
 
 ON_CPU: Names = {
-    "vllm.v1.worker:cpu_worker": ("CPUModelRunner",),
+    "vllm.utils.cpu_resource_utils:get_visible_memory_node": (),
+    "vllm.v1.worker:cpu_worker": ("CPUModelRunner", "CPUWorker"),
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": (),
-    "vllm.v1.worker.cpu_worker:CPUWorker": (),
 }
 """Not imported beside a CUDA runner, see `worker/ar_model_runner.py`."""
 

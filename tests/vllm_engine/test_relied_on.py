@@ -25,6 +25,8 @@ OF_OTHERS = {
     "allow_tf32": "torch's",
     "spawnv_passfds": "Python's",
     "_exit": "Python's",
+    "_C": "torch's place for an extension's operations",
+    "init_cpu_memory_env": "one of them",
 }
 """What the room sets on objects that are not vLLM's, or calls."""
 

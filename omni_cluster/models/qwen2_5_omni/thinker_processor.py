@@ -48,7 +48,10 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
     def get_hf_processor(self, **kwargs: object) -> Any:
         """One for all requests: vLLM loads one for each set of options, and these are for a call of it alone."""
         for_a_call = ("audio_kwargs", "truncation", *pixels.OPTIONS)
-        return super().get_hf_processor(**{name: kwargs[name] for name in kwargs if name not in for_a_call})
+        processor = super().get_hf_processor(**{name: kwargs[name] for name in kwargs if name not in for_a_call})
+        # What it does unless it is told, and it warns of that: a later transformers will do otherwise.
+        processor.video_processor.cap_pixels_per_frame = False
+        return processor
 
     def audio_padding(self, mm_items: MultiModalDataItems) -> dict[str, object]:
         """Options that pad sounds to the longest of them; none where there is no sound.

@@ -18,7 +18,8 @@ __all__ = ["RUNNER", "GPUARWorker", "PlatformWorker"]
 RUNNER: tuple[ModuleType, str]
 if current_platform.is_cpu():
     from vllm.v1.worker import cpu_worker
-    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+
+    from omni_cluster.vllm_engine.worker.cpu_worker import CPUWorker as PlatformWorker
 
     RUNNER = (cpu_worker, "CPUModelRunner")
 else:

@@ -1,0 +1,72 @@
+"""What libraries warn of at each start of an engine, and what means nothing to an operator: these are not printed.
+
+Each is known by its logger and its words. All else that a library says is printed as it is, errors always.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+
+VLLM: Mapping[str, Sequence[str]] = {
+    # Triton is for cards, and comes with torch.
+    "triton_utils.importing": ("Disabling Triton",),
+    "platforms.cpu": (
+        "Triton is not installed",  # the same once more
+        "Reset SSM cache type",  # of a kind of model that has a state in place of a cache: none is served
+    ),
+    # What `enforce_eager` of the configuration is there for.
+    "config.vllm": ("Enforce eager set", "Inductor compilation was disabled by user settings"),
+    # The scheduler is ours, and checked against the version of vLLM.
+    "config.scheduler": ("Using custom scheduler class",),
+    # vLLM asks by default for what a model may lack.
+    "config.model": ("Model does not support mm_device_do_normalize",),
+    # A stage without text has no tokenizer.
+    "renderers.base": ("Using None for EOS token id", "Using None for BOS token id"),
+    # vLLM's worker sets the variable, and its engine does not know it.
+    "platforms.interface": ("variable detected: VLLM_DIST_IDENT",),
+    "v1.worker.cpu_worker": (
+        "is not found in LD_PRELOAD",  # a CPU is for trying: nothing is to be installed for its speed
+        "CPU backend doesn't allow to use `torch.set_num_threads`",  # vLLM's own call, which it ignores on purpose
+    ),
+}
+"""By the name of vLLM's module."""
+
+LOGGED: Mapping[str, Sequence[str]] = {
+    # A part of a model may have a vocabulary of its own, and carries the ids of the text's tokens too.
+    "transformers.configuration_utils": ("must be `None` or an integer within the vocabulary",),
+    # A machine may have CUDA's folder and no card.
+    "torch.utils.cpp_extension": ("No CUDA runtime is found",),
+    **{".".join(("vllm", name)): words for name, words in VLLM.items()},
+}
+
+WARNED: Mapping[str, type[Warning]] = {
+    # vLLM looks through all names of torch for kernels.
+    r"`torch\.distributed\.reduce_op` is deprecated": FutureWarning,
+}
+
+
+class _Without(logging.Filter):
+    """Lets pass what has none of these words, and all errors."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        said = record.getMessage()
+        return not any(words in said for words in self._words)
+
+
+_FILTERS = {name: _Without(words) for name, words in LOGGED.items()}
+
+
+def drop_known_warnings() -> None:
+    """For this process and its forks, before it imports vLLM; may be called again."""
+    for name, each in _FILTERS.items():
+        logging.getLogger(name).addFilter(each)
+    for words, category in WARNED.items():
+        warnings.filterwarnings("ignore", message=words, category=category)
