@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OmniError as error:
         print(f"{PROGRAM}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if not stopped.args:  # a cluster that ends has said it
+            print(f"\n{PROGRAM}: stopped by Ctrl-C.", file=sys.stderr)
         return INTERRUPTED
     return 0
 

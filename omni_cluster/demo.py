@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from omni_cluster.api_client import (
@@ -43,7 +41,6 @@ READY_TIMEOUT_S = 900.0
 QUESTION_RATE_HZ = 16_000
 TEXT_QUESTION = "Hello world, please answer in text."
 SPOKEN_QUESTION = "What do you hear, and what is in the picture?"
-HEALTHY = "HEALTHY"
 
 Body = dict[str, Any]
 
@@ -62,19 +59,30 @@ def run_demo(config: Path | None, port: int, out: Path) -> None:
     settings = load_config(config, known_families=known_families())
     folder = made_folder(out)
     # Ray is needed here alone: bad input is refused without it.
-    from omni_cluster.cluster.local import LocalCluster, end_on_sigterm
+    from omni_cluster.cluster.local import LocalCluster, end_on_signals
 
-    end_on_sigterm()
     local = LocalCluster(config=config, port=port)  # refuses what it cannot start
-    console.print("starting Ray")
-    with local as cluster:
-        console.print(dashboard_line(cluster.dashboard_url), markup=False, soft_wrap=True)
-        wait_until_ready(cluster, console)
+    end_on_signals()
+    with started(local, console) as cluster:
         console.print(f"serving at {cluster.base_url}", soft_wrap=True)
         timeout = httpx.Timeout(settings.limits.request_timeout_s, connect=CONNECT_TIMEOUT_S)
         # A proxy that the environment names must not come between this process and its own machine.
         with httpx.Client(base_url=cluster.base_url, timeout=timeout, trust_env=False) as http:
             converse(http, settings.default_voice, folder, console)
+
+
+@contextmanager
+def started(local: LocalCluster, console: Console) -> Iterator[LocalCluster]:
+    """The cluster once it serves; shows its start. Raises OmniError."""
+    from omni_cluster.cluster.start_table import start_table
+
+    with ExitStack() as running:
+        with start_table(console) as table:
+            table.update({"Ray": "starts its processes"})
+            running.enter_context(local)
+            table.update({"Ray": "ready"})
+            local.wait_ready(READY_TIMEOUT_S, table.update)
+        yield local
 
 
 def made_folder(out: Path) -> Path:
@@ -84,65 +92,6 @@ def made_folder(out: Path) -> Path:
     except OSError as error:
         raise DemoError(f"the folder {out} cannot be made ({error.strerror}); name one that can be written.") from None
     return out
-
-
-def dashboard_line(url: str | None) -> str:
-    """Where Ray's dashboard is, and what prints the token that it asks for."""
-    if url is None:
-        return "Ray dashboard: none"
-    return f"Ray dashboard: {url} (its token: {Path(sys.executable).with_name('ray')} get-auth-token)"
-
-
-# ------------------------------------------------------- while engines start
-
-
-@dataclass(slots=True)
-class StageProgress:
-    """The state of one stage; `healthy_s` is when it came up, seconds since the start."""
-
-    state: str
-    healthy_s: float | None = None
-
-
-class StageBoard:
-    """The stages of a cluster that starts, with their state and how long they have taken; `say` gets each change."""
-
-    def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say
-        self._started_s = time.monotonic()
-        self._stages: dict[str, StageProgress] = {}
-
-    def update(self, states: Mapping[str, str]) -> None:
-        """Takes the states of all stages, by name."""
-        for name, state in states.items():
-            if name not in self._stages or self._stages[name].state != state:
-                self._change(name, state)
-
-    def _change(self, name: str, state: str) -> None:
-        self._stages[name] = StageProgress(state, self.elapsed_s if state == HEALTHY else None)
-        if self._say is not None:
-            self._say(f"{self.elapsed_s:6.1f} s  {name}: {state}")
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
-
-    def __rich__(self) -> Table:
-        table = Table("stage", "state", "seconds")
-        for name, stage in self._stages.items():
-            seconds = self.elapsed_s if stage.healthy_s is None else stage.healthy_s
-            table.add_row(name, stage.state, f"{seconds:.1f}")
-        return table
-
-
-def wait_until_ready(cluster: LocalCluster, console: Console) -> None:
-    """Shows the stages until all of them serve: a live table on a terminal, a line a change elsewhere."""
-    if console.is_terminal:
-        board = StageBoard()
-        with Live(board, console=console, refresh_per_second=4):
-            cluster.wait_ready(READY_TIMEOUT_S, board.update)
-        return
-    cluster.wait_ready(READY_TIMEOUT_S, StageBoard(lambda line: console.print(line, soft_wrap=True)).update)
 
 
 # ------------------------------------------------------------ the questions

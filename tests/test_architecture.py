@@ -53,6 +53,7 @@ ALLOWED: Mapping[str, str] = {
     "no other way of the step that it is in",
     "kernels/fused_decoder.py imports vllm.v1.attention.backends.flash_attn.FlashAttentionMetadata": "its "
     "kernels read the cache whose layout this one has",
+    "cluster/local.py sets SLOW_START": "Serve has no other way to be told when a start is slow",
     "engine/cards.py sets variables": "how a stage's processes share a card, and only while they are started",
     "engine/cards.py sets name": "which cards a stage's processes see, and only while they are started",
     "engine/caches.py sets name": "torch, Triton and vLLM have no other way to be told a folder",

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ from rich.console import Console
 
 from omni_cluster.demo import (
     DemoError,
-    StageBoard,
     ask,
     converse,
-    dashboard_line,
     first_model,
     made_folder,
     png_bytes,
@@ -214,30 +211,6 @@ def test_text_cannot_command_the_terminal() -> None:
     printed = io.StringIO()
     show("a\x1b[2Jb\nc\x07", console_to(printed))
     assert printed.getvalue() == "a\N{REPLACEMENT CHARACTER}[2Jb\nc\N{REPLACEMENT CHARACTER}"
-
-
-def test_a_line_is_said_for_each_change_only() -> None:
-    said: list[str] = []
-    board = StageBoard(said.append)
-    starting = {"thinker": "UPDATING", "talker": "UPDATING"}
-    for states in (starting, starting, starting | {"talker": "HEALTHY"}):
-        board.update(states)
-    assert [line.split(" s  ")[1] for line in said] == ["thinker: UPDATING", "talker: UPDATING", "talker: HEALTHY"]
-
-
-def test_the_dashboard_s_token_is_printed_by_a_command_that_exists() -> None:
-    line = dashboard_line("http://127.0.0.1:8265")
-    command = line.partition("its token: ")[2].removesuffix(")").split()
-    subprocess.run([*command, "--help"], check=True, capture_output=True)
-    assert "http://127.0.0.1:8265" in line
-    assert dashboard_line(None) == "Ray dashboard: none"
-
-
-def test_board_shows_each_stage_with_its_state() -> None:
-    board, printed = StageBoard(), io.StringIO()
-    board.update({"thinker": "UPDATING", "talker": "HEALTHY"})
-    console_to(printed).print(board)
-    assert all(word in printed.getvalue() for word in ("thinker", "UPDATING", "talker", "HEALTHY"))
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:

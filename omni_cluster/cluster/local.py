@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +19,7 @@ from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
+from rich.console import Console
 
 from omni_cluster.cluster.app import INGRESS_NAME, bind_app, config_of
 from omni_cluster.cluster.serve_private import (
@@ -25,20 +28,31 @@ from omni_cluster.cluster.serve_private import (
     controller_of,
     get_global_client,
     once_ray_is_up,
+    print_no_more_logs,
     set_global_client,
 )
-from omni_cluster.cluster.starting import steps_now
+from omni_cluster.cluster.start_table import start_table
+from omni_cluster.cluster.starting import READY, steps_now
 from omni_cluster.types.errors import OmniError
 
 APP_NAME = "default"
 POLL_S = 0.5
 STARTING = "UPDATING"
+HEALTHY = "HEALTHY"
+WAITS = "waits for its process"
+"""What a deployment does until its replica says more: Ray starts a process for it."""
+SLOW_START, SLOW_START_S = "SERVE_SLOW_STARTUP_WARNING_S", "600"
+"""Serve warns of replicas that take longer to start than this; its own 30 s are less than imports may take."""
+STOPPED = "omni-cluster: stopped by Ctrl-C."
+INTERRUPTED = 130
+"""The exit status of a process that Ctrl-C ended, as shells have it."""
 END_TIMEOUT_S = 30.0
 ANSWER_S = 10.0
 """What the ingresses may take to answer beside the grace that requests have."""
 LAST_BYTES_S = 0.5
 """Serve's proxy, which is killed, may still have the last bytes of an answer."""
 LOOK_S = 0.1
+LOGS = "/tmp/ray/session_latest/logs/serve"
 
 
 class ClusterFailed(OmniError):
@@ -54,7 +68,6 @@ class LocalCluster:
     def __init__(self, config: Path | str | None = None, port: int = 8000) -> None:
         self._app = bind_app(config_of({} if config is None else {"config": str(config)}))
         self._port = port
-        self.dashboard_url: str | None = None
 
     @property
     def base_url(self) -> str:
@@ -77,10 +90,8 @@ class LocalCluster:
 
     def _start_ray(self) -> None:
         # "local": without it Ray joins whatever cluster it finds on this machine, and the end of one ends the other.
-        context = ray.init(
-            "local", namespace="serve", include_dashboard=True, log_to_driver=False, logging_level="ERROR"
-        )
-        self.dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
+        # Its dashboard is ten processes, each of which imports Ray: as much work as a stage's start.
+        ray.init("local", namespace="serve", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         serve.start(http_options={"host": "127.0.0.1", "port": self._port})
 
     def start(self) -> None:
@@ -89,12 +100,16 @@ class LocalCluster:
         serve.run_many([target], wait_for_applications_running=False)
 
     def stage_states(self) -> dict[str, str]:
-        """The state of each deployment by its name: what it does as long as it starts, then such as HEALTHY."""
+        """What each deployment does, by its name: a step of its start, then READY, or what Serve says of it."""
         application = serve.status().applications.get(APP_NAME)
         if application is None:
             return {}
         states = {name: str(status.status.value) for name, status in application.deployments.items()}
-        return states | {name: step for name, step in steps_now().items() if states.get(name) == STARTING}
+        steps = steps_now()
+        return {
+            name: steps.get(name, WAITS) if state == STARTING else READY if state == HEALTHY else state
+            for name, state in states.items()
+        }
 
     def wait_ready(self, timeout_s: float = 600.0, on_change: Callable[[dict[str, str]], object] | None = None) -> None:
         """Returns when all deployments are healthy; `on_change` gets their states after every look.
@@ -125,38 +140,72 @@ def failure(application: Any, states: dict[str, str], timeout_s: float) -> str:
     """One sentence about the first deployment that did not come up."""
     for name, status in (application.deployments if application is not None else {}).items():
         if status.status.value in ("UNHEALTHY", "DEPLOY_FAILED"):
-            return f"stage {name} did not start: {status.message.strip() or 'see its log'}"
-    waiting = ", ".join(name for name, state in states.items() if state != "HEALTHY") or "the application"
-    return f"{waiting} did not come up within {timeout_s:g} s; see the Ray dashboard for its log."
+            return f"stage {name} did not start: {status.message.strip() or f'see its log under {LOGS}'}"
+    waiting = ", ".join(name for name, state in states.items() if state != READY) or "the application"
+    return f"{waiting} did not come up within {timeout_s:g} s; see its log under {LOGS}."
 
 
 def served_app(args: Mapping[str, Any]) -> Application:
-    """The application for the process of `serve run`, which ends it in order on SIGTERM."""
+    """The application for the process of `serve run`, which shows its start and ends it in order."""
     config = config_of(args)
-    end_on_sigterm(config.limits.closing_grace_s)
+    if not ray.is_initialized():  # else Serve's own process builds it
+        os.environ.setdefault(SLOW_START, SLOW_START_S)
+        end_on_signals(config.limits.closing_grace_s, leaves=True)
+        _show_start([stage.model_stage for stage in config.stages])
     return bind_app(config)
 
 
-def end_on_sigterm(grace_s: float = 0.0) -> None:
-    """Once Ray is up, SIGTERM ends this process as Ctrl-C does: the application first, then Ray.
+def _show_start(stages: Sequence[str]) -> None:
+    """On a terminal. Elsewhere the replicas' logs, which Ray prints, say the same."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        shows = threading.Thread(target=_show_until_ready, args=(stages, console), daemon=True)
+        once_ray_is_up(shows.start)
 
-    Ray's own handler, which it sets while it starts, prints its native stack and ends the process in the midst of it.
-    `grace_s`: what running requests are given before that.
+
+def _show_until_ready(stages: Sequence[str], console: Console) -> None:
+    """In a thread: `serve run` waits for the same. Ends with Ray, whether or not the stages came up."""
+    waiting = dict.fromkeys(stages, WAITS)
+    with start_table(console) as table, contextlib.suppress(RayError, RuntimeError):
+        while ray.is_initialized() and not table.is_ready:
+            table.update(waiting | {name: step for name, step in steps_now().items() if name in waiting})
+            time.sleep(POLL_S)
+
+
+def end_on_signals(grace_s: float = 0.0, *, leaves: bool = False) -> None:
+    """Ctrl-C, and once Ray is up SIGTERM, end this process in order: the application first, then Ray.
+
+    Ray's own handler of SIGTERM, which it sets while it starts, prints its native stack and ends the process in the
+    midst of it. `grace_s`: what running requests are given on SIGTERM. `leaves`: Ctrl-C leaves by SystemExit, past
+    what would print more of it, else by KeyboardInterrupt.
     """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, functools.partial(_interrupt, leaves))
     once_ray_is_up(functools.partial(_handle_sigterm, grace_s))
 
 
 def _handle_sigterm(grace_s: float) -> None:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, functools.partial(_interrupt, grace_s))
+        signal.signal(signal.SIGTERM, functools.partial(_terminate, grace_s))
 
 
-def _interrupt(grace_s: float, _number: int, _frame: FrameType | None) -> None:
+def _terminate(grace_s: float, _number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
     if grace_s > 0:
         let_requests_end(grace_s)
     end_serve()
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("SIGTERM")
+
+
+def _interrupt(leaves: bool, _number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already
+    print_no_more_logs()
+    print(f"\n{STOPPED}", file=sys.stderr, flush=True)  # at once: the end takes some seconds
+    if not leaves:
+        raise KeyboardInterrupt(STOPPED)
+    if ray.is_initialized():
+        end_serve()
+    raise SystemExit(INTERRUPTED)
 
 
 def let_requests_end(grace_s: float) -> None:

@@ -23,7 +23,6 @@ def version_error(name: str) -> VersionError:
 try:
     from ray._private import worker
     from ray._private.label_utils import validate_label_key, validate_label_selector_value
-    from ray.experimental.internal_kv import _internal_kv_del as kv_delete
     from ray.experimental.internal_kv import _internal_kv_get as kv_get
     from ray.experimental.internal_kv import _internal_kv_list as kv_list
     from ray.experimental.internal_kv import _internal_kv_put as kv_put
@@ -39,7 +38,7 @@ except ImportError as error:
     raise version_error(f"{error.name or 'ray'}: {error}") from error
 
 PRIVATE: Mapping[Any, Sequence[str]] = {
-    worker: ("_post_init_hooks",),
+    worker: ("_post_init_hooks", "global_worker_stdstream_dispatcher"),
     ServeControllerClient: ("_controller",),
     DeploymentBroadcastResponse: ("_fetch_replica_results_async",),  # transport.py
     RequestRouter: (  # routers.py, a router itself
@@ -64,6 +63,11 @@ def once_ray_is_up(hook: Callable[[], None]) -> None:
     """Has Ray call `hook` at the end of `ray.init`, once however often it is asked."""
     if hook not in worker._post_init_hooks:
         worker._post_init_hooks.append(hook)
+
+
+def print_no_more_logs() -> None:
+    """What replicas and Ray's own actors log from now on stands in their files alone."""
+    worker.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
 
 
 def controller_of(client: ServeControllerClient) -> Any:

@@ -10,13 +10,15 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from omni_cluster.cluster.serve_private import kv_delete, kv_get, kv_list, kv_put
+from omni_cluster.cluster.serve_private import kv_get, kv_list, kv_put
 
 logger = logging.getLogger("ray.serve")
 
 NAMESPACE = b"omni_cluster"
 """Of Ray's own store of keys and values, which is there before any replica."""
 PREFIX = b"starting/"
+READY = "ready"
+"""What a deployment says when it serves."""
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ def start_step(stage: str, what: str) -> Iterator[None]:
 def end_start(stage: str) -> None:
     """The start is over. What was made until now stays, so later garbage collections skip it."""
     gc.freeze()
-    kv_delete(PREFIX + stage.encode(), namespace=NAMESPACE)
+    kv_put(PREFIX + stage.encode(), READY.encode(), namespace=NAMESPACE)
 
 
 @contextlib.contextmanager
@@ -49,11 +51,11 @@ def without_collector() -> Iterator[None]:
 
 
 def steps_now() -> dict[str, str]:
-    """The step of each stage of this cluster that starts, or broke off while it did."""
+    """The last step that a replica of each stage of this cluster began, or READY."""
     steps = {}
     for key in kv_list(PREFIX, namespace=NAMESPACE):
         said = kv_get(key, namespace=NAMESPACE)
-        if said is not None:  # else it has ended meanwhile
+        if said is not None:
             steps[key.removeprefix(PREFIX).decode()] = said.decode()
     return steps
 

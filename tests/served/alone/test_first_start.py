@@ -1,0 +1,72 @@
+"""What an operator meets first: the default application on a terminal, from the command to Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.processes import running_after
+from tests.served.app import BASE_URL, PATIENCE_S, ROOT, STAGES, START_S
+from tests.terminal import CTRL_C, Terminal, on_terminal
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+BIN = Path(sys.executable).parent
+KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
+"""Of the environment: a user who types a command of the README has set nothing."""
+WARNS = re.compile(r"warn|deprecat|\bW\d{4}\b|Traceback", re.IGNORECASE)
+HEAD = "what it does"
+STOPPED = "omni-cluster: stopped by Ctrl-C."
+
+
+def started(*command: str) -> AbstractContextManager[Terminal]:
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return on_terminal(command, ROOT, environment)
+
+
+def is_ready() -> bool:
+    try:
+        return httpx.get(f"{BASE_URL}/ready", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def assert_stopped(terminal: Terminal, status: Sequence[int]) -> None:
+    """One line, and nothing stays."""
+    assert terminal.end(PATIENCE_S) in status
+    screen = "\n".join(terminal.lines)
+    assert [line for line in screen.partition("^C")[2].splitlines() if line.strip()] == [STOPPED], screen
+    assert running_after(list(terminal.processes), PATIENCE_S) == []
+
+
+def assert_no_warning(terminal: Terminal) -> None:
+    assert [line for line in terminal.lines if WARNS.search(line)] == []
+
+
+def test_serve_run_shows_one_table_and_no_warning_and_ctrl_c_ends_it_in_a_line() -> None:
+    with started(str(BIN / "serve"), "run", "deployments:app") as terminal:
+        terminal.until(lambda: terminal.written.count(HEAD) > 1, START_S)  # it is drawn again
+        terminal.until(is_ready, START_S)
+        terminal.until(lambda: all(re.search(rf"{name}\W+ready", "\n".join(terminal.lines)) for name in STAGES), 60)
+        assert sum(HEAD in line for line in terminal.lines) == 1, "\n".join(terminal.lines)
+        assert_no_warning(terminal)
+        terminal.press(CTRL_C)
+        assert_stopped(terminal, [128 + signal.SIGINT])
+
+
+def test_ctrl_c_ends_make_demo_in_a_line_while_it_starts() -> None:
+    ready = f"{sys.prefix}/ready-cpu"  # what is installed is as it is
+    with started("make", "-o", ready, f"VENV={sys.prefix}", "demo") as terminal:
+        terminal.until(lambda: "imports its libraries" in terminal.written, START_S)
+        terminal.press(CTRL_C)
+        assert_stopped(terminal, [-signal.SIGINT])
+        assert_no_warning(terminal)
+        assert sum(HEAD in line for line in terminal.lines) == 1, "\n".join(terminal.lines)
