@@ -24,13 +24,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.terminal import CTRL_C, Terminal, on_terminal
+from tests.terminal import CTRL_C, WARNS, Terminal, on_terminal
 
 ROOT = Path(__file__).parents[1]
 BASE_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 1800
 END_S = 60
-WARNS = re.compile(r"warn|deprecat|\bW\d{4}\b|Traceback", re.IGNORECASE)
 INSTALLS = re.compile(r"^(PATH|LANG|TMPDIR|(UV|PIP)_\w+|SSL_\w+|\w+_proxy|\w+_PROXY)$")
 """Of the environment: how this machine reaches a package registry."""
 

@@ -20,6 +20,8 @@ ROWS, COLUMNS = 2000, 200
 """A window that nothing is scrolled out of."""
 LOOK_S = 0.2
 CTRL_C = b"\x03"
+WARNS = re.compile(r"WARN|Warning|deprecated|\bW\d{4}\b|Traceback")
+"""What a line has that a user is not to see."""
 _PARTS = re.compile(r"\x1b\[(?P<count>\d*)(?P<code>[AKm])|\x1b\[\?\d+[hl]|(?P<text>[^\x1b]+)|\x1b")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -71,6 +74,21 @@ def start_table(console: Console) -> Iterator[StartTable]:
     if not console.is_terminal:
         yield StartTable(lambda line: console.print(line, markup=False, soft_wrap=True))
         return
-    table = StartTable()
-    with Live(table, console=console, refresh_per_second=DRAWINGS_PER_S):
+    table, stream = StartTable(), sys.stderr
+    with Live(table, console=console, refresh_per_second=DRAWINGS_PER_S), _logged_to(sys.stderr, instead_of=stream):
         yield table
+
+
+@contextmanager
+def _logged_to(stream: TextIO, *, instead_of: TextIO) -> Iterator[None]:
+    """Handlers keep the stream that they found, past what has the place of it: they would write into the table."""
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    found = {handler for logger in (logging.root, *loggers) for handler in logger.handlers}
+    moved = [each for each in found if isinstance(each, logging.StreamHandler) and each.stream is instead_of]
+    for handler in moved:
+        handler.setStream(stream)
+    try:
+        yield
+    finally:
+        for handler in moved:
+            handler.setStream(instead_of)

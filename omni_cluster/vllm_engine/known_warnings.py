@@ -5,9 +5,10 @@ Each is known by its logger and its words. All else that a library says is print
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping, Sequence
+
+from omni_cluster.models.dropped_warnings import drop_warnings
 
 VLLM: Mapping[str, Sequence[str]] = {
     # Triton is for cards, and comes with torch.
@@ -47,26 +48,8 @@ WARNED: Mapping[str, type[Warning]] = {
 }
 
 
-class _Without(logging.Filter):
-    """Lets pass what has none of these words, and all errors."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        super().__init__()
-        self._words = words
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno > logging.WARNING:
-            return True
-        said = record.getMessage()
-        return not any(words in said for words in self._words)
-
-
-_FILTERS = {name: _Without(words) for name, words in LOGGED.items()}
-
-
 def drop_known_warnings() -> None:
     """For this process and its forks, before it imports vLLM; may be called again."""
-    for name, each in _FILTERS.items():
-        logging.getLogger(name).addFilter(each)
+    drop_warnings(LOGGED)
     for words, category in WARNED.items():
         warnings.filterwarnings("ignore", message=words, category=category)

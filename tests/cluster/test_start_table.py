@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import sys
 
 import pytest
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.console import Console
 from omni_cluster.cluster import start_table as module
 from omni_cluster.cluster.start_table import StartTable, start_table
 from omni_cluster.cluster.starting import READY
+from tests.terminal import shown
 
 STARTING = {"thinker": "imports its libraries", "talker": "reads the checkpoint"}
 
@@ -50,10 +53,10 @@ def test_a_terminal_has_one_table_and_what_is_printed_meanwhile_above_it() -> No
         table.update(STARTING)
         console.print("a line of a log")
         table.update({"thinker": READY, "talker": READY})
-    shown = printed.getvalue()
-    last = shown[shown.rindex("a line of a log") :]
-    assert last.count("thinker") == shown.count("thinker") - shown[: shown.index("a line")].count("thinker")
-    assert "imports its libraries" not in shown[shown.rindex("\x1b[2K") :]
+    lines = shown(printed.getvalue())
+    assert lines[0] == "a line of a log"
+    assert sum("what it does" in line for line in lines) == 1
+    assert not any("imports its libraries" in line for line in lines)
 
 
 def test_a_start_is_over_when_all_are_ready() -> None:
@@ -64,3 +67,18 @@ def test_a_start_is_over_when_all_are_ready() -> None:
     assert not table.is_ready
     table.update({"talker": READY})
     assert table.is_ready
+
+
+def test_what_is_logged_to_the_terminal_stands_above_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, logger = io.StringIO(), logging.getLogger("tests.start_table")
+    monkeypatch.setattr(sys, "stderr", printed)
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(logger, "handlers", [handler])
+    with start_table(terminal(printed)) as table:
+        table.update(STARTING)
+        logger.warning("a line of a log")
+        assert handler.stream is not printed
+    assert handler.stream is printed
+    lines = shown(printed.getvalue())
+    assert lines.count("a line of a log") == 1
+    assert sum("what it does" in line for line in lines) == 1

@@ -17,6 +17,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
 from omni_cluster.kernels.fused_decoder import FusedDecoder
+from omni_cluster.models.dropped_warnings import drop_warnings
 from omni_cluster.models.kept_tables import KeptTables
 from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
 from omni_cluster.models.qwen2_5_omni.memory import KEPT_ANGLES_BYTES
@@ -42,6 +43,8 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        # What it hears is compared with transformers, with flash_attn and without.
+        drop_warnings({Qwen2_5OmniThinkerForConditionalGeneration.__module__: ("flash_attn is not available",)})
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         # vLLM leaves out the towers of an engine that is configured for none of their media.
         if isinstance(self.visual, Qwen2_5_VisionTransformer):

@@ -15,14 +15,13 @@ import pytest
 
 from tests.processes import running_after
 from tests.served.app import BASE_URL, PATIENCE_S, ROOT, STAGES, START_S
-from tests.terminal import CTRL_C, Terminal, on_terminal
+from tests.terminal import CTRL_C, WARNS, Terminal, on_terminal
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 BIN = Path(sys.executable).parent
 KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 """Of the environment: a user who types a command of the README has set nothing."""
-WARNS = re.compile(r"warn|deprecat|\bW\d{4}\b|Traceback", re.IGNORECASE)
 HEAD = "what it does"
 STOPPED = "omni-cluster: stopped by Ctrl-C."
 

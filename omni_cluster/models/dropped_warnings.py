@@ -1,0 +1,32 @@
+"""Warnings of libraries that mean nothing to an operator, dropped by their logger and their words; errors never are."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+
+
+def drop_warnings(logged: Mapping[str, Sequence[str]]) -> None:
+    """Words by the logger's name, for this process and its forks; may be called again."""
+    for name, words in logged.items():
+        logging.getLogger(name).addFilter(_without(tuple(words)))
+
+
+class _Without(logging.Filter):
+    """Lets pass what has none of these words, and all errors."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        said = record.getMessage()
+        return not any(words in said for words in self._words)
+
+
+@functools.cache
+def _without(words: tuple[str, ...]) -> _Without:
+    return _Without(words)
