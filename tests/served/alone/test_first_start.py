@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -22,6 +21,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 BIN = Path(sys.executable).parent
 KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 """Of the environment: a user who types a command of the README has set nothing."""
+TABLE = "┏┃┡│└"
 HEAD = "what it does"
 STOPPED = "omni-cluster: stopped by Ctrl-C."
 
@@ -38,12 +38,17 @@ def is_ready() -> bool:
         return False
 
 
-def assert_stopped(terminal: Terminal, status: Sequence[int]) -> None:
-    """One line, and nothing stays."""
-    assert terminal.end(PATIENCE_S) in status
-    screen = "\n".join(terminal.lines)
-    assert [line for line in screen.partition("^C")[2].splitlines() if line.strip()] == [STOPPED], screen
+def stop(terminal: Terminal) -> int:
+    """Presses Ctrl-C; one line more is shown, and nothing stays. Returns the exit status."""
+    before = set(terminal.lines)
+    terminal.press(CTRL_C)
+    status = terminal.end(PATIENCE_S)
+    more = [
+        line.removeprefix("^C") for line in terminal.lines if line not in before and not line.startswith(tuple(TABLE))
+    ]
+    assert [line for line in more if line] == [STOPPED], "\n".join(terminal.lines)
     assert running_after(list(terminal.processes), PATIENCE_S) == []
+    return status
 
 
 def assert_no_warning(terminal: Terminal) -> None:
@@ -57,15 +62,13 @@ def test_serve_run_shows_one_table_and_no_warning_and_ctrl_c_ends_it_in_a_line()
         terminal.until(lambda: all(re.search(rf"{name}\W+ready", "\n".join(terminal.lines)) for name in STAGES), 60)
         assert sum(HEAD in line for line in terminal.lines) == 1, "\n".join(terminal.lines)
         assert_no_warning(terminal)
-        terminal.press(CTRL_C)
-        assert_stopped(terminal, [128 + signal.SIGINT])
+        assert stop(terminal) == 128 + signal.SIGINT
 
 
 def test_ctrl_c_ends_make_demo_in_a_line_while_it_starts() -> None:
     ready = f"{sys.prefix}/ready-cpu"  # what is installed is as it is
     with started("make", "-o", ready, f"VENV={sys.prefix}", "demo") as terminal:
         terminal.until(lambda: "imports its libraries" in terminal.written, START_S)
-        terminal.press(CTRL_C)
-        assert_stopped(terminal, [-signal.SIGINT])
+        assert stop(terminal) == -signal.SIGINT
         assert_no_warning(terminal)
         assert sum(HEAD in line for line in terminal.lines) == 1, "\n".join(terminal.lines)
