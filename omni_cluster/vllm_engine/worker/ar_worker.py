@@ -24,7 +24,7 @@ if current_platform.is_cpu():
     RUNNER = (cpu_worker, "CPUModelRunner")
 else:
     from vllm.v1.worker import gpu_model_runner
-    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker  # type: ignore[no-redef]
 
     RUNNER = (gpu_model_runner, "GPUModelRunner")
 
