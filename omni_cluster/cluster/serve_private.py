@@ -38,7 +38,12 @@ except ImportError as error:
     raise version_error(f"{error.name or 'ray'}: {error}") from error
 
 PRIVATE: Mapping[Any, Sequence[str]] = {
-    worker: ("_post_init_hooks", "global_worker_stdstream_dispatcher"),
+    worker: (
+        "_post_init_hooks",
+        "global_worker_stdstream_dispatcher",
+        "stderr_deduplicator",
+        "stdout_deduplicator",
+    ),
     ServeControllerClient: ("_controller",),
     DeploymentBroadcastResponse: ("_fetch_replica_results_async",),  # transport.py
     RequestRouter: (  # routers.py, a router itself
@@ -68,6 +73,8 @@ def once_ray_is_up(hook: Callable[[], None]) -> None:
 def print_no_more_logs() -> None:
     """What replicas and Ray's own actors log from now on stands in their files alone."""
     worker.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    for held_back in (worker.stdout_deduplicator, worker.stderr_deduplicator):
+        held_back.flush()  # what was said several times would be printed as Ray ends
 
 
 def controller_of(client: ServeControllerClient) -> Any:
