@@ -95,7 +95,7 @@ class LocalCluster:
 
     def _start_ray(self) -> None:
         # "local": without it Ray joins whatever cluster it finds on this machine, and the end of one ends the other.
-        # Its dashboard is ten processes, each of which imports Ray: as much work as a stage's start.
+        # Its dashboard is a process for each of its pages, which are not worth their start for a cluster of minutes.
         ray.init("local", namespace="serve", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         serve.start(http_options={"host": "127.0.0.1", "port": self._port})
 

@@ -43,7 +43,7 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        # What it hears is compared with transformers, with flash_attn and without.
+        # Tests compare what it hears with transformers on a CPU, where there is none.
         drop_warnings({Qwen2_5OmniThinkerForConditionalGeneration.__module__: ("flash_attn is not available",)})
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         # vLLM leaves out the towers of an engine that is configured for none of their media.
