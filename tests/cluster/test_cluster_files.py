@@ -1,39 +1,27 @@
-"""The cluster files by Ray's own schema, and the commands of the page of clusters by the parsers of what they call."""
+"""The cluster files by Ray's own schema, and what the page of clusters says of them."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from ray._private.label_utils import parse_node_labels_string
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.scripts.scripts import cli as ray_cli
 from ray.serve._private import constants
-from ray.serve.scripts import cli as serve_cli
 
-from omni_cluster.cli import _parser
-from omni_cluster.config.loader import check_config, load_config
+from omni_cluster.config.loader import load_config
 from omni_cluster.models.registry import known_families
 from tests.cluster.image_files import ROOT, built_from
+from tests.commands import IMAGE, parse, simple_commands
 
 CLUSTER_FILES = ("ray_cluster.yaml", "deploy/ray_cluster_aws.yaml")
 PAGE = ROOT / "docs/operate/clusters.md"
 HOME = "~/omni_cluster/"
-BUILTINS = frozenset({"export", ".", "cd", "make", "sudo"})
-IMAGE = "registry.example/omni-cluster:gpu"
-NOT_HERE = {
-    "docker": {"build", "push", "run"},
-    "helm": {"install", "repo"},
-    "kubectl": {"apply", "create", "delete", "port-forward", "wait"},
-}
-"""Commands whose parsers are not Python's, and those of their subcommands that the page may use."""
 
 
 def cluster(name: str) -> dict[str, Any]:
@@ -51,46 +39,6 @@ def all_commands(config: dict[str, Any]) -> Iterator[str]:
     for key, value in config.items():
         if key.endswith("_commands"):
             yield from value
-
-
-def page_blocks(language: str) -> list[str]:
-    """The page's blocks of a language; "": of commands."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.M | re.S)
-    return [text for name, text in blocks if name == language]
-
-
-def page_commands() -> list[str]:
-    """The lines of the page's code blocks, comments left out."""
-    return [line for block in page_blocks("") for line in block.splitlines() if line]
-
-
-def simple_commands(line: str) -> Iterator[list[str]]:
-    """The words of each command of a line; of `ray exec` also those of the command that it runs there."""
-    words = shlex.split(line, comments=True)
-    while words:
-        end = words.index("&&") if "&&" in words else len(words)
-        command, words = words[:end], words[end + 1 :]
-        yield command
-        if command[:2] == ["ray", "exec"]:
-            yield from simple_commands(command[-1])
-
-
-def parse(command: list[str]) -> None:
-    """Raises what the command itself would, without running it."""
-    name, *arguments = command
-    if name in ("ray", "serve"):
-        group = ray_cli if name == "ray" else serve_cli
-        found = group.get_command(click.Context(group), arguments[0])
-        assert found is not None, f"{name} has no command {arguments[0]}"
-        found.make_context(arguments[0], list(arguments[1:]))
-    elif name == "omni-cluster":
-        _parser().parse_args(arguments)
-    elif name in NOT_HERE:
-        assert arguments[0] in NOT_HERE[name], f"{name} has no command {arguments[0]}"
-        if arguments[0] == "run":
-            parse(arguments[arguments.index(IMAGE) + 1 :])
-    else:
-        assert name in BUILTINS or (ROOT / name).is_relative_to(ROOT / ".venv-uv"), name
 
 
 @pytest.mark.parametrize("name", CLUSTER_FILES)
@@ -180,13 +128,6 @@ def test_a_nodes_environment_is_set_by_its_script(tmp_path: Path) -> None:
     assert {key: found[key] for key in shared} == {key: makefile[key] for key in shared}
 
 
-def test_the_files_that_the_pages_commands_name_are_there() -> None:
-    words = {word for line in page_commands() for command in simple_commands(line) for word in command}
-    named = {word.removeprefix("config=") for word in words if re.search(r"^\S+(\.yaml|Dockerfile)$", word)}
-    assert named
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-
-
 def test_the_page_makes_the_secrets_that_the_pods_ask_for() -> None:
     service = (ROOT / "deploy/kuberay/rayservice.yaml").read_text()
     made = re.findall(r"create secret generic (\S+) --from-literal=(\w+)=", PAGE.read_text())
@@ -200,35 +141,3 @@ def test_the_page_has_haproxys_defaults() -> None:
     assert len(rows) == 4
     for name, default in rows:
         assert str(getattr(constants, name)) == default.replace("none", "None")
-
-
-def test_a_stage_may_have_what_the_page_says_of_it() -> None:
-    config = yaml.safe_load((ROOT / "stage_configs/qwen2_5_omni.yaml").read_text())
-    blocks = [yaml.safe_load(block) for block in page_blocks("yaml")]
-    assert [sorted(block) for block in blocks[:1]] == [["placement"]] and len(blocks) == 2
-    for block in blocks:
-        thinker = {key: value for key, value in config["stages"][0].items() if key != "gpus"}
-        stages = [{"num_gpus": 1, **thinker, **block}, *config["stages"][1:]]
-        check_config(config | {"stages": stages}, "docs/operate/clusters.md", known_families=known_families())
-
-
-@pytest.mark.parametrize("line", page_commands())
-def test_the_pages_commands_are_known(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    for command in simple_commands(line):
-        parse(command)
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("ray up --now ray_cluster.yaml", "--now"),
-        ("ray exec f.yaml 'serve run --nonblocking a:b'", "--nonblocking"),
-        ("omni-cluster chek", "chek"),
-        ("kubectl aply -f f.yaml", "aply"),
-        (f"docker run --gpus all {IMAGE} serve rn a:b", "rn"),
-    ],
-)
-def test_a_wrong_command_is_found(line: str, fault: str) -> None:
-    with pytest.raises(Exception, match=fault):
-        [parse(command) for command in simple_commands(line)]

@@ -36,6 +36,7 @@ from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, vocoder_frame_bytes
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.card_memory import measure_cards
+from tests.pages import Block, blocks_of
 
 CARD = CardMemory(80 * GIB, 80 * GIB)
 
@@ -301,6 +302,13 @@ def test_one_80_gib_card_holds_all_stages_of_7b_with_64_sequences_each(seven_b: 
 def test_a_smaller_card_names_the_stage_that_does_not_fit(seven_b: Path) -> None:
     with pytest.raises(ConfigError, match=r"stage 2 \(code2wav\) does not fit on the shared card of 36\.0 GiB beside"):
         memory_plan(bound_to(seven_b), 37 * GIB)
+
+
+@pytest.mark.parametrize("block", blocks_of("refusal"), ids=str)
+def test_the_page_has_the_sentence_of_a_card_that_is_too_small(seven_b: Path, block: Block) -> None:
+    with pytest.raises(ConfigError) as refused:
+        memory_plan(bound_to(seven_b), 27 * GIB)
+    assert str(refused.value) == " ".join(block.text.split())
 
 
 def test_replicas_on_one_card_count_each(seven_b: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import wave
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -176,14 +174,3 @@ def test_a_second_turn_gives_the_first_answer_back(local: LocalApp) -> None:
         first = client.chat.completions.create(messages=QUESTION, **asked).choices[0].message  # type: ignore[call-overload]
         second = client.chat.completions.create(messages=[*QUESTION, first, *QUESTION], **asked)  # type: ignore[call-overload]
         assert second.choices[0].message.audio.transcript == second.choices[0].message.content
-
-
-def test_the_examples_of_the_docs_run(local: LocalApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "use" / "chat.md").read_text()
-    examples = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OpenAI(" in code]
-    assert len(examples) == 2
-    monkeypatch.chdir(tmp_path)
-    for example in examples:
-        exec(compile(example.replace("http://127.0.0.1:8000", local.url), "docs/use/chat.md", "exec"), {})
-    with wave.open("answer.wav") as file:
-        assert file.getframerate() == 24_000 and file.getnframes() > 0
