@@ -130,7 +130,7 @@ def test_check_prints_the_plan_of_the_embedded_config(capsys: pytest.CaptureFixt
     assert main(["check"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert "hand-overs: thinker -> talker, talker -> code2wav" in printed.out
+    assert "transfers: thinker -> talker, talker -> code2wav" in printed.out
     assert printed.out.endswith("total GPUs: 0\n")
 
 

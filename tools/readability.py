@@ -1,7 +1,7 @@
-"""How many words README and the pages have, and how easily their prose reads: `python -m tools.readability [CHECKOUT]`.
+"""How many words README and the pages have, and how easily their prose reads: `python -m tools.readability [FOLDER]`.
 
-Flesch's reading ease: 206.8 less a word of each sentence's length and 84.6 a syllable of each word. 60 is plain English,
-30 a scientific text. Words are counted without tables' rules and code blocks; the index is of prose alone.
+Flesch's reading ease: 206.8, less the words of a sentence and 84.6 times the syllables of a word. 60 is plain English,
+30 a scientific text. Words are counted without bars of tables and code blocks; the index is of prose alone.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ KV_USE = MetricDefinition(
     "vllm_kv_cache_usage_perc", "gauge", "requests", "Part of an engine's KV cache that is in use.", ("model_name",)
 )
 PREEMPTIONS = MetricDefinition(
-    "vllm_num_preemptions_total", "counter", "requests", "Requests that made room for others.", ("model_name",)
+    "vllm_num_preemptions_total", "counter", "requests", "Requests that were preempted for others.", ("model_name",)
 )
 
 
@@ -99,13 +99,13 @@ HEARD = (
     Panel(
         "First audio",
         "s",
-        "From a request's headers to a stream's first piece of sound at the ingress.",
+        "From a request's headers to a stream's first chunk of audio at the ingress.",
         quantiles(define.FIRST_AUDIO),
     ),
     Panel(
         "Streams without a gap",
         "percentunit",
-        f"Streams with sound that ended, and whose players stood still for at most {UNHEARD_S:g} s in all.",
+        f"Streams with audio that ended, and whose players stalled for at most {UNHEARD_S:g} s in all.",
         (
             Query(
                 f"({or_none(part_rate(define.STALL, 'bucket', only=WITHOUT_GAP))})"
@@ -114,7 +114,7 @@ HEARD = (
             ),
         ),
     ),
-    Panel("Stall", "s", "How long players of streams that ended stood still in all.", quantiles(define.STALL)),
+    Panel("Stall", "s", "How long players of streams that ended stalled in all.", quantiles(define.STALL)),
     Panel(
         "RTF",
         "short",
@@ -133,7 +133,7 @@ HEARD = (
         (Query(f"{sound('stage, replica')} > 0", "{{stage}} {{replica}}"),),
     ),
     Panel(
-        "Hand-over",
+        "Transfer",
         "s",
         "From a chunk's making to its arrival at the next stage.",
         quantiles(define.HANDOVER, by="stage"),
@@ -162,13 +162,13 @@ STAGES = (
     Panel(
         "Held",
         "short",
-        "Requests whose next step waits for rows of the stage before: where all are, that stage is too slow.",
+        "Requests whose next step waits for hidden states of the stage before: where all are, that stage is too slow.",
         (Query(held(define.HELD), "{{stage}} {{replica}}"),),
     ),
     Panel(
         "Held bytes",
         "bytes",
-        "Rows and sound in logs, in inboxes and on their way; at limits.replica_outbox_max_bytes no request begins.",
+        "Hidden states and audio kept or being sent; at limits.replica_outbox_max_bytes new requests wait.",
         (Query(held(define.HELD_BYTES), "{{stage}} {{replica}}"),),
     ),
     Panel(
@@ -232,7 +232,7 @@ INGRESSES = (
         (Query(or_none(quantile(0.95, define.RECOVERY_STALL)), "p95"),),
     ),
     Panel(
-        "Places",
+        "Slots",
         "short",
         "Requests that are worked on, and that wait for that.",
         (Query(held(define.PLACES, by="state, replica"), "{{state}} {{replica}}"),),

@@ -1,4 +1,4 @@
-# `bash pre_stop.sh PORT SECONDS`: waits until nobody is connected to PORT of this pod, at most SECONDS, then stops Ray.
+# `bash pre_stop.sh PORT SECONDS`: waits until no connection to PORT is open of this pod, at most SECONDS, then stops Ray.
 # Kubernetes runs it when it takes a pod away; rayservice.yaml says so.
 port=$(printf '%04X' "$1")
 for ((waited = 0; waited < $2; waited++)); do

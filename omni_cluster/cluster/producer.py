@@ -176,7 +176,9 @@ class MessagePublisher:
             aside.close()
         except Exception as error:
             if not isinstance(error, OmniError):
-                logger.exception("rows from %d on that a request left out failed", first)
+                logger.exception(
+                    "hidden states from position %d on, which a request had left out, could not be sent", first
+                )
             aside.fail(portable(error))
 
     def _add(self, cursor: Cursor) -> None:

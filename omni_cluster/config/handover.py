@@ -8,13 +8,13 @@ from omni_cluster.config.problems import Strict
 
 
 class HandoverConfig(Strict):
-    """What a stage keeps of the conditioning rows (hidden states) that it passes to the next one."""
+    """What a stage keeps of the hidden states that it sends to the next one."""
 
     kept_rows_bytes: int = Field(
         default=1_073_741_824,
         ge=0,
-        description="Host memory of each replica for the rows of cached prompts. With it requests with sound read the "
-        "prefix cache as far as their rows are kept, and rows of an earlier prompt do not travel again; "
-        "with 0 they do neither.",
+        description="Host memory of each replica for the hidden states of cached prompts. Requests with audio read the "
+        "prefix cache as far as their hidden states are kept, and those of an earlier prompt are not sent again; "
+        "0: neither.",
         examples=[1_073_741_824],
     )

@@ -14,7 +14,7 @@ class Limits(Strict):
     max_payload_elements: int = Field(
         default=134_217_728,
         ge=1,
-        description="Elements of what one stage hands to the next at once: 32,768 rows of 4,096.",
+        description="Elements of the hidden states that one stage sends to the next at once: 32,768 of 4,096 each.",
         examples=[134_217_728],
     )
     max_prompt_tokens: int = Field(
@@ -135,14 +135,14 @@ class Limits(Strict):
     outbox_max_bytes: int = Field(
         default=2_147_483_648,
         ge=1,
-        description="Bytes of rows and sound of one request that a replica keeps for its readers.",
+        description="Bytes of hidden states and audio of one request that a replica keeps for its readers.",
         examples=[2**31],
     )
     replica_outbox_max_bytes: int = Field(
         default=8_589_934_592,
         ge=1,
-        description="The same of all requests of a replica, with what it received and has not read, and rows on their "
-        "way. Above it new requests wait for room, until their deadline. At least `outbox_max_bytes`.",
+        description="The same of all requests of a replica, with what it received and has not read, and what it is "
+        "sending. Above it new requests wait, until their deadline. At least `outbox_max_bytes`.",
         examples=[2**33],
     )
     kept_media_bytes: int = Field(

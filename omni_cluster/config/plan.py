@@ -79,7 +79,7 @@ def render_plan(plan: Plan) -> str:
     """`plan` as plain text for a terminal: a table of the stages, the hand-overs, shared cards and total GPUs."""
     lines = [f"model {plan.model}, family {plan.family}", "", *_table(plan.stages), ""]
     if hand_overs := [f"{source} -> {stage.name}" for stage in plan.stages for source in stage.inputs]:
-        lines.append(f"hand-overs: {', '.join(hand_overs)}")
+        lines.append(f"transfers: {', '.join(hand_overs)}")
     lines.extend(_shared_line(share) for share in plan.shared_cards)
     lines.append(f"compiled kernels and graphs: {plan.compiled}")
     lines.append(f"total GPUs: {_span(plan.min_gpus, plan.max_gpus)}")

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 PROBLEM_TYPE = "stage_config"
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
-        "handover.rows": "leave it out, rows always travel as Ray objects now",
+        "handover.rows": "leave it out, hidden states are always Ray objects now",
         "limits.max_stall_s": "leave it out, max_ongoing_requests bounds what runs",
         "stages.autoscaling.target": "set signals instead, for example signals: {max_requests: 24}",
         "stages.diffusion": "rename it to options",

@@ -28,7 +28,7 @@ RESERVED_ENGINE_ARGS = {
     "scheduler_cls": "remove it, the family chooses the scheduler",
     "hf_overrides": "remove it, the family chooses the part of the checkpoint's config",
     "additional_config": "remove it, it carries the stage's own settings",
-    "enable_prompt_embeds": "remove it, rows enter a stage by its own hand-over only",
+    "enable_prompt_embeds": "remove it, a stage gets hidden states from its source alone",
     "trust_remote_code": "remove it, a checkpoint's own code is never run",
     "pipeline_parallel_size": "set advanced.pipeline_parallel_size next to engine_args instead",
     "mm_processor_cache_type": "remove it, only vLLM's default tells of media that the engine lacks",
@@ -36,12 +36,12 @@ RESERVED_ENGINE_ARGS = {
     "data_parallel_size": "remove it, num_replicas gives a stage more engines",
     **dict.fromkeys(
         ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
-        "remove it, a drafted token that is not kept would have a row",
+        "remove it, a rejected draft token would emit a hidden state",
     ),
     "scheduling_policy": "remove it, all requests have one priority",
     "disable_cascade_attn": "remove it, vLLM has no cascade attention any more",
-    "kv_transfer_config": "remove it, keys and values from elsewhere have no rows",
-    "kv_offloading_size": "remove it, keys and values that come back have no rows",
+    "kv_transfer_config": "remove it, keys and values from elsewhere have no hidden states",
+    "kv_offloading_size": "remove it, keys and values that come back have no hidden states",
     "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",
 }
 
@@ -139,7 +139,7 @@ class StageConfig(Strict):
     pipeline_parallel_size: int = Field(
         default=1,
         ge=1,
-        description="Groups of layers; above 1 for a stage that no other one's rows feed.",
+        description="Groups of layers; above 1 for a stage that takes no hidden states.",
         examples=[1],
     )
     hosts_per_replica: int = Field(
@@ -175,8 +175,8 @@ class StageConfig(Strict):
         default=8,
         ge=1,
         le=64,
-        description="Tokens of a request in one step of the engine at most, where another stage's rows feed it; 1 lets "
-        "rows and new requests in after each.",
+        description="Tokens of a request in one step of the engine at most, where it takes hidden states of another "
+        "stage; 1 lets these and new requests in after each.",
         examples=[8],
     )
     default_sampling_params: dict[str, Any] = Field(

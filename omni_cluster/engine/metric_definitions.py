@@ -67,27 +67,27 @@ RUNNING: Final = _stage(
     "requests_running",
     "gauge",
     "requests",
-    "Requests, or jobs of a sound stage, that the engine works on, those that wait for rows included.",
+    "Requests, or jobs of a sound stage, that the engine works on, those that wait for hidden states included.",
 )
 WAITING: Final = _stage("requests_waiting", "gauge", "requests", "Requests, jobs or streams that wait for the engine.")
 HELD: Final = _stage(
     "requests_held",
     "gauge",
     "requests",
-    "Requests in the engine whose next step waits for rows of the stage before; 0 where the engine takes no rows.",
+    "Requests in the engine whose next step waits for hidden states of the stage before; 0 where it takes none.",
 )
 HELD_BYTES: Final = _stage(
     "held_bytes",
     "gauge",
     "bytes",
-    "Bytes of rows, sound and pictures in output logs, received and not read, or on their way; at "
+    "Bytes of hidden states, audio and images in output buffers, received and not read, or being sent; at "
     "advanced.limits.replica_outbox_max_bytes no further request begins here.",
 )
 OPEN_LOGS: Final = _stage(
     "open_outboxes",
     "gauge",
     "requests",
-    "Requests whose output log is kept for its readers, until the request ends in all stages.",
+    "Requests whose output buffer is kept for its readers, until the request ends in all stages.",
 )
 FIRST_OUTPUT: Final = _stage_seconds(
     "first_output",
@@ -104,7 +104,7 @@ CACHED_TOKENS: Final = _stage(
     "cached_tokens_total",
     "counter",
     "tokens",
-    "Prompt tokens read from the prefix cache and not computed; of requests with sound as many as have their rows "
+    "Prompt tokens read from the prefix cache and not computed; of requests with audio as many as have hidden states "
     "(advanced.handover.kept_rows_bytes).",
 )
 SAMPLES: Final = _stage("samples_total", "counter", "samples", "Samples of sound made.")
@@ -159,7 +159,7 @@ FIRST_AUDIO: Final = _ingress_seconds(
 )
 STALL: Final = _ingress_seconds(
     "stall",
-    "How long the player of a stream with sound stood still in all, if it had each chunk when the ingress had it; "
+    "How long the player of a stream with audio stalled in all, if it had each chunk when the ingress had it; "
     "streams that clients left included.",
 )
 ANSWER: Final = _ingress_seconds("answer", "From a request's headers to the end of the whole answer.")

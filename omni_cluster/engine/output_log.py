@@ -65,7 +65,7 @@ class OutputLog:
         num_bytes = chunk_bytes(chunk)
         if self.num_bytes + num_bytes > self._max_bytes:
             raise OutputLogFull(
-                f"request {self._request_id}: its hand-over would hold {self.num_bytes + num_bytes} bytes, more than "
+                f"request {self._request_id}: its output would take {self.num_bytes + num_bytes} bytes, more than "
                 f"advanced.limits.outbox_max_bytes = {self._max_bytes}; raise that limit or shorten the prompt."
             )
         self.num_bytes += num_bytes
@@ -111,12 +111,12 @@ class OutputLog:
         """
         rows = next((chunk.rows for chunk in self._chunks if chunk.rows is not None), None)
         if rows is None or rows.earlier is None:
-            raise OutputLogUnknown(f"request {self._request_id}: it left no rows out here.")
+            raise OutputLogUnknown(f"request {self._request_id}: it left no hidden states out here.")
         async with contextlib.aclosing(rows.earlier(first)) as parts:
             async for part in parts:
                 yield part
                 if self._is_let_go:
-                    raise OutputLogUnknown(f"request {self._request_id} ended before its earlier rows were sent.")
+                    raise OutputLogUnknown(f"request {self._request_id} ended before its earlier hidden states were sent.")
 
     def chunk(self, number: int) -> StageChunk:
         """Returns a chunk, which must be there already."""

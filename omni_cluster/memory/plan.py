@@ -87,7 +87,7 @@ def _refuse_what_does_not_fit(needs: Sequence[EngineNeed], card: Card) -> None:
 def _does_not_fit(need: EngineNeed, before: Sequence[EngineNeed], left: int, card: Card) -> str:
     beside = f" beside {', '.join(f'{other.name} {gib(other.least)}' for other in before)}" if before else ""
     fitting = need.knob.fitting(need.least - left)
-    smaller = f"set its {need.knob.key} to at most {fitting}" if fitting >= 1 else "give it less to hold"
+    smaller = f"set its {need.knob.key} to at most {fitting}" if fitting >= 1 else "lower its limits"
     return (
         f"stage {need.stage_id} ({need.name}) does not fit on {card.name} of {gib(card.usable)} GiB{beside}: "
         f"it needs {gib(need.least)} GiB ({_parts(need)}) and {gib(max(0, left))} are left; {smaller}, "

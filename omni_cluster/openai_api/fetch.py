@@ -371,7 +371,7 @@ async def _body(response: httpx.Response, target: _Target, max_bytes: int) -> by
         data += piece
         if pieces > _MAX_SMALL_PIECES and len(data) < pieces * _SMALL_PIECE_BYTES:
             raise target.refusal(
-                f"is on {target.host}, which sends pieces below {_SMALL_PIECE_BYTES} bytes; {_ANOTHER_WAY}"
+                f"is on {target.host}, which sends chunks below {_SMALL_PIECE_BYTES} bytes; {_ANOTHER_WAY}"
             )
     return bytes(data)
 

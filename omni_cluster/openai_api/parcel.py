@@ -80,7 +80,7 @@ def packed(message: Any, max_bytes: int) -> Parcel:
     head = msgspec.msgpack.encode(message, enc_hook=placed)
     first_bytes = _aligned(_LENGTH_BYTES + len(head))
     if first_bytes + end_bytes > max_bytes:
-        raise ParcelError(f"a parcel of {first_bytes + end_bytes} bytes, but at most {max_bytes} are accepted")
+        raise ParcelError(f"a message of {first_bytes + end_bytes} bytes, but at most {max_bytes} are accepted")
     parcel = Parcel(os.memfd_create("parcel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     os.ftruncate(parcel.descriptor, first_bytes + end_bytes)
     _write(parcel.descriptor, len(head).to_bytes(_LENGTH_BYTES, "little") + head, 0)
@@ -102,17 +102,17 @@ def unpacked(parcel: Parcel, kind: Any, max_bytes: int, counts: Callable[[int], 
             weakref.finalize(file, counts, -len(file)).atexit = False
         return _unpacked(file, kind)
     except (msgspec.MsgspecError, OSError, ValueError, OverflowError) as error:
-        raise ParcelError(f"no parcel of {kind}: {error}") from None
+        raise ParcelError(f"no message of {kind}: {error}") from None
     finally:
         parcel.close()
 
 
 def _mapped(parcel: Parcel, max_bytes: int) -> mmap.mmap:
     if fcntl.fcntl(parcel.descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-        raise ParcelError("a parcel that is not sealed")
+        raise ParcelError("a message without its checksum")
     size_bytes = parcel.size_bytes
     if not _LENGTH_BYTES <= size_bytes <= max_bytes:
-        raise ParcelError(f"a parcel of {size_bytes} bytes, but {_LENGTH_BYTES} to {max_bytes} are accepted")
+        raise ParcelError(f"a message of {size_bytes} bytes, but {_LENGTH_BYTES} to {max_bytes} are accepted")
     return mmap.mmap(parcel.descriptor, size_bytes, prot=mmap.PROT_READ)
 
 
@@ -137,7 +137,7 @@ def _array(file: mmap.mmap, first_bytes: int, place: _Place) -> np.ndarray:
     if place.dtype not in _DTYPES or len(place.shape) > _MAX_DIMS or min((*place.shape, place.start_bytes)) < 0:
         raise ParcelError(f"an array of {place}")
     if first_bytes + place.start_bytes + place.size_bytes > len(file):
-        raise ParcelError(f"an array that ends after its parcel: {place}")
+        raise ParcelError(f"an array that ends after its message: {place}")
     count = math.prod(place.shape)
     return np.frombuffer(file, place.dtype, count, first_bytes + place.start_bytes).reshape(place.shape)
 

@@ -84,7 +84,7 @@ def _segments_only(value: list[str] | None) -> list[str] | None:
 def _automatic(value: str | None) -> str | None:
     if value in (None, "auto"):
         return value
-    raise PydanticCustomError("automatic", "should be 'auto': a sound is heard as a whole")
+    raise PydanticCustomError("automatic", "should be 'auto': audio is transcribed as a whole")
 
 
 class _Fields(Wire):

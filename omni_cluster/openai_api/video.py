@@ -353,7 +353,7 @@ def _sound(file: _File, max_audio_s: float) -> npt.NDArray[np.float32]:
 def _at_most(count: int, blocks: Iterator[Block]) -> Iterator[Block]:
     for number, block in enumerate(blocks):
         if number == count:
-            raise ValueError("too many pieces of sound")
+            raise ValueError("too many audio packets")
         yield block
 
 

@@ -60,7 +60,7 @@ class StoreFull(OmniError):
     """There is no room for a request's media or rows on their way to the stage that reads them."""
 
 
-NO_ROOM = "Ray's object store has no room for this request now; send it again later."
+NO_ROOM = "Ray's object store is full and cannot take this request now; send it again later."
 """A client's message for StoreFull."""
 
 

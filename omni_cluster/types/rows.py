@@ -99,7 +99,9 @@ class Rows:
         _check_kind(self.kind)
         _check_start(self.start)
         if self.raw.dtype != np.uint8 or self.raw.ndim != 2 or self.raw.shape[1] % _item_bytes(self.dtype):
-            raise PayloadError(f"Rows of {self.dtype} have bytes of shape {list(self.raw.shape)}, which are none.")
+            raise PayloadError(
+                f"Hidden states of {self.dtype} have bytes of shape {list(self.raw.shape)}, which are none."
+            )
         if self.kind == IDS and (self.dtype, self.raw.shape[1]) != ("int32", ITEM_BYTES["int32"]):
             raise PayloadError(f"Ids are {_form(self)}, but they must be [n, 1] of int32.")
         if self.positions is not None and (self.positions.dtype != np.int64 or self.positions.shape[:-1] != (3,)):
@@ -107,7 +109,9 @@ class Rows:
         if self.prefix is not None:
             _check_prefix(self.prefix)
         if self.mask is not None and int(self.mask.sum()) != len(self.raw):
-            raise PayloadError(f"There are {len(self.raw)} rows, but a mask of {int(self.mask.sum())} positions.")
+            raise PayloadError(
+                f"There are {len(self.raw)} hidden states, but a mask of {int(self.mask.sum())} positions."
+            )
 
     @classmethod
     def of(
@@ -123,7 +127,7 @@ class Rows:
         import torch
 
         if rows.dim() != 2:
-            raise PayloadError(f"Rows have shape {list(rows.shape)}, but they must be [n, H].")
+            raise PayloadError(f"Hidden states have shape {list(rows.shape)}, but they must be [n, H].")
         dtype = str(rows.dtype).removeprefix("torch.")
         _item_bytes(dtype)
         # numpy knows no bfloat16, so every dtype leaves torch as bytes.
@@ -210,7 +214,7 @@ class Rows:
     def joined(parts: Sequence[Rows]) -> Rows:
         """Rows of several that follow each other. Raises PayloadError that names a gap or an overlap."""
         if not parts:
-            raise PayloadError("There are no rows to join; at least one part is needed.")
+            raise PayloadError("There are no hidden states to join; at least one part is needed.")
         for before, part in pairwise(parts):
             _check_follows(before, part)
         if len(parts) == 1:
@@ -291,15 +295,17 @@ def check_together(parts: Sequence[Rows], max_elements: int) -> None:
         check_next(part, before.end, width)
     elements = sum(part.num_elements for part in parts)
     if elements > max_elements:
-        raise PayloadError(f"Rows have {elements} elements together, but at most {max_elements} are taken.")
+        raise PayloadError(f"Hidden states have {elements} elements together, but at most {max_elements} are taken.")
 
 
 def check_lacks_none(rows: Rows) -> None:
     """Raises PayloadError for rows of some positions alone, or of no elements, which no engine can add to its own."""
     if rows.mask is not None:
-        raise PayloadError(f"Rows from {rows.start} to {rows.end} are of some positions alone; an engine takes all.")
+        raise PayloadError(
+            f"Hidden states from {rows.start} to {rows.end} are of some positions alone; an engine takes all."
+        )
     if not rows.width:
-        raise PayloadError(f"Rows have shape {[len(rows.raw), 0]}, but a row has one element or more.")
+        raise PayloadError(f"Hidden states have shape {[len(rows.raw), 0]}, but each has one element or more.")
 
 
 def width_of(parts: Sequence[Rows]) -> int:
@@ -311,9 +317,13 @@ def check_next(rows: Rows, end: int, width: int) -> None:
     """Raises PayloadError for rows that cannot follow those of `width` elements that end at `end`; see `width_of`."""
     if rows.start != end:
         fault = "a gap" if rows.start > end else "an overlap"
-        raise PayloadError(f"There is {fault} between rows that end at {end} and rows that start at {rows.start}.")
+        raise PayloadError(
+            f"There is {fault} between hidden states that end at {end} and those that start at {rows.start}."
+        )
     if rows.kind != IDS and width not in (0, rows.width):
-        raise PayloadError(f"Rows have shape {[len(rows.raw), rows.width]}, but those before them are [n, {width}].")
+        raise PayloadError(
+            f"Hidden states have shape {[len(rows.raw), rows.width]}, but those before them are [n, {width}]."
+        )
 
 
 class _Header(NamedTuple):
@@ -336,33 +346,41 @@ class _Header(NamedTuple):
     @classmethod
     def read(cls, packed: np.ndarray) -> _Header:
         if packed.dtype != np.uint8 or packed.ndim != 1:
-            raise PayloadError(f"Packed rows are {_described(packed)}, but they must be one dimension of uint8.")
+            raise PayloadError(
+                f"Packed hidden states are {_described(packed)}, but they must be one dimension of uint8."
+            )
         if len(packed) < HEADER.size:
-            raise PayloadError(f"Packed rows have {len(packed)} bytes, but the header alone takes {HEADER.size}.")
+            raise PayloadError(
+                f"Packed hidden states have {len(packed)} bytes, but the header alone takes {HEADER.size}."
+            )
         magic, kind, code, start, *numbers = HEADER.unpack_from(packed.data)
         if magic != MAGIC:
             raise PayloadError(
-                "Packed rows do not begin with the mark of this version; both stages must run the same one."
+                "Packed hidden states do not begin with the mark of this version; both stages must run the same one."
             )
         if not 0 <= code < len(_DTYPE_CODES):
-            raise PayloadError(f"Packed rows have dtype code {code}, which is none of {_known_dtypes()}.")
+            raise PayloadError(f"Packed hidden states have dtype code {code}, which is none of {_known_dtypes()}.")
         return cls(kind.rstrip(b"\0").decode("ascii", "replace"), _DTYPE_CODES[code], start, *numbers)
 
     def check_size(self, packed_bytes: int, max_elements: int | None) -> None:
         if self.position_count < -1:
-            raise PayloadError(f"Packed rows have {self.position_count} positions; -1 is the least, for none.")
+            raise PayloadError(f"Packed hidden states have {self.position_count} positions; -1 is the least, for none.")
         if self.hash_count < -1:
-            raise PayloadError(f"Packed rows have {self.hash_count} hashes; -1 is the least, for none.")
+            raise PayloadError(f"Packed hidden states have {self.hash_count} hashes; -1 is the least, for none.")
         if self.mask_count < -1:
-            raise PayloadError(f"Packed rows have a mask of {self.mask_count} positions; -1 is the least, for none.")
+            raise PayloadError(
+                f"Packed hidden states have a mask of {self.mask_count} positions; -1 is the least, for none."
+            )
         elements = _count_elements(self.row_count, self.width)
         elements += _count_elements(3, self.position_count) if self.position_count > 0 else 0
         elements += _count_elements(self.hash_count, HASH_BYTES) if self.hash_count > 0 else 0
         elements += _count_elements(1, self.mask_count) if self.mask_count > 0 else 0
         if max_elements is not None and elements > max_elements:
-            raise PayloadError(f"Packed rows have {elements} elements, but at most {max_elements} are taken.")
+            raise PayloadError(f"Packed hidden states have {elements} elements, but at most {max_elements} are taken.")
         if packed_bytes != self.mask_end:
-            raise PayloadError(f"Packed rows have {packed_bytes} bytes, but their header says {self.mask_end}.")
+            raise PayloadError(
+                f"Packed hidden states have {packed_bytes} bytes, but their header says {self.mask_end}."
+            )
 
     @property
     def rows_end(self) -> int:
@@ -407,7 +425,7 @@ class _Header(NamedTuple):
             return None
         raw = packed[self.hashes_end : self.mask_end]
         if raw.max(initial=0) > 1:
-            raise PayloadError(f"Packed rows have a mask with {raw.max()} in it; it has 0 and 1 alone.")
+            raise PayloadError(f"Packed hidden states have a mask with {raw.max()} in it; it has 0 and 1 alone.")
         return raw.view(np.bool_)
 
 
@@ -433,21 +451,25 @@ def _joined_mask(parts: Sequence[_Masked]) -> np.ndarray | None:
 def _check_follows(before: Rows, part: Rows) -> None:
     check_next(part, before.end, width_of([before]))
     if (part.kind, part.dtype, part.width) != (before.kind, before.dtype, before.width):
-        raise PayloadError(f"Rows of {_form(part)} cannot follow rows of {_form(before)}.")
+        raise PayloadError(f"Hidden states of {_form(part)} cannot follow those of {_form(before)}.")
     if part.positions is not None:
-        raise PayloadError(f"The rows at {part.start} bring positions, but only a request's first rows may.")
+        raise PayloadError(f"The hidden states at {part.start} bring positions, but only a request's first ones may.")
     if part.prefix is not None:
-        raise PayloadError(f"The rows at {part.start} bring a prompt's hashes, but only a request's first rows may.")
+        raise PayloadError(
+            f"The hidden states at {part.start} bring a prompt's hashes, but only a request's first ones may."
+        )
 
 
 def _check_kind(kind: str) -> None:
     if not (0 < len(kind) <= KIND_BYTES and kind.isascii() and kind.isprintable()):
-        raise PayloadError(f"The kind of rows is {kind[:KIND_BYTES]!r}; it must be 1 to {KIND_BYTES} letters of ASCII.")
+        raise PayloadError(
+            f"The kind of hidden states is {kind[:KIND_BYTES]!r}; it must be 1 to {KIND_BYTES} letters of ASCII."
+        )
 
 
 def _check_start(start: int) -> None:
     if not 0 <= start <= _MAX_EXTENT:
-        raise PayloadError(f"Rows start at {start}, but it must be from 0 to {_MAX_EXTENT}.")
+        raise PayloadError(f"Hidden states start at {start}, but it must be from 0 to {_MAX_EXTENT}.")
 
 
 def _check_prefix(prefix: PrefixHashes) -> None:
@@ -461,7 +483,7 @@ def _count_elements(count: int, width: int) -> int:
     if not (0 <= count <= _MAX_EXTENT and 0 <= width <= _MAX_EXTENT):
         raise PayloadError(f"The shape {[count, width]} has a dimension that is negative or above {_MAX_EXTENT}.")
     if max(count, 1) * max(width, 1) > _MAX_EXTENT:
-        raise PayloadError(f"The shape {[count, width]} spans more than {_MAX_EXTENT} places.")
+        raise PayloadError(f"The shape {[count, width]} spans more than {_MAX_EXTENT} positions.")
     return count * width
 
 

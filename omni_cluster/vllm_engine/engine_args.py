@@ -162,12 +162,12 @@ def _check_buffers(stage: StageConfig, spec: ARSpec) -> None:
     if stage.pipeline_parallel_size > 1 and has_buffers:
         raise ConfigError(
             f"stage {stage.stage_id} ({stage.model_stage}): pipeline_parallel_size is "
-            f"{stage.pipeline_parallel_size}, and one group of layers only has the buffers of rows; set it to 1."
+            f"{stage.pipeline_parallel_size}, and one group of layers only takes hidden states; set it to 1."
         )
     if spec.emits_rows and spec.has_residual_codes:
         raise ConfigError(
-            f"stage {stage.stage_id} ({stage.model_stage}): its spec emits rows and has_residual_codes, and a step's "
-            f"output has one of them; leave one out."
+            f"stage {stage.stage_id} ({stage.model_stage}): its spec emits hidden states and has_residual_codes, and "
+            f"a step's output has one of them; leave one out."
         )
 
 

@@ -98,7 +98,9 @@ class RowsSink:
     def _joined(self, count: int) -> Rows:
         chunks, self._chunks = self._chunks[:count], self._chunks[count:]
         if chunks[0].start != self._taken and not (self._taken == 0 and _leaves_blocks_out(chunks[0])):
-            raise PayloadError(f"gap between rows that end at {self._taken} and rows that start at {chunks[0].start}.")
+            raise PayloadError(
+                f"gap between hidden states that end at {self._taken} and those that start at {chunks[0].start}."
+            )
         joined = Rows.joined(chunks)
         self._taken = joined.end
         return joined

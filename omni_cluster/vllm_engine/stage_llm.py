@@ -196,7 +196,7 @@ class StageLLM:
             part = await self._found_rows(names[i : i + at_once])
             if part is None:
                 raise RequestGone(
-                    f"rows {first} to {rows.start} of a cached prompt are kept no more; send the request again."
+                    f"hidden states {first} to {rows.start} of a cached prompt were evicted; send the request again."
                 )
             yield Rows(rows.kind, rows.dtype, first + i * size, part.reshape(-1, row_bytes))
 
@@ -470,4 +470,6 @@ def check_taken(stage: str, spec: ARSpec, given: EngineInput) -> None:
         raise PayloadError(f"Stage {stage} was given codes of its prompt, but its spec has no residual codes.")
     if given.rows and given.rows[0].prefix is not None:
         # Blocks would be named by the source's prompt alone, whatever the codes are.
-        raise PayloadError(f"Stage {stage} was given codes of its prompt, and a prefix with its rows; leave one out.")
+        raise PayloadError(
+            f"Stage {stage} was given codes of its prompt, and a prefix with its hidden states; leave one out."
+        )

@@ -95,7 +95,7 @@ async def test_a_store_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise ObjectStoreFullError
 
     monkeypatch.setattr(ray, "put", full)
-    with pytest.raises(StoreFull, match="no room for this request"):
+    with pytest.raises(StoreFull, match="is full and cannot take this request"):
         async with staged(OmniRequest("r", "", all_kinds())):
             pass
 

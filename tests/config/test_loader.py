@@ -130,7 +130,7 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         {("handover",): {"rows": "inline"}},
         "handover.rows",
         "'inline'",
-        "leave it out, rows always travel as Ray objects now",
+        "leave it out, hidden states are always Ray objects now",
     ),
     "folder of no root": (
         {("cache_dir",): "kernels"},

@@ -22,7 +22,7 @@ id  stage     replicas  GPUs  memory           from     to
 1   talker    1         0     64 MiB KV cache  thinker  code2wav
 2   code2wav  1         0     not stated       talker   client (audio)
 
-hand-overs: thinker -> talker, talker -> code2wav
+transfers: thinker -> talker, talker -> code2wav
 compiled kernels and graphs: /caches/omni_cluster/compiled
 total GPUs: 0
 """
@@ -35,7 +35,7 @@ id  stage    replicas  GPUs         memory                              from    
 7   eyes     1         1 (GPU 1)    0.25 of the card, 1.5 GiB KV cache  client         mixer
 3   mixer    1..3      0.5          0.40 of the card                    thinker, eyes  client (audio)
 
-hand-overs: thinker -> mixer, eyes -> mixer
+transfers: thinker -> mixer, eyes -> mixer
 GPU 1: thinker 0.60 of the card + eyes 0.25 of the card, 1.5 GiB KV cache; stated: at most 0.85 of its memory
 a card shared by fractions: mixer 0.5 GPU, 0.40 of the card; stated: at most 0.80 of its memory
 compiled kernels and graphs: /caches/omni_cluster/compiled
@@ -95,7 +95,7 @@ def test_shared_cards_pinned_devices_and_growing_stages_as_a_terminal_shows_them
 def test_each_shipped_file_has_a_plan_in_data_order(path: Any) -> None:
     plan = resolve_plan(load_config(path, known_families=FAMILIES))
     assert [stage.name for stage in plan.stages] == ["thinker", "talker", "code2wav"]
-    assert "\nhand-overs: thinker -> talker, talker -> code2wav\n" in render_plan(plan)
+    assert "\ntransfers: thinker -> talker, talker -> code2wav\n" in render_plan(plan)
     assert all(stage.name in render_plan(plan) for stage in plan.stages)
 
 

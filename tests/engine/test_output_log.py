@@ -124,7 +124,7 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_no_more_once_thei
     parts = log.earlier_rows(0)
     assert (await anext(parts)).start == 0
     log.let_go()
-    with pytest.raises(OutputLogUnknown, match="ended before its earlier rows were sent"):
+    with pytest.raises(OutputLogUnknown, match="ended before its earlier hidden states were sent"):
         await anext(parts)
     assert asked == [0]
 
@@ -132,7 +132,7 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_no_more_once_thei
 @pytest.mark.parametrize("rows", [None, rows_of(0, torch.zeros(1, 1))])
 async def test_a_log_that_left_nothing_out_says_so(log: OutputLog, rows: Rows | None) -> None:
     log.put(StageChunk(rows=rows))
-    with pytest.raises(OutputLogUnknown, match="left no rows out"):
+    with pytest.raises(OutputLogUnknown, match="left no hidden states out"):
         await anext(log.earlier_rows(0))
 
 

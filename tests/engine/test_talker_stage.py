@@ -197,7 +197,7 @@ async def test_rows_that_do_not_fit_end_their_own_request_and_no_other(talker: S
     sound.give(*fed["audio"][4:])
     for feed in (bad, sound):
         feed.end()
-    with pytest.raises(PayloadError, match=r"Rows have shape \[1, 3\], but those before them are \[n, \d+\]"):
+    with pytest.raises(PayloadError, match=r"Hidden states have shape \[1, 3\], but those before them are \[n, \d+\]"):
         await asyncio.wait_for(ending, PATIENCE_S)
     assert codes_of(await staying) == speak("audio").codes
     await talker.check_health()

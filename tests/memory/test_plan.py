@@ -99,7 +99,7 @@ def test_the_sentence_names_card_stage_parts_and_what_would_fit() -> None:
 
 
 def test_no_setting_is_named_where_none_would_do() -> None:
-    with pytest.raises(ConfigError, match=r"0\.0 are left; give it less to hold, or use another card"):
+    with pytest.raises(ConfigError, match=r"0\.0 are left; lower its limits, or use another card"):
         plan_memory([need(0, 500)], [Card("c", 1, {0: 1})])
 
 

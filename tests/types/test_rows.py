@@ -149,9 +149,9 @@ class TestPacked:
         ("place", "value", "words"),
         [
             (0, b"OmniRow\x03", "mark"),
-            (1, b"", "kind of rows is ''"),
-            (1, b"\xff", "kind of rows is"),
-            (1, b"a\nb", "kind of rows is"),
+            (1, b"", "kind of hidden states is ''"),
+            (1, b"\xff", "kind of hidden states is"),
+            (1, b"a\nb", "kind of hidden states is"),
             (2, len(ITEM_BYTES), f"dtype code {len(ITEM_BYTES)}"),
             (2, -1, "dtype code -1"),
             (3, -1, "start at -1"),
@@ -299,23 +299,23 @@ class TestRows:
     @pytest.mark.parametrize(
         ("parts", "words"),
         [
-            ([], "no rows"),
+            ([], "no hidden states"),
             ([rows_of(0, torch.ones(2, 1)), rows_of(3, torch.ones(1, 1))], "a gap .* end at 2 .* start at 3"),
             ([rows_of(0, torch.ones(2, 1)), rows_of(1, torch.ones(1, 1))], "an overlap .* end at 2 .* start at 1"),
             ([rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 2))], r"shape \[1, 2\], but .* \[n, 1\]"),
             (
                 [rows_of(0, torch.ones(3, 0)), rows_of(3, torch.ones(3, 4))],
-                r"\[3, 4\].* cannot follow rows of .*\[3, 0\]",
+                r"\[3, 4\].* cannot follow those of .*\[3, 0\]",
             ),
             ([rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1).half())], "float16 cannot follow"),
             ([rows_of(0, torch.ones(2, 1)), Rows.of("other", 2, torch.ones(1, 1))], "'other'.* cannot follow"),
             (
                 [rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1), torch.ones(3, 1, dtype=torch.int64))],
-                "rows at 2 bring positions",
+                "hidden states at 2 bring positions",
             ),
             (
                 [rows_of(0, torch.ones(2, 1)), rows_of(2, torch.ones(1, 1), prefix=PrefixHashes(16, ()))],
-                "rows at 2 bring a prompt's hashes",
+                "hidden states at 2 bring a prompt's hashes",
             ),
         ],
     )
@@ -346,7 +346,7 @@ class TestRows:
         assert_same(Rows.unpack(without.pack(), max_elements=100), without)
 
     def test_a_mask_has_as_many_positions_as_there_are_rows(self) -> None:
-        with pytest.raises(PayloadError, match="2 rows, but a mask of 1 positions"):
+        with pytest.raises(PayloadError, match="2 hidden states, but a mask of 1 positions"):
             rows_of(0, torch.ones(2, 1), mask=np.array([True, False]))
         packed = rows_of(0, torch.ones(1, 1), mask=np.array([True, False])).pack().copy()
         packed[-1] = 2
@@ -363,7 +363,7 @@ class TestRows:
             check_together(parts[::2], 1000)
         with pytest.raises(PayloadError, match="from 2 to 4 are of some positions alone"):
             check_together([parts[0], rows_of(2, torch.ones(1, 4), mask=np.array([False, True]))], 1000)
-        with pytest.raises(PayloadError, match=r"shape \[2, 0\], but a row has one element or more"):
+        with pytest.raises(PayloadError, match=r"shape \[2, 0\], but each has one element or more"):
             check_together([rows_of(0, torch.ones(2, 0))], 1000)
 
     def test_rows_and_ids_follow_each_other_and_rows_keep_their_width(self) -> None:

@@ -103,7 +103,7 @@ async def test_rows_that_were_left_out_are_asked_of_the_engine_in_parts(
     assert parts == ([[0.0, 0.0], [1.0, 1.0]][first // 2 :] if part_bytes == 1 else [[0.0, 0.0, 1.0, 1.0][first:]])
     assert asked == [len(part) // 2 for part in parts]
     del known[names[1]]
-    with pytest.raises(RequestGone, match=f"rows {first} to 4 of a cached prompt are kept no more"):
+    with pytest.raises(RequestGone, match=f"hidden states {first} to 4 of a cached prompt were evicted"):
         _ = [part async for part in chunk.rows.earlier(first)]
 
 

@@ -124,7 +124,7 @@ def test_positions_come_once_though_the_first_chunk_comes_twice() -> None:
 def test_a_gap_is_refused() -> None:
     sink = RowsSink()
     sink.put(chunk(0, 2))
-    with pytest.raises(PayloadError, match="gap between rows that end at 2 and rows that start at 3"):
+    with pytest.raises(PayloadError, match="gap between hidden states that end at 2 and those that start at 3"):
         sink.put(chunk(3, 4))
         sink.take()
 
@@ -150,7 +150,7 @@ def test_first_rows_may_leave_out_whole_blocks_of_the_prompt() -> None:
     rows = sink.take()
     assert rows is not None and (rows.start, rows.end) == (4, 7) and rows.prefix is not None
     sink.put(rows_of(8, torch.zeros(1, 1)))
-    with pytest.raises(PayloadError, match="end at 7 and rows that start at 8"):
+    with pytest.raises(PayloadError, match="end at 7 and those that start at 8"):
         sink.take()
 
 

@@ -53,5 +53,5 @@ def test_what_the_spec_does_not_take_is_refused(parts: dict[str, object], words:
 
 
 def test_codes_of_a_prompt_go_with_no_names_of_its_blocks() -> None:
-    with pytest.raises(PayloadError, match="codes of its prompt, and a prefix with its rows; leave one out"):
+    with pytest.raises(PayloadError, match="codes of its prompt, and a prefix with its hidden states; leave one out"):
         check_taken(NAME, Decoder(), given(rows=(NAMED,), prompt_codes=CODES))

@@ -207,7 +207,7 @@ class Code2WavModel:
     def _open(self, name: str, first: SoundJob) -> StreamState:
         """A stream that begins in the midst of its request draws the noise of what is before it, and drops it."""
         if not self._free_slots:
-            raise RuntimeError(f"{len(self._streams)} streams are open, which is all there is room for.")
+            raise RuntimeError(f"{len(self._streams)} streams are open, which is the limit.")
         generator = generator_of(first)
         self._draw(generator, first.samples.start // self._samples_per_frame)
         state = StreamState(self._free_slots.pop(), generator, torch.empty(0, self._dit.mel_dim))

@@ -83,7 +83,7 @@ class RequestRows:
         """The span's rows, as views of at most two tensors."""
         first = span.start - self._start
         if first < 0:
-            raise RuntimeError(f"position {span.start} is to be computed, but the rows begin at {self._start}")
+            raise RuntimeError(f"position {span.start} is to be computed, but the hidden states begin at {self._start}")
         end = first + span.length
         if end <= self._length:
             return [self._rows[first:end]]

@@ -145,7 +145,7 @@ def test_rows_that_come_in_parts_of_several_dtypes_follow_each_other(builder: Om
 
 def test_parts_with_a_gap_between_them_are_refused(builder: OmniModelInputBuilder) -> None:
     parts = (rows_of(0, rows(0, 2)).to_bytes(), rows_of(3, rows(3, 1)).to_bytes())
-    with pytest.raises(PayloadError, match="There is a gap between rows that end at 2 and rows that start at 3"):
+    with pytest.raises(PayloadError, match="a gap between hidden states that end at 2 and those that start at 3"):
         builder.admit("a", StageExtra("key", rows=parts))
 
 
