@@ -74,3 +74,10 @@ def all_blocks() -> Iterator[Block]:
 
 def blocks_of(kind: str) -> list[Block]:
     return [block for block in all_blocks() if KINDS[kind](block)]
+
+
+def section(page: str, title: str) -> list[Block]:
+    """The blocks below a heading of a page, up to the next one of its level."""
+    text = (ROOT / page).read_text()
+    assert f"\n## {title}\n" in text, f"{page} has no {title}"
+    return list(blocks_in(page, text.split(f"\n## {title}\n")[1].split("\n## ")[0]))

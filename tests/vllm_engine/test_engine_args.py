@@ -59,7 +59,11 @@ class _WithRowsOut(Decoder):
 @pytest.mark.parametrize(
     ("spec", "parts", "words"),
     [
-        (_DecoderWithRows(), 1, r"stage 0 \(thinker\): its spec emits hidden states and has_residual_codes, .*leave one out\.$"),
+        (
+            _DecoderWithRows(),
+            1,
+            r"stage 0 \(thinker\): its spec emits hidden states and has_residual_codes, .*leave one out\.$",
+        ),
         (_WithRowsOut(), 2, "pipeline_parallel_size is 2, and one group of layers only"),
     ],
 )
