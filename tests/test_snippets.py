@@ -30,6 +30,7 @@ COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 GENERATED = " Generated from here on: `make docs` writes it. "
 OF_THE_READER = frozenset({"CONFIG.yaml", "omni_cluster.yaml", "http/result.json", "alone/result.json"})
 """Files that commands name and that a reader has."""
+SOUND_BYTES = 60_000
 CHEAP = ("check", "plan")
 """Commands of `omni-cluster` that start nothing."""
 
@@ -235,3 +236,10 @@ def test_a_picture_has_the_stages_and_files_that_are_there(block: Block) -> None
 def test_a_query_is_of_a_metric_and_a_label_that_are_there() -> None:
     (name,) = re.findall(r"ray_(omni_cluster_\w+)_bucket_total", one(blocks_of("query")).text)
     assert [each.kind for each in ALL if each.name == name] == ["histogram"]
+
+
+def test_sound_to_play_is_small_and_made_by_a_command_of_its_page() -> None:
+    files = sorted((ROOT / "docs" / "sound").iterdir())
+    page = (ROOT / "docs/models/qwen2_5_omni.md").read_text()
+    assert len(files) == 2 and [file.name for file in files if f"-o {file.name}\n" not in page] == []
+    assert sum(file.stat().st_size for file in files) < SOUND_BYTES

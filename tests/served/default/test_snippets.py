@@ -13,6 +13,7 @@ import wave
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -21,7 +22,7 @@ import ray
 from omni_cluster.openai_api.audio import wav_bytes
 from tests.commands import lines_of
 from tests.openai_api.films import video_file
-from tests.pages import Block, blocks_of
+from tests.pages import ROOT, Block, blocks_of
 from tests.served.app import ServedApp, until
 from tests.server.bad_inputs import png
 
@@ -33,6 +34,8 @@ ASKED: dict[str, Any] = {
 }
 TONE = wav_bytes(np.sin(np.arange(16_000) / 9).astype(np.float32), 16_000)
 SAMPLE_RATE_HZ = 24_000
+SOUND = ROOT / "docs" / "sound"
+"""Files that a page has for its readers to play, and the command that makes them."""
 
 
 def run(*command: str, folder: Path, **variables: str) -> str:
@@ -56,6 +59,11 @@ def test_a_client_s_program_runs(served: ServedApp, block: Block, tmp_path: Path
             assert file.getframerate() == SAMPLE_RATE_HZ and file.getnframes() > 0
 
 
+def samples(file: Path) -> int:
+    with av.open(str(file)) as opened:
+        return sum(frame.samples for frame in opened.decode(audio=0))
+
+
 def curl_commands() -> list[str]:
     lines = [line for block in blocks_of("commands") for line in lines_of(block.text)]
     return [line for line in lines if line.startswith("curl ")]
@@ -68,6 +76,8 @@ def test_a_curl_command_is_answered(served: ServedApp, command: str, tmp_path: P
     printed = run("bash", "-c", command, folder=tmp_path, CURL_HOME=str(tmp_path))
     written = re.findall(r"-o (\S+)", command)
     assert printed or all((tmp_path / name).stat().st_size for name in written)
+    for shipped in (SOUND / name for name in written if (SOUND / name).exists()):
+        assert samples(shipped) == samples(tmp_path / shipped.name) > SAMPLE_RATE_HZ
 
 
 @pytest.mark.parametrize("block", blocks_of("fields"), ids=str)
