@@ -80,7 +80,7 @@ async def test_a_configuration_with_all_of_it_rolls_out_and_back(toy: ServedApp,
     assert [ask("/v1/models", each).status_code for each in (None, key, KEY)] == [401, 200, 200]
     assert ask("/v1/audio/voices", key).json()["names"][0] == others[0]
     await the_quota_ends(key)
-    assert ask("/v1/chat/completions", KEY, model="none").status_code == 404  # another key has its own
+    assert ask("/v1/chat/completions", KEY, model="none").status_code == 400  # another key has its own
 
     roll_out(toy, folder / "my-1.yaml")
 
@@ -97,7 +97,7 @@ async def the_quota_ends(key: str) -> None:
 
     async def is_refused() -> bool:
         answer = ask("/v1/chat/completions", key, model="none")
-        if answer.status_code == 404:
+        if answer.status_code == 400:
             return False
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "rate_limit_exceeded", answer.text
         return int(answer.headers["retry-after"]) >= 1
