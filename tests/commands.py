@@ -17,13 +17,15 @@ from tests.pages import ROOT
 
 IMAGE = "registry.example/omni-cluster:gpu"
 BUILTINS = frozenset({"export", ".", "cd", "sudo"})
-COREUTILS = frozenset({"cat", "cp", "curl", "grep", "mkdir", "openssl", "tail"})
+COREUTILS = frozenset({"cat", "cp", "curl", "echo", "grep", "mkdir", "openssl", "tail"})
 NOT_HERE = {
     "docker": {"build", "commit", "push", "run"},
     "grafana-server": {"--homepath"},
     "helm": {"install", "repo"},
     "kubectl": {"apply", "create", "delete", "port-forward", "wait"},
     "nvidia-cuda-mps-control": {"-d"},
+    "pip": {"install"},
+    "uv": {"pip"},
     "vllm": {"bench"},
 }
 """Commands whose parsers are not in this environment, and what a page may say first to them."""

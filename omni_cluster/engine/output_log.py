@@ -116,7 +116,9 @@ class OutputLog:
             async for part in parts:
                 yield part
                 if self._is_let_go:
-                    raise OutputLogUnknown(f"request {self._request_id} ended before its earlier hidden states were sent.")
+                    raise OutputLogUnknown(
+                        f"request {self._request_id} ended before its earlier hidden states were sent."
+                    )
 
     def chunk(self, number: int) -> StageChunk:
         """Returns a chunk, which must be there already."""
