@@ -115,9 +115,7 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("plan", help="say how many cards a number of streams takes, by what was measured")
     command.add_argument("config", type=Path, metavar="CONFIG", help="stage configuration of the model, a YAML file")
-    command.add_argument(
-        "--streams", type=positive, metavar="N", help="that play at the same time (default: what fits)"
-    )
+    command.add_argument("--streams", type=positive, metavar="N", help="at the same time (default: what fits)")
     command.add_argument("--voices", type=positive, action=_Voices, dest="streams", help=argparse.SUPPRESS)
     command.add_argument("--cards", type=count, metavar="N", help="there are (default: as many as it takes)")
     command.add_argument("--cards-per-host", type=count, default=8, metavar="N", help="(default: 8)")
@@ -256,10 +254,7 @@ def _add_bench_load(command: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--voice", help="(default: the model's)")
     load.add_argument(
-        "--stream",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="streamed answers (default), or whole ones",
+        "--stream", action=argparse.BooleanOptionalAction, default=True, help="streams (default), or whole answers"
     )
 
 

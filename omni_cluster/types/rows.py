@@ -346,41 +346,33 @@ class _Header(NamedTuple):
     @classmethod
     def read(cls, packed: np.ndarray) -> _Header:
         if packed.dtype != np.uint8 or packed.ndim != 1:
-            raise PayloadError(
-                f"Packed hidden states are {_described(packed)}, but they must be one dimension of uint8."
-            )
+            raise PayloadError(f"Packed states are {_described(packed)}, but they must be one dimension of uint8.")
         if len(packed) < HEADER.size:
-            raise PayloadError(
-                f"Packed hidden states have {len(packed)} bytes, but the header alone takes {HEADER.size}."
-            )
+            raise PayloadError(f"Packed states have {len(packed)} bytes, but the header alone takes {HEADER.size}.")
         magic, kind, code, start, *numbers = HEADER.unpack_from(packed.data)
         if magic != MAGIC:
             raise PayloadError(
-                "Packed hidden states do not begin with the mark of this version; both stages must run the same one."
+                "Packed states do not begin with the mark of this version; both stages must run the same one."
             )
         if not 0 <= code < len(_DTYPE_CODES):
-            raise PayloadError(f"Packed hidden states have dtype code {code}, which is none of {_known_dtypes()}.")
+            raise PayloadError(f"Packed states have dtype code {code}, which is none of {_known_dtypes()}.")
         return cls(kind.rstrip(b"\0").decode("ascii", "replace"), _DTYPE_CODES[code], start, *numbers)
 
     def check_size(self, packed_bytes: int, max_elements: int | None) -> None:
         if self.position_count < -1:
-            raise PayloadError(f"Packed hidden states have {self.position_count} positions; -1 is the least, for none.")
+            raise PayloadError(f"Packed states have {self.position_count} positions; -1 is the least, for none.")
         if self.hash_count < -1:
-            raise PayloadError(f"Packed hidden states have {self.hash_count} hashes; -1 is the least, for none.")
+            raise PayloadError(f"Packed states have {self.hash_count} hashes; -1 is the least, for none.")
         if self.mask_count < -1:
-            raise PayloadError(
-                f"Packed hidden states have a mask of {self.mask_count} positions; -1 is the least, for none."
-            )
+            raise PayloadError(f"Packed states have a mask of {self.mask_count} positions; -1 is the least, for none.")
         elements = _count_elements(self.row_count, self.width)
         elements += _count_elements(3, self.position_count) if self.position_count > 0 else 0
         elements += _count_elements(self.hash_count, HASH_BYTES) if self.hash_count > 0 else 0
         elements += _count_elements(1, self.mask_count) if self.mask_count > 0 else 0
         if max_elements is not None and elements > max_elements:
-            raise PayloadError(f"Packed hidden states have {elements} elements, but at most {max_elements} are taken.")
+            raise PayloadError(f"Packed states have {elements} elements, but at most {max_elements} are taken.")
         if packed_bytes != self.mask_end:
-            raise PayloadError(
-                f"Packed hidden states have {packed_bytes} bytes, but their header says {self.mask_end}."
-            )
+            raise PayloadError(f"Packed states have {packed_bytes} bytes, but their header says {self.mask_end}.")
 
     @property
     def rows_end(self) -> int:
@@ -425,7 +417,7 @@ class _Header(NamedTuple):
             return None
         raw = packed[self.hashes_end : self.mask_end]
         if raw.max(initial=0) > 1:
-            raise PayloadError(f"Packed hidden states have a mask with {raw.max()} in it; it has 0 and 1 alone.")
+            raise PayloadError(f"Packed states have a mask with {raw.max()} in it; it has 0 and 1 alone.")
         return raw.view(np.bool_)
 
 
