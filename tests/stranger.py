@@ -47,8 +47,8 @@ class Commands:
     def of(cls, readme: str) -> Commands:
         """Raises ValueError for a README without one of them."""
         blocks = re.findall(r"^```(\w*)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-        install, serve = _lines(_first(blocks, "", "serve run"))
-        return cls(install, serve, _first(blocks, "", "curl").strip(), _first(blocks, "python", "audio"))
+        install, serve = _lines(_first(blocks, "bash", "serve run"))
+        return cls(install, serve, _first(blocks, "bash", "curl").strip(), _first(blocks, "python", "audio"))
 
 
 def _first(blocks: list[tuple[str, str]], language: str, word: str) -> str:

@@ -249,7 +249,9 @@ def test_the_vocoders_activations_bound_a_traced_pass() -> None:
 
 
 def test_streams_and_frames_of_the_7b_sound_stage(seven_b: Path) -> None:
-    bound = bound_to(seven_b, code2wav={"options": {"max_streams": 3, "max_batch_frames": 20_000}})
+    bound = bound_to(
+        seven_b, code2wav={"options": {}, "advanced_options": {"max_streams": 3, "max_batch_frames": 20_000}}
+    )
     fixed = needs_of(bound, 80 * GIB)[2].fixed
     config = build_config("7b").token2wav_config
     # A piece makes the next state of its stream beside the last one: twice as many as there are streams.
@@ -260,7 +262,7 @@ def test_streams_and_frames_of_the_7b_sound_stage(seven_b: Path) -> None:
 
 def test_a_vocoder_in_float16_is_there_in_float32_too(seven_b: Path) -> None:
     float32, float16 = (
-        needs_of(bound_to(seven_b, code2wav={"options": {"vocoder_dtype": dtype}}), 80 * GIB)[2].fixed
+        needs_of(bound_to(seven_b, code2wav={"advanced_options": {"vocoder_dtype": dtype}}), 80 * GIB)[2].fixed
         for dtype in ("float32", "float16")
     )
     sizes = stage_sizes(seven_b, "code2wav")
@@ -281,11 +283,9 @@ def test_float8_takes_a_byte_a_weight_more_than_bfloat16_whose_layers_small_step
 
 
 def test_a_batch_is_never_smaller_than_the_longest_answer(seven_b: Path) -> None:
-    activations = [
-        needs_of(bound_to(seven_b, code2wav={"options": {"max_batch_frames": frames}}), 80 * GIB)[2].fixed.activations
-        for frames in (1, 2 * 4096)
-    ]
-    assert activations[0] == activations[1]
+    batches = [{"advanced_options": {"max_batch_frames": frames}} for frames in (1, 2 * 4096)]
+    small, large = (needs_of(bound_to(seven_b, code2wav=each), 80 * GIB)[2].fixed.activations for each in batches)
+    assert small == large
 
 
 # ------------------------------------------------------------------ together
