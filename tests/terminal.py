@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -39,7 +40,7 @@ class Terminal:
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         os.close(terminal)
         self.processes: set[psutil.Process] = set()
@@ -95,6 +96,12 @@ class Terminal:
                 process.kill()
         self.process.wait()
         os.close(self._controller)
+
+
+def _take_terminal() -> None:
+    """As a shell begins a command: of tests in the background all children would ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @contextmanager

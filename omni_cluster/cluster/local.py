@@ -23,6 +23,7 @@ from rich.console import Console
 
 from omni_cluster.cluster.app import INGRESS_NAME, bind_app, config_of
 from omni_cluster.cluster.serve_private import (
+    KNOWN_WARNINGS,
     SERVE_CONTROLLER_NAME,
     SERVE_NAMESPACE,
     controller_of,
@@ -44,10 +45,6 @@ WAITS = "waits for its process"
 """What a deployment does until its replica says more: Ray starts a process for it."""
 SLOW_START, SLOW_START_S = "SERVE_SLOW_STARTUP_WARNING_S", "600"
 """Serve warns of replicas that take longer to start than this; its own 30 s are less than imports may take."""
-OF_RAY = {
-    # Each start says so of each machine, and the quick start says where the token is needed.
-    "ray._private.authentication.authentication_token_setup": ("Token authentication is enabled for this Ray cluster",),
-}
 STOPPED = "omni-cluster: stopped by Ctrl-C."
 INTERRUPTED = 130
 """The exit status of a process that Ctrl-C ended, as shells have it."""
@@ -155,7 +152,7 @@ def served_app(args: Mapping[str, Any]) -> Application:
     config = config_of(args)
     if not ray.is_initialized():  # else Serve's own process builds it
         os.environ.setdefault(SLOW_START, SLOW_START_S)
-        drop_warnings(OF_RAY)
+        drop_warnings(KNOWN_WARNINGS)
         end_on_signals(config.limits.closing_grace_s, leaves=True)
         _show_start([stage.model_stage for stage in config.stages])
     return bind_app(config)

@@ -53,7 +53,12 @@ PRIVATE: Mapping[Any, Sequence[str]] = {
         "_remove_pending_request_from_indices",
     ),
 }
-"""Private attributes that we call, override or read, by what has them."""
+"""Private attributes that we call, override or read, and attributes of private modules, by what has them."""
+KNOWN_WARNINGS = {
+    # Each start says so of each machine, and the quick start says where the token is needed.
+    "ray._private.authentication.authentication_token_setup": ("Token authentication is enabled for this Ray cluster",),
+}
+"""Warnings of Ray that mean nothing to an operator: how they begin, by the logger's name."""
 
 
 def check_ray() -> None:

@@ -109,7 +109,7 @@ def unpacked(parcel: Parcel, kind: Any, max_bytes: int, counts: Callable[[int], 
 
 def _mapped(parcel: Parcel, max_bytes: int) -> mmap.mmap:
     if fcntl.fcntl(parcel.descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-        raise ParcelError("a message without its checksum")
+        raise ParcelError("a message in memory that is not sealed")
     size_bytes = parcel.size_bytes
     if not _LENGTH_BYTES <= size_bytes <= max_bytes:
         raise ParcelError(f"a message of {size_bytes} bytes, but {_LENGTH_BYTES} to {max_bytes} are accepted")

@@ -30,7 +30,10 @@ def test_private_names_are_imported_in_one_module_alone() -> None:
 
 def test_private_attributes_that_are_used_are_listed_and_those_listed_are_used() -> None:
     used = {name for name in CLUSTER.members() if is_private(name)}
-    assert used - set(OF_OTHERS) == {name for names in PRIVATE.values() for name in names}
+    listed = {name for names in PRIVATE.values() for name in names}
+    assert used - set(OF_OTHERS) == {name for name in listed if is_private(name)}
+    read = {node.attr for node in ast.walk(TREES[ONE_MODULE]) if isinstance(node, ast.Attribute)}
+    assert {name for name in listed if not is_private(name)} <= read
     assert set(OF_OTHERS) <= used
 
 
