@@ -15,7 +15,7 @@ from tests.served.drain_promises import END_S, speaking
 from tests.served.recovering import Recovering, is_ready
 from tests.served.replaced import REPLACED_S
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 STAGE = "codes"
 

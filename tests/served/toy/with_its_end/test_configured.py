@@ -17,7 +17,7 @@ from tests.served.deployed import run_serve
 from tests.served.replaced import REPLACED_S
 from tests.served.toy_config import toy_config
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 
 PAGE = "docs/operate/operations.md"
 KEYS = "/etc/omni_cluster/keys-2"
