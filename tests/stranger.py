@@ -64,7 +64,7 @@ def _lines(block: str) -> list[str]:
 
 
 class Stranger:
-    """One who types the commands in a clone; `warnings` are lines that the screen showed."""
+    """Commands typed in a clone, one after another; `warnings` are lines that the screen showed."""
 
     def __init__(self, clone: Path, environment: Mapping[str, str]) -> None:
         self._clone, self._environment = clone, environment

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 BIN = Path(sys.executable).parent
 KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
-"""Of the environment: a user who types a command of the README has set nothing."""
+"""Of the environment: the commands of the README set nothing else."""
 TABLE = "┏┃┡│└"
 HEAD = "what it does"
 STOPPED = "omni-cluster: stopped by Ctrl-C."
