@@ -60,6 +60,7 @@ def test_each_folder_of_an_installed_package_is_listed(packages: list[Package]) 
     assert installed == {each.name for each in packages}
 
 
+@pytest.mark.full
 def test_the_file_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(tmp_path / "sbom.json")
     text = (tmp_path / "sbom.json").read_text()

@@ -95,9 +95,10 @@ def test_kernel_rounds_as_plain_pytorch_does(width: int, gelu: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", WIDTHS)
-def test_product_on_cuda_is_the_hosts(width: int) -> None:
+def test_product_on_cuda_is_that_of_its_values(width: int) -> None:
     x, w, bias = torch.randn(50, width), torch.randn(32, width), torch.randn(32).to(torch.bfloat16)
     x8, w8 = float8.quantized(x), float8.quantized(w)
     on_cuda = [Float8Rows(each.values.cuda(), each.scales.cuda()) for each in (x8, w8)]
     made = float8.product(*on_cuda, bias.cuda()).cpu().float()
-    assert snr_db(made, float8.product(x8, w8, bias).float()) > 45
+    # PyTorch 2.11 has no product of scaled rows on a CPU.
+    assert snr_db(made, plain(x8) @ plain(w8).T + bias.float()) > 45

@@ -76,7 +76,7 @@ class ResidualDecoder(StockDecoder, SupportsMRoPE):
         state, codes = sampled.hidden + self.embed_input_ids(sampled.token_ids), list[torch.Tensor]()
         for number, (table, head) in enumerate(zip(self.tables, self.heads, strict=True), start=1):
             logits = state @ head.T
-            ids = (number * VOCAB + torch.arange(VOCAB)).expand(len(logits), -1)
+            ids = (number * VOCAB + torch.arange(VOCAB, device=logits.device)).expand(len(logits), -1)
             drawn = (logits.softmax(-1) / exponential(sampled.keys, ids)).argmax(-1)
             codes.append(torch.where(sampled.greedy, logits.argmax(-1), drawn))
             state = state + table[codes[-1]]
@@ -85,7 +85,7 @@ class ResidualDecoder(StockDecoder, SupportsMRoPE):
 
 def embedded(tables: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """Of `codes` int16 `[n, 2]`, those below zero none: `[n, WIDTH]`."""
-    each = tables[torch.arange(RESIDUAL), codes.long().clamp(min=0)]
+    each = tables[torch.arange(RESIDUAL, device=tables.device), codes.long().clamp(min=0)]
     return (each * (codes >= 0).unsqueeze(-1)).sum(dim=1)
 
 

@@ -54,6 +54,7 @@ def test_torch_s_old_name_is_looked_at_without_a_warning() -> None:
     assert [str(each.message) for each in heard] == ["another"]
 
 
+@pytest.mark.full
 def test_what_engines_are_forked_from_is_imported_without_a_word() -> None:
     """In a process of its own, with the libraries as they are installed: a new version may say something new."""
     command = [sys.executable, "-c", "import omni_cluster.vllm_engine.preloaded"]

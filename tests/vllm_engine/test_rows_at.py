@@ -38,6 +38,7 @@ from tests.engine.stages import (
 )
 from tests.reference import Reference, media, prompt_text
 
+pytestmark = pytest.mark.parity
 ARCHITECTURE = "ThinkerOfMediaRows"
 LAYER = 1
 BLOCK = 32
@@ -86,13 +87,14 @@ class OfMedia(Thinker):
 async def thinker(forked_engines: None, tiny: Path) -> AsyncIterator[StageLLM]:
     """Prompts take several steps, and eight requests do not fit into the KV cache at once."""
     handover = HandoverConfig(kept_rows_bytes=KEPT_ROWS_BYTES)
-    config = pipeline_config(thinker_stage(**tight(THINKER_STEP_TOKENS)), handover=handover)
+    stage = thinker_stage(**tight(THINKER_STEP_TOKENS), enforce_eager=not torch.cuda.is_available())
+    config = pipeline_config(stage, handover=handover)
     family = bind(config).family
     assert isinstance(family, Qwen2_5Omni)
-    stage = StageLLM(config.stages[0], config, OfMedia(family), str(tiny))
-    await stage.start()
-    yield stage
-    await stage.shutdown()
+    engine = StageLLM(config.stages[0], config, OfMedia(family), str(tiny))
+    await engine.start()
+    yield engine
+    await engine.shutdown()
 
 
 @pytest.fixture(scope="module")
