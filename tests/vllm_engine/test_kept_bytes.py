@@ -88,6 +88,7 @@ def test_compiled_grammars_are_kept_up_to_a_size(bounded: VllmConfig, tiny: Path
         assert compiler.get_cache_size_bytes() <= MIB
 
 
+@pytest.mark.full
 def test_words_that_were_tokenized_are_kept_up_to_a_number(tiny: Path) -> None:
     """Of 10,000 in `tokenizers`: 20,000 more, 120 MiB as they would be kept, take no further memory."""
     # In a process of its own: in this one other threads take and free memory meanwhile. Allocators keep some 20 MiB.
