@@ -57,7 +57,8 @@ def add_and_norm_row(
         tl.store(normed + row * width + columns, y.to(normed.dtype.element_ty), there)
 
 
-@triton.jit
+# Not specialized, here and below: a batch of any number of blocks shares what was compiled.
+@triton.jit(do_not_specialize=["points", "num_blocks"])
 def _add_and_norm(
     hidden,
     out,
@@ -245,7 +246,7 @@ def attend_block(
     tl.store(out[:, None] + column[None, :], result, there[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["previous", "following", "length", "point", "num_blocks"])
 def _block_attention(
     qkv,
     attended,
@@ -352,7 +353,7 @@ def keep_row(
         tl.store(store + tl.load(point + block) * store_point_stride + kept_row * 2 * INNER + column, kept, there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["keep", "point", "num_blocks"])
 def _keep_blocks(
     qkv,
     keep,

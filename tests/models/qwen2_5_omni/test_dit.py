@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from triton import knobs
 
 from omni_cluster.kernels.float8 import Float8Rows
 from omni_cluster.models.qwen2_5_omni import dit_kernels
@@ -169,6 +170,24 @@ def test_keep_kernel_keeps_what_has_a_slot(tiny: Path) -> None:
     keep_on_host(qkv, layout.keep, wanted[:, 0], point, SIZE)
     assert wanted[0, 0, 3].abs().sum() > 0
     torch.testing.assert_close(dit.store, wanted, atol=0, rtol=0)
+
+
+@pytest.mark.gpu
+def test_batches_of_any_size_share_what_was_compiled(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel for one block, for 16, or for where a row of the table begins would compile in a first load."""
+    dit, compiled = make_dit(tiny, "cuda", torch.bfloat16), list[str]()
+
+    def step(count: int) -> None:
+        layout = blocks([-1] * count, [-1] * count, [SIZE] * count, [0] + [-1] * (count - 1), device="cuda")
+        dit.velocity(
+            torch.full([count], 5, device="cuda"), noise(count).cuda().flatten(0, 1), dit.conditions(layout), layout
+        )
+
+    step(2)
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **of: compiled.append(of["fn"].name))
+    for count in (1, 3, 4, 16, 33):
+        step(count)
+    assert compiled == []
 
 
 @pytest.mark.gpu
