@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config import CompilationMode, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.platforms import current_platform
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import all_share_a_card
@@ -22,7 +21,7 @@ from omni_cluster.vllm_engine.install import log_buffers_kept
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import SchedulerConfig, VllmConfig
     from vllm.v1.executor.abstract import Executor
 
 ADDITIONAL_KEY = "omni"
@@ -93,9 +92,11 @@ class OmniEngineArgs(AsyncEngineArgs):
         super().__post_init__()
 
     def create_engine_config(self, *args: Any, **kwargs: Any) -> VllmConfig:
-        """vLLM's; here it configures logging, once in a process."""
+        """vLLM's, with the scheduler that fits it; here it configures logging, once in a process."""
         with log_buffers_kept():
-            return super().create_engine_config(*args, **kwargs)
+            config = super().create_engine_config(*args, **kwargs)
+        _use_scheduler_of(config.scheduler_config)
+        return config
 
     @classmethod
     def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
@@ -126,10 +127,10 @@ class OmniEngineArgs(AsyncEngineArgs):
         os.environ["VLLM_XGRAMMAR_CACHE_MB"] = str(pipeline.limits.kept_grammars_bytes >> 20)  # no other switch
         if model_config.max_decode_steps > 1:
             settings["async_scheduling"] = _waits_for_tokens(stage)
-        settings["scheduler_cls"] = ASYNC_SCHEDULER if _schedules_async(settings) else SCHEDULER
         return cls(
             model=model,
             worker_cls=AR_WORKER,
+            scheduler_cls=ASYNC_SCHEDULER,
             additional_config=model_config.to_additional_config(),
             tensor_parallel_size=stage.tensor_parallel_size,
             pipeline_parallel_size=stage.pipeline_parallel_size,
@@ -220,8 +221,10 @@ def _waits_for_tokens(stage: StageConfig) -> bool:
     return False
 
 
-def _schedules_async(settings: Mapping[str, Any]) -> bool:
-    return not current_platform.is_cpu() and settings.get("async_scheduling") is not False
+def _use_scheduler_of(config: SchedulerConfig) -> None:
+    """vLLM takes asynchronous scheduling back on a CPU and for layers in groups; counting ahead is wrong there."""
+    if config.scheduler_cls == ASYNC_SCHEDULER and not config.async_scheduling:
+        config.scheduler_cls = SCHEDULER
 
 
 def _executor_of(stage: StageConfig) -> str | type[Executor]:

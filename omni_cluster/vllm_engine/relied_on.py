@@ -31,7 +31,12 @@ EVERYWHERE: Names = {
     "vllm.config:CompilationMode": ("NONE",),
     "vllm.config:ModelConfig": ("get_diff_sampling_param", "get_vocab_size"),
     "vllm.config:StructuredOutputsConfig": (),
-    "vllm.config:SchedulerConfig": ("long_prefill_token_threshold", "max_num_batched_tokens"),
+    "vllm.config:SchedulerConfig": (
+        "async_scheduling",
+        "long_prefill_token_threshold",
+        "max_num_batched_tokens",
+        "scheduler_cls",
+    ),
     "vllm.config:VllmConfig": ("additional_config", "lora_config", "model_config", "scheduler_config"),
     "vllm.config:set_current_vllm_config": (),
     "vllm.distributed.parallel_state:get_pp_group": (),

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 import vllm.logger
 
 from omni_cluster.engine.build import bind
 from omni_cluster.models.stage_spec import ARSpec, RowsAt
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.engine_args import ADDITIONAL_KEY, OmniEngineArgs
+from omni_cluster.vllm_engine.scheduler import OmniAsyncScheduler, OmniScheduler
 from tests.engine.stages import pipeline_config, thinker_stage
 from tests.vllm_engine.residual_decoder import Decoder
 
@@ -43,6 +45,20 @@ def test_a_stage_s_configuration_leaves_the_logs_of_its_process_open(
     assert vllm.logger._last_configured_logging_config == config.logging_config  # none is left for the engine
     logger.warning("it goes on")
     assert file.read_text() == "it goes on\n"
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_scheduler_is_the_one_that_vllm_decided_on(
+    groups: int, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are counted ahead only where vLLM's runner does so too: not on a CPU, nor of layers in two groups."""
+    monkeypatch.setenv("VLLM_XGRAMMAR_CACHE_MB", "512")  # put back at the end
+    thinker = thinker_stage().model_copy(update={"pipeline_parallel_size": groups})
+    bound = bind(pipeline_config(thinker))
+    args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(tiny), cast(ARSpec, bound.spec(thinker)))
+    scheduling = args.create_engine_config().scheduler_config
+    assert scheduling.async_scheduling == (groups == 1 and torch.cuda.is_available())
+    assert scheduling.get_scheduler_cls() is (OmniAsyncScheduler if scheduling.async_scheduling else OmniScheduler)
 
 
 class _DecoderWithRows(Decoder):
