@@ -50,6 +50,7 @@ def test_all_kinds_at_once_are_the_references_in_the_order_of_the_prompts(omni: 
         np.testing.assert_allclose(output.audio.samples, wanted.waveform, atol=1e-4, rtol=0)
 
 
+@pytest.mark.full
 def test_voice_and_seed_may_be_one_for_each_prompt(omni: OmniLLM, speak: Speak) -> None:
     outputs = omni.generate([prompt_text("text")] * 2, voice=["Ethan", "Chelsie"], seed=[1, 0], use_tqdm=False)
     for output, wanted in zip(outputs, (speak("text", "Ethan", 1), speak("text", "Chelsie", 0)), strict=True):

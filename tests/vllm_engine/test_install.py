@@ -31,6 +31,7 @@ print(json.dumps(["vllm.v1.engine.core" in sys.modules, ours]))
 """
 
 
+@pytest.mark.full
 def test_importing_the_room_changes_nothing_in_vllm() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     is_imported, ours = json.loads(done.stdout.splitlines()[-1])

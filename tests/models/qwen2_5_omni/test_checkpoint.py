@@ -263,6 +263,7 @@ def test_failed_making_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_embedded_checkpoint_is_made_once_by_two_processes(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"

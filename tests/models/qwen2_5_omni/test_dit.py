@@ -112,6 +112,7 @@ def test_attention_kernel_is_the_plain_attention(
     torch.testing.assert_close(made[there], wanted[there], atol=close, rtol=0)
 
 
+@pytest.mark.full
 def test_one_kernel_of_all_layers_computes_the_plain_layers_as_triton_interprets_it(tiny: Path) -> None:
     command = [sys.executable, "-m", "tests.models.qwen2_5_omni.interpreted_layers", str(tiny)]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
