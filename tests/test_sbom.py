@@ -25,6 +25,7 @@ WITHOUT = {
     "nvidia-ml-py": "BSD",
     "opencensus-context": "Apache-2.0",
     "packageurl-python": "MIT",
+    "flatbuffers": "Apache-2.0",
     "tokenizers": "Apache-2.0",
     "z3-solver": "MIT",
 }

@@ -88,6 +88,20 @@ class Limits(Strict):
         examples=[128],
         json_schema_extra=PUBLIC,
     )
+    max_sessions: int = Field(
+        default=200,
+        ge=1,
+        description="Realtime sessions that are open at once; the ingresses share them.",
+        examples=[200],
+    )
+    max_session_s: float = Field(default=3_600.0, gt=0, description="Seconds of a realtime session.", examples=[3600.0])
+    max_session_bytes: int = Field(
+        default=33_554_432,
+        ge=1,
+        description="Bytes of decoded media that a realtime session keeps: some nine minutes of speech. The oldest "
+        "are dropped.",
+        examples=[33_554_432],
+    )
     request_timeout_s: float = Field(
         default=600.0,
         gt=0,

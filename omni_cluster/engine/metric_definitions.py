@@ -8,7 +8,7 @@ from typing import Final, Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 Kind = Literal["counter", "gauge", "histogram"]
-Unit = Literal["requests", "replicas", "tokens", "samples", "chunks", "bytes", "seconds"]
+Unit = Literal["requests", "replicas", "tokens", "samples", "chunks", "bytes", "seconds", "sessions"]
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 HANDOVER_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -179,6 +179,7 @@ SENT_BYTES: Final = _ingress("sent_bytes_total", "counter", "bytes", "Bytes of a
 PLACES: Final = _ingress(
     "places", "gauge", "requests", "Requests that run (state taken), and that wait for a slot (state waiting).", "state"
 )
+SESSIONS: Final = _ingress("sessions", "gauge", "sessions", "Realtime sessions that are open.")
 UPLOAD_BYTES: Final = _ingress(
     "upload_bytes", "gauge", "bytes", "Bytes of requests' bodies that are not worked on yet, 64 KiB for each included."
 )
@@ -195,6 +196,7 @@ INGRESS: Final = (
     RECOVERY_STALL,
     SENT_BYTES,
     PLACES,
+    SESSIONS,
     UPLOAD_BYTES,
 )
 

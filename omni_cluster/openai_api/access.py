@@ -23,6 +23,7 @@ VOICE_HEADER = "x-omni-voice"
 FINISH_HEADER = "x-omni-finish-reason"
 IGNORED_HEADER = "x-omni-ignored"
 """Fields of a request that asked for something, and changed nothing."""
+KEY_PROTOCOL = "openai-insecure-api-key."
 POLICY_VIOLATION = 1008
 """The WebSocket close code of a refusal."""
 
@@ -142,9 +143,19 @@ def _route_path(scope: Scope) -> str:
 
 
 def _authorization(scope: Scope) -> str | None:
-    """The only Authorization header: of several, a proxy before us may have checked another one."""
+    """The only Authorization header: of several, a proxy before us may have checked another one.
+
+    A browser's page sets no headers of a WebSocket: there a subprotocol may name the key, as OpenAI's clients send it.
+    """
     sent = Headers(scope=scope).getlist("authorization")
+    if not sent and scope["type"] == "websocket":
+        sent = [f"Bearer {each[len(KEY_PROTOCOL) :]}" for each in _subprotocols(scope) if each.startswith(KEY_PROTOCOL)]
     return sent[0] if len(sent) == 1 else None
+
+
+def _subprotocols(scope: Scope) -> Sequence[str]:
+    named: Sequence[str] = scope.get("subprotocols") or ()
+    return named
 
 
 def _refusal() -> JSONResponse:

@@ -120,11 +120,11 @@ def template_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    function = {"name": call.function.name, "arguments": template_arguments(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(text: str) -> dict[str, Any] | str:
+def template_arguments(text: str) -> dict[str, Any] | str:
     """As the text that it is where it is no object: a call that reached its limit was cut in it."""
     try:
         arguments = from_json(text)  # refuses what is nested too deep, as for bodies

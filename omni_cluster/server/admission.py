@@ -141,11 +141,13 @@ class Admission:
             -(-limits.max_queued_requests // ingresses),
             clock,
         )
+        self._most_sessions, self._sessions = -(-limits.max_sessions // ingresses), 0
         self.closing = Closing()
         self._quotas = Quotas(api or ApiConfig(), ingresses, clock)
         self.uploads = Uploads(limits.max_upload_bytes)
         self._metrics = metrics or IngressMetrics()
         self._metrics.watch(self.slots, self.uploads)
+        self._metrics.watch_sessions(lambda: self._sessions)
 
     @contextlib.asynccontextmanager
     async def admit(self, connection: HTTPConnection) -> AsyncIterator[AdmittedRequest]:
@@ -162,6 +164,24 @@ class Admission:
             async with admitted.deadline.kept():
                 await admitted.without_body()
                 yield admitted
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Deadline]:
+        """A place for a connection that stays open, and until when it may. Raises BadRequest, 429, without one."""
+        if self._sessions >= self._most_sessions:
+            raise BadRequest(
+                f"{self._most_sessions} sessions are open, which is as many as may; connect again later.",
+                code="too_many_sessions",
+                status=429,
+            )
+        deadline = Deadline(self.limits.max_session_s, f"limits.max_session_s = {self.limits.max_session_s:g}")
+        self.closing.enter(deadline)
+        self._sessions += 1
+        try:
+            yield deadline
+        finally:
+            self._sessions -= 1
+            self.closing.leave(deadline)
 
     def before(self, app: ASGIApp) -> ASGIApp:
         """ASGI middleware: each HTTP request but a probe gets its `AdmittedRequest`, as `request.state.admitted`.

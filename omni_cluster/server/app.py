@@ -21,6 +21,7 @@ from omni_cluster.server.endpoints.chat import ChatEndpoint
 from omni_cluster.server.endpoints.completions import CompletionsEndpoint
 from omni_cluster.server.endpoints.models import ModelsEndpoint
 from omni_cluster.server.endpoints.operations import OperationsEndpoint
+from omni_cluster.server.endpoints.realtime import RealtimeEndpoint
 from omni_cluster.server.endpoints.responses import ResponsesEndpoint
 from omni_cluster.server.endpoints.speech import SpeechEndpoint
 from omni_cluster.server.endpoints.tokens import TokensEndpoint
@@ -48,6 +49,7 @@ OF_TEXT: Final[tuple[MakeEndpoint, ...]] = (
     TranscriptionsEndpoint,
     CompletionsEndpoint,
     TokensEndpoint,
+    RealtimeEndpoint,
 )
 """Those of a family that answers in text."""
 ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from omni_cluster.openai_api.errors import BadRequest
 
@@ -140,17 +140,17 @@ def _check_type(request: Request, media_type: str) -> None:
         )
 
 
-def check_origin(request: Request, origins: Collection[str]) -> None:
-    """Raises BadRequest, 403, for a form that a page of another site sends: browsers ask the server only after that.
+def check_origin(connection: HTTPConnection, origins: Collection[str]) -> None:
+    """Raises BadRequest, 403, for what a page of another site sends unasked: a form, or a WebSocket's handshake.
 
     `origins`: pages that may.
     """
-    origin = request.headers.get("origin")
+    origin = connection.headers.get("origin")
     host = origin.partition("://")[2] if origin else None
-    if origin is None or origin in origins or "*" in origins or host == request.headers.get("host"):
+    if origin is None or origin in origins or "*" in origins or host == connection.headers.get("host"):
         return
     raise BadRequest(
-        f"Pages of {origin[:60]!r} may not send forms here; advanced.api.cors_origins lists those that may.",
+        f"Pages of {origin[:60]!r} may not do so here; advanced.api.cors_origins lists those that may.",
         code="origin_not_allowed",
         status=403,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 import msgspec
@@ -56,6 +56,10 @@ class IngressMetrics:
         gauge.labels("taken").set_function(lambda: slots.taken)
         gauge.labels("waiting").set_function(lambda: slots.waiting)
         define.UPLOAD_BYTES.gauge(self.registry).set_function(lambda: uploads.size_bytes)
+
+    def watch_sessions(self, count: Callable[[], int]) -> None:
+        """The same."""
+        define.SESSIONS.gauge(self.registry).set_function(count)
 
     @contextlib.contextmanager
     def response(self, endpoint: str, request_id: str) -> Iterator[ResponseMeter]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import Request
 
 from omni_cluster.engine.build import BoundPipeline
@@ -127,6 +130,13 @@ class Reader:
         most_bytes = min(self._limits.max_body_bytes, self._limits.max_media_bytes + HEADS_BYTES)
         body = await self._body(http_request, most_bytes, FORM_TYPE)
         return await self._decoders.open_form(body, Form(http_request.headers["content-type"], task))
+
+    async def pictures(self, urls: Sequence[str]) -> tuple[npt.NDArray[np.uint8], ...]:
+        """Pictures of data URLs, uint8 RGB `[H, W, 3]`, decoded by a process of its own. Raises BadRequest."""
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        body = {"model": self._models[0], "messages": [{"role": "user", "content": parts}]}
+        chat = await self._decoders.open(json.dumps(body).encode(), self._fetched)
+        return chat.images
 
     async def text(self, http_request: Request, parse: ParsesText[T], build: Callable[[T], Built]) -> Built:
         """What `build` makes of a body that is little but a prompt: it is as long as one may be. Raises BadRequest."""

@@ -1,0 +1,1 @@
+"""The Realtime protocol as OpenAI released it: its events, session and items."""

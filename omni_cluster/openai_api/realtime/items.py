@@ -1,0 +1,285 @@
+"""The items of a conversation, as clients send and read them, and as messages of a chat."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Discriminator, Field, Tag
+
+from omni_cluster.openai_api.errors import BadRequest, invalid
+from omni_cluster.openai_api.messages import TemplateMessage
+from omni_cluster.openai_api.realtime.client_events import Id
+from omni_cluster.openai_api.realtime.parts import Part
+from omni_cluster.openai_api.realtime.session import Format, checked
+from omni_cluster.openai_api.realtime.sound import samples_of
+from omni_cluster.openai_api.tools import template_arguments
+from omni_cluster.openai_api.wire import shown
+
+MOST_PARTS: Final = 256
+MOST_TEXT_CHARS: Final = 1 << 20
+Text = Annotated[str, Field(max_length=MOST_TEXT_CHARS)]
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex[:21]}"
+
+
+class TextPart(Part):
+    """`text`: the name that clients of the protocol's beta have for both."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+
+
+class SoundPart(Part):
+    """`audio`: base64 in the session's input format; of an earlier answer the transcript alone is read."""
+
+    type: Literal["input_audio", "output_audio", "audio"]
+    audio: str | None = None
+    transcript: Text | None = None
+
+
+class ImagePart(Part):
+    """`image_url`: a data URL."""
+
+    type: Literal["input_image"]
+    image_url: str
+
+
+_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("input_text", "output_text", "text"), "#text"),
+    **dict.fromkeys(("input_audio", "output_audio", "audio"), "#sound"),
+    "input_image": "#image",
+}
+
+
+def _kind(value: object) -> str | None:
+    return _KINDS.get(value.get("type", "")) if isinstance(value, dict) else None
+
+
+Content = Annotated[
+    Annotated[TextPart, Tag("#text")] | Annotated[SoundPart, Tag("#sound")] | Annotated[ImagePart, Tag("#image")],
+    Discriminator(
+        _kind,
+        custom_error_type="of_another_type",
+        custom_error_message="should have the type input_text, input_audio, input_image, output_text or output_audio",
+    ),
+]
+
+
+class _Item(Part):
+    id: Id | None = None
+
+
+class MessageItem(_Item):
+    """What one side of the conversation says."""
+
+    type: Literal["message"]
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[Content], Field(max_length=MOST_PARTS)]
+
+
+class CallItem(_Item):
+    """A call of a tool in an earlier answer; `arguments` is JSON as text."""
+
+    type: Literal["function_call"]
+    call_id: Id
+    name: str
+    arguments: Text
+
+
+class CallOutputItem(_Item):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: Text
+
+
+SENT: Final[Mapping[str, type[_Item]]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": CallOutputItem,
+}
+
+
+@dataclass
+class Item:
+    """One of a conversation.
+
+    `wire`: as clients read it, without sound and pictures. `message`: as a chat template reads it. `audios`: float32
+    `[samples]`, mono, at 16 kHz, and `images`: uint8 `[H, W, 3]`, of the message's parts in their order.
+    """
+
+    wire: dict[str, Any]
+    message: TemplateMessage
+    audios: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    images: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return str(self.wire["id"])
+
+    @property
+    def is_of_the_user(self) -> bool:
+        return self.message["role"] == "user"
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds of media."""
+        return sum(map(_bytes_of, self.audios)) + sum(map(_bytes_of, self.images))
+
+
+def _bytes_of(medium: npt.NDArray[Any]) -> int:
+    return medium.nbytes
+
+
+def sent_item(item: Mapping[str, Any], sound: Format, max_audio_s: float) -> tuple[Item, list[str]]:
+    """A client's item, with its sound, and the data URLs of its pictures, which are yet to be decoded.
+
+    Raises BadRequest. `sound`: the session's input format.
+    """
+    kind = item.get("type")
+    if not isinstance(kind, str) or kind not in SENT:
+        raise invalid("item.type", f"item.type is {shown(kind)}, but the items are {', '.join(SENT)}.")
+    read = checked(SENT[kind], item)
+    if isinstance(read, MessageItem):
+        return _message(read, sound, max_audio_s)
+    wire = _wire(kind, read.id, read.model_dump(exclude={"id", "type"}))
+    if isinstance(read, CallItem):
+        function = {"name": read.name, "arguments": template_arguments(read.arguments)}
+        call = {"id": read.call_id, "type": "function", "function": function}
+        return Item(wire, {"role": "assistant", "content": [], "tool_calls": [call]}), []
+    content = [{"type": "text", "text": read.output}]
+    return Item(wire, {"role": "tool", "content": content, "tool_call_id": read.call_id}), []
+
+
+def _message(read: MessageItem, sound: Format, max_audio_s: float) -> tuple[Item, list[str]]:
+    template: list[dict[str, str]] = []
+    shown_parts: list[dict[str, Any]] = []
+    item = Item({}, {"role": read.role, "content": template})
+    urls = []
+    for i, part in enumerate(read.content):
+        param = f"item.content[{i}]"
+        _check_role(read.role, part, param)
+        if isinstance(part, TextPart):
+            template.append({"type": "text", "text": part.text})
+            shown_parts.append({"type": _text_type(read.role), "text": part.text})
+        elif isinstance(part, ImagePart):
+            template.append({"type": "image"})
+            shown_parts.append({"type": "input_image", "image_url": None})
+            urls.append(part.image_url)
+        elif read.role == "assistant":
+            template.append({"type": "text", "text": part.transcript or ""})
+            shown_parts.append({"type": "output_audio", "transcript": part.transcript or ""})
+        else:
+            template.append({"type": "audio"})
+            shown_parts.append({"type": "input_audio", "transcript": part.transcript})
+            item.audios.append(samples_of(part.audio or "", sound, f"{param}.audio", max_audio_s))
+    item.wire.update(_wire("message", read.id, {"role": read.role, "content": shown_parts}))
+    return item, urls
+
+
+def _check_role(role: str, part: TextPart | SoundPart | ImagePart, param: str) -> None:
+    if role != "user" and (isinstance(part, ImagePart) or part.type == "input_audio"):
+        raise invalid(param, f"{param} is {part.type} in a message of the {role}, but only the user's may have it.")
+    if role == "system" and isinstance(part, SoundPart):
+        raise invalid(param, f"{param} is {part.type}, but a message of the system is text.")
+
+
+def _text_type(role: str) -> str:
+    return "output_text" if role == "assistant" else "input_text"
+
+
+def _wire(kind: str, item_id: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": item_id or new_id("item"), "object": "realtime.item", "type": kind, "status": "completed", **fields}
+
+
+def spoken_item(item_id: str, samples: npt.NDArray[np.float32]) -> Item:
+    """The item of a user's turn: float32 `[samples]`, mono, at 16 kHz."""
+    content = [{"type": "input_audio", "transcript": None}]
+    wire = _wire("message", item_id, {"role": "user", "content": content})
+    return Item(wire, {"role": "user", "content": [{"type": "audio"}]}, audios=[samples])
+
+
+class Conversation:
+    """Items in their order. Bounded by their number, and by the bytes of their media."""
+
+    def __init__(self, most_items: int, most_bytes: int) -> None:
+        self._items: list[Item] = []
+        self._most_items, self._most_bytes = most_items, most_bytes
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def fork(self) -> Conversation:
+        """Another one that has the same items so far."""
+        other = Conversation(self._most_items, self._most_bytes)
+        other._items = list(self._items)
+        return other
+
+    @property
+    def last_id(self) -> str | None:
+        return self._items[-1].id if self._items else None
+
+    def add(self, item: Item, previous_id: str | None = None, *, drops_oldest: bool = True) -> str | None:
+        """Puts it behind the item of that id, at the front for "root", at the end for None; returns what it is behind.
+
+        Raises BadRequest. `drops_oldest`: where there is no room, the oldest items make it.
+        """
+        while drops_oldest and not self._has_room(item) and self._drop_oldest(previous_id):
+            pass
+        place = (
+            len(self._items) if previous_id is None else 0 if previous_id == "root" else self._place(previous_id) + 1
+        )
+        if any(each.id == item.id for each in self._items):
+            raise BadRequest(
+                f"item.id is {item.id!r}, which another item has; send one of your own, or none.",
+                param="item.id",
+                code="item_create_duplicate_item_id",
+            )
+        self._check_room(item)
+        self._items.insert(place, item)
+        return self._items[place - 1].id if place else None
+
+    def _has_room(self, item: Item) -> bool:
+        held = sum(each.num_bytes for each in self._items)
+        return len(self._items) < self._most_items and held + item.num_bytes <= self._most_bytes
+
+    def _check_room(self, item: Item) -> None:
+        if not self._has_room(item):
+            held = sum(each.num_bytes for each in self._items)
+            raise BadRequest(
+                f"The conversation has {len(self._items)} items with {held} bytes of media, but at most "
+                f"{self._most_items} and {self._most_bytes} are kept; delete some.",
+                param="item",
+                code="conversation_full",
+            )
+
+    def get(self, item_id: str, code: str) -> Item:
+        """Raises BadRequest with `code` for an id that none has."""
+        return self._items[self._place(item_id, code)]
+
+    def delete(self, item_id: str) -> None:
+        """Raises BadRequest."""
+        del self._items[self._place(item_id, "item_delete_invalid_item_id")]
+
+    def _drop_oldest(self, kept_id: str | None) -> bool:
+        """The oldest item that is no instruction, and not that of the id. Returns False where there is none."""
+        kept = (i for i, each in enumerate(self._items) if each.message["role"] != "system" and each.id != kept_id)
+        place = next(kept, None)
+        if place is None:
+            return False
+        del self._items[place]
+        return True
+
+    def _place(self, item_id: str, code: str = "invalid_value") -> int:
+        for place, item in enumerate(self._items):
+            if item.id == item_id:
+                return place
+        raise BadRequest(f"No item of the conversation has the id {item_id!r}.", param="item_id", code=code)

@@ -1,0 +1,1 @@
+"""Realtime sessions: a conversation on a WebSocket."""

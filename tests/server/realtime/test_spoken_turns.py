@@ -1,0 +1,176 @@
+"""Turns that voice activity detection finds, over a pipeline that says one word and a second of silence."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from tests.server.realtime.room import talking
+from tests.server.realtime.talk import Talk, kinds, sound_of, text_of
+from tests.server.speaker import RATE_HZ, Speaker
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+SPEECH = Path(__file__).with_name("speech.flac")
+"""Two sentences by a speech synthesizer, 24 kHz, without silence around them: `PAUSE` is between them."""
+PIECE_S = 0.1
+PATIENCE_S = 60
+
+
+def sentences() -> tuple[np.ndarray, np.ndarray]:
+    """Each in samples of 16 bits."""
+    with av.open(str(SPEECH)) as file:
+        samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+    loud = np.convolve(np.abs(samples.astype(float)), np.ones(RATE_HZ // 20) / (RATE_HZ // 20), "same") > 60
+    quiet = np.flatnonzero(~loud[RATE_HZ // 4 : -RATE_HZ // 4]) + RATE_HZ // 4
+    return samples[: quiet[0]], samples[quiet[-1] :]
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(int(seconds * RATE_HZ), np.int16)
+
+
+async def speak(client: Talk, *parts: np.ndarray) -> None:
+    """As fast as it goes: all is measured in sound."""
+    samples = np.concatenate(parts)
+    step = int(PIECE_S * RATE_HZ)
+    for start in range(0, len(samples), step):
+        data = base64.b64encode(samples[start : start + step].tobytes()).decode()
+        await client.send("input_audio_buffer.append", audio=data)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def listening(client: Talk, **detection: Any) -> None:
+    await client.update(audio={"input": {"turn_detection": {"type": "server_vad", **detection}}})
+
+
+async def test_a_turn_is_found_committed_and_answered(tmp_path: Path) -> None:
+    first, _ = sentences()
+    async with talking(tmp_path) as (client, _):
+        await speak(client, silence(1.0), first, silence(0.8))
+        events = await client.until("response.done")
+        assert kinds(events)[:6] == [
+            "input_audio_buffer.speech_started",
+            "input_audio_buffer.speech_stopped",
+            "input_audio_buffer.committed",
+            "conversation.item.added",
+            "conversation.item.done",
+            "response.created",
+        ]
+        started, stopped, committed = events[:3]
+        assert started["item_id"] == stopped["item_id"] == committed["item_id"] == events[4]["item"]["id"]
+        spoken_ms = len(first) * 1000 // RATE_HZ
+        assert 1000 - 300 - 100 < started["audio_start_ms"] < 1000
+        assert 1000 + spoken_ms < stopped["audio_end_ms"] < 1000 + spoken_ms + 800
+        assert text_of(events) == "word" and len(sound_of(events)) == RATE_HZ
+
+
+async def test_speech_ends_the_answer_that_is_spoken_and_the_client_hears_of_it_first(tmp_path: Path) -> None:
+    first, second = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        speaker.may_speak.clear()
+        await speak(client, first, silence(0.8))
+        await client.until("response.output_audio_transcript.delta")
+        await speak(client, second)
+        events = await client.until("response.done")
+        assert kinds(events)[0] == "input_audio_buffer.speech_started"
+        response = events[-1]["response"]
+        assert (response["status"], response["status_details"]["reason"]) == ("cancelled", "turn_detected")
+        speaker.may_speak.set()
+        await speak(client, silence(0.8))
+        assert (await client.until("response.done"))[-1]["response"]["status"] == "completed"
+        assert speaker.running == 0
+
+
+async def test_an_answer_goes_on_where_speech_is_not_to_interrupt_it(tmp_path: Path) -> None:
+    first, second = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        await listening(client, interrupt_response=False)
+        speaker.may_speak.clear()
+        await speak(client, first, silence(0.8))
+        await client.until("response.output_audio_transcript.delta")
+        await speak(client, second, silence(0.8))
+        await client.until("conversation.item.done")
+        speaker.may_speak.set()
+        assert (await client.until("response.done"))[-1]["response"]["status"] == "completed"
+
+
+async def begun_early(client: Talk, speaker: Speaker, *parts: np.ndarray) -> None:
+    """Speech, and a pause that may be the end of a turn."""
+    count = len(speaker.begun)
+    await speak(client, *parts, silence(0.35))
+    await until(lambda: len(speaker.begun) > count)
+
+
+async def test_an_answer_that_begins_in_a_pause_is_said_when_the_turn_is_over(tmp_path: Path) -> None:
+    first, _ = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        await begun_early(client, speaker, first)
+        await until(lambda: speaker.running == 0)  # the whole answer is there
+        await speak(client, silence(0.5))
+        events = await client.until("response.done")
+        assert kinds(events)[1:3] == ["input_audio_buffer.speech_stopped", "input_audio_buffer.committed"]
+        assert text_of(events) == "word" and events[-1]["response"]["status"] == "completed"
+        assert len(speaker.begun) == 1
+        assert (await client.say("And now?"))["previous_item_id"] == events[-1]["response"]["output"][0]["id"]
+
+
+async def test_speech_that_goes_on_takes_an_early_answer_back_without_a_trace(tmp_path: Path) -> None:
+    first, second = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        await begun_early(client, speaker, first)
+        await speak(client, second, silence(0.8))
+        events = await client.until("response.done")
+        names = [event["type"] for event in events]
+        assert names.count("input_audio_buffer.speech_started") == names.count("response.created") == 1
+        items = [event["item"]["id"] for event in events if event["type"] == "conversation.item.done"]
+        assert items == [events[0]["item_id"], events[-1]["response"]["output"][0]["id"]]
+        assert len(speaker.begun) >= 2 and speaker.running == 0
+
+
+async def test_what_changes_the_session_takes_an_early_answer_back(tmp_path: Path) -> None:
+    first, _ = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        await begun_early(client, speaker, first)
+        await client.update(instructions="Be brief.")
+        assert speaker.running == 0
+        await speak(client, silence(0.5))
+        assert (await client.until("response.done"))[-1]["response"]["status"] == "completed"
+        assert len(speaker.begun) == 2
+
+
+async def test_a_turn_is_written_down_after_the_first_sound_of_its_answer(tmp_path: Path) -> None:
+    first, _ = sentences()
+    async with talking(tmp_path) as (client, _):
+        await client.update(audio={"input": {"transcription": {"model": "whisper-1", "language": "en"}}})
+        await speak(client, first, silence(0.8))
+        events = await client.until("conversation.item.input_audio_transcription.completed")
+        names = kinds(events)
+        assert names.index("response.output_audio.delta") < names.index(
+            "conversation.item.input_audio_transcription.delta"
+        )
+        assert (events[-1]["transcript"], events[-1]["item_id"]) == ("word", events[0]["item_id"])
+        await client.send("conversation.item.retrieve", item_id=events[0]["item_id"])
+        retrieved = (await client.until("conversation.item.retrieved"))[-1]["item"]
+        assert retrieved["content"][0]["transcript"] == "word"
+
+
+async def test_a_transcription_in_no_language_fails_alone(tmp_path: Path) -> None:
+    first, _ = sentences()
+    async with talking(tmp_path) as (client, _):
+        await client.update(audio={"input": {"transcription": {"language": "xx"}}})
+        await speak(client, first, silence(0.8))
+        failed = (await client.until("conversation.item.input_audio_transcription.failed"))[-1]
+        assert "xx" in failed["error"]["message"].lower()
