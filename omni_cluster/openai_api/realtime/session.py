@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from omni_cluster.openai_api.realtime.client_events import MOST_ID_CHARS
 from omni_cluster.openai_api.realtime.parts import Part
 from omni_cluster.openai_api.tools import Tool
-from omni_cluster.openai_api.wire import by_json_type, refusal
+from omni_cluster.openai_api.wire import refusal
 
 PCM_HZ: Final = 24_000
 G711_HZ: Final = 8_000
@@ -31,6 +31,15 @@ def _tag(value: object) -> str:
 
 def _by_type(wish: str) -> Discriminator:
     return Discriminator(_tag, custom_error_type="of_another_type", custom_error_message=f"should have the type {wish}")
+
+
+def _kind(value: object) -> str | None:
+    """Of a word or an object, as it is sent and as it is kept."""
+    return "#string" if isinstance(value, str) else "#object" if isinstance(value, dict | Part) else None
+
+
+def _by_kind(wish: str) -> Discriminator:
+    return Discriminator(_kind, custom_error_type="of_another_type", custom_error_message=wish)
 
 
 class Pcm(Part):
@@ -181,11 +190,11 @@ def _a_number_or_inf(tokens: int | str) -> int | str:
 Tokens = Annotated[int | str, AfterValidator(_a_number_or_inf)]
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("#string")] | Annotated[NamedFunction, Tag("#object")],
-    by_json_type("should be 'none', 'auto', 'required' or {'type': 'function', 'name': <name>}"),
+    _by_kind("should be 'none', 'auto', 'required' or {'type': 'function', 'name': <name>}"),
 ]
 Truncation = Annotated[
     Annotated[Literal["auto", "disabled"], Tag("#string")] | Annotated[RetentionRatio, Tag("#object")],
-    by_json_type("should be 'auto', 'disabled' or {'type': 'retention_ratio', 'retention_ratio': <ratio>}"),
+    _by_kind("should be 'auto', 'disabled' or {'type': 'retention_ratio', 'retention_ratio': <ratio>}"),
 ]
 
 

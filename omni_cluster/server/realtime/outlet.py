@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from omni_cluster.openai_api.realtime.items import new_id
+
+ABNORMAL_CLOSURE: Final = 1006
 
 
 class Outlet:
@@ -17,13 +19,15 @@ class Outlet:
         self._socket = socket
 
     async def send(self, kind: str, **fields: Any) -> int:
-        """Returns how many bytes were sent."""
+        """Returns how many bytes were sent. Raises WebSocketDisconnect once the client has left."""
         event = {"type": kind, "event_id": new_id("event"), **fields}
         text = json.dumps(event, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         await self._deliver(text)
         return len(text)
 
     async def _deliver(self, text: str) -> None:
+        if self._socket.application_state != WebSocketState.CONNECTED:  # another task saw that the client has left
+            raise WebSocketDisconnect(ABNORMAL_CLOSURE)
         await self._socket.send_text(text)
 
     async def error(self, error: dict[str, Any], event_id: str | None = None) -> None:

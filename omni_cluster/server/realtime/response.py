@@ -125,7 +125,7 @@ class Response:
         return self._task is not None and self._task.done()
 
     def start(self) -> asyncio.Task[None]:
-        self._task = asyncio.ensure_future(self._run())
+        self._task = asyncio.ensure_future(self._unless_the_client_leaves())
         return self._task
 
     async def cancel(self, reason: CancelReason) -> None:
@@ -138,8 +138,12 @@ class Response:
             self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
+    async def _unless_the_client_leaves(self) -> None:
         self._has_begun.set()
+        with contextlib.suppress(WebSocketDisconnect):  # its session sees it itself, and ends
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             await self._send("response.created", response=self._wire("in_progress"))
             await self._answered()
@@ -151,7 +155,7 @@ class Response:
                 raise
             await self._end("cancelled", {"type": "cancelled", "reason": self._cancelled})
         except WebSocketDisconnect:
-            return  # its session ends with it
+            raise
         except Exception as error:  # the boundary to the client: every error becomes the response's end
             body = error_answer(error, "input")[1]["error"]
             await self._end("failed", {"type": "failed", "error": {"type": body["type"], "code": body["code"]}})
