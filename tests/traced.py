@@ -51,7 +51,7 @@ def _import_rooms() -> None:
     """All of them: the lines that define things run once."""
     for room in ROOMS:
         package = importlib.import_module(f"omni_cluster.{room}")
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
 
 

@@ -11,7 +11,7 @@ from omni_cluster.engine.metric_definitions import ALL, INGRESS, STAGE, MetricDe
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.server.metrics import IngressMetrics
 
-NOT_AT_ONCE = {"omni_cluster_ingress_places", "omni_cluster_ingress_upload_bytes"}
+NOT_AT_ONCE = {f"omni_cluster_ingress_{name}" for name in ("places", "sessions", "upload_bytes")}
 """What an ingress counts once it has a door."""
 
 

@@ -1,0 +1,136 @@
+"""Items of a realtime conversation."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_cluster.openai_api.errors import BadRequest
+from omni_cluster.openai_api.realtime.items import Conversation, Item, sent_item, spoken_item
+from omni_cluster.openai_api.realtime.session import Pcm
+
+SOUND = base64.b64encode(bytes(4_800)).decode()
+PICTURE = "data:image/png;base64,AAAA"
+
+
+def read(item: dict[str, Any]) -> Item:
+    return sent_item(item, Pcm(), 10)[0]
+
+
+def said(text: str, item_id: str | None = None, role: str = "user") -> Item:
+    content = [{"type": "output_text" if role == "assistant" else "input_text", "text": text}]
+    return read({"type": "message", "role": role, "content": content, "id": item_id})
+
+
+def test_a_message_is_the_chat_s_and_its_media_are_beside_it() -> None:
+    content = [
+        {"type": "input_text", "text": "What is it?"},
+        {"type": "input_audio", "audio": SOUND, "transcript": "Hello"},
+        {"type": "input_image", "image_url": PICTURE, "detail": "auto"},
+    ]
+    item, urls = sent_item({"type": "message", "role": "user", "content": content, "id": "mine"}, Pcm(), 10)
+    kinds = [part["type"] for part in item.message["content"]]
+    assert (item.id, kinds, urls) == ("mine", ["text", "audio", "image"], [PICTURE])
+    assert [len(audio) for audio in item.audios] == [1_600] and item.num_bytes == 6_400
+    assert item.wire["content"][1:] == [
+        {"type": "input_audio", "transcript": "Hello"},
+        {"type": "input_image", "image_url": None},
+    ]
+
+
+def test_an_earlier_answer_is_its_text() -> None:
+    content = [{"type": "output_audio", "transcript": "Yes."}, {"type": "text", "text": "No."}]
+    item = read({"type": "message", "role": "assistant", "content": content})
+    assert [part["text"] for part in item.message["content"]] == ["Yes.", "No."]
+    assert [part["type"] for part in item.wire["content"]] == ["output_audio", "output_text"]
+
+
+def test_calls_and_their_outputs_are_the_chat_s() -> None:
+    call = read({"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'})
+    assert call.message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    output = read({"type": "function_call_output", "call_id": "c", "output": "Rain."})
+    assert (output.message["role"], output.message["tool_call_id"]) == ("tool", "c")
+    assert (output.wire["type"], output.wire["output"], output.wire["status"]) == (
+        "function_call_output",
+        "Rain.",
+        "completed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "mcp_call"}, 'item.type is "mcp_call", but the items are message, function_call'),
+        ({}, "item.type is null"),
+        ({"type": "message", "role": "robot", "content": []}, "role is"),
+        ({"type": "message", "role": "user", "content": [{"type": "smell"}]}, "should have the type input_text"),
+        ({"type": "message", "role": "user", "content": ["x"]}, "should have the type input_text"),
+        ({"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "?"}]}, "not valid base64"),
+        (
+            {"type": "message", "role": "assistant", "content": [{"type": "input_audio", "audio": SOUND}]},
+            "item.content[0] is input_audio in a message of the assistant",
+        ),
+        (
+            {"type": "message", "role": "system", "content": [{"type": "output_audio", "transcript": "x"}]},
+            "a message of the system is text",
+        ),
+        ({"type": "function_call_output", "call_id": ""}, "call_id is"),
+    ],
+)
+def test_a_wrong_item_is_refused_in_a_sentence(item: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(item)
+    assert words in refused.value.message
+
+
+def ids(conversation: Conversation) -> list[str]:
+    return [item.id for item in conversation]
+
+
+def test_items_have_their_places() -> None:
+    conversation = Conversation(10, 1_000_000)
+    assert conversation.add(said("b", "b")) is None
+    assert conversation.add(said("d", "d")) == "b"
+    assert conversation.add(said("a", "a"), "root") is None
+    assert conversation.add(said("c", "c"), "b") == "b"
+    assert ids(conversation) == ["a", "b", "c", "d"]
+    for wrong in (lambda: conversation.add(said("b", "b")), lambda: conversation.add(said("e", "e"), "none")):
+        with pytest.raises(BadRequest):
+            wrong()
+    conversation.delete("c")
+    assert conversation.get("d", "code").message["content"][0]["text"] == "d"
+    with pytest.raises(BadRequest) as refused:
+        conversation.get("c", "item_retrieve_invalid_item_id")
+    assert refused.value.code == "item_retrieve_invalid_item_id" and ids(conversation) == ["a", "b", "d"]
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    conversation = Conversation(10, 1_000_000)
+    conversation.add(said("a", "a"))
+    fork = conversation.fork()
+    fork.add(said("b", "b"))
+    assert (ids(conversation), ids(fork)) == (["a"], ["a", "b"])
+
+
+def test_the_oldest_make_room_but_no_instruction() -> None:
+    conversation = Conversation(3, 8_000)
+    for item in (said("Be brief.", "s", "system"), spoken_item("1", np.zeros(1_000, np.float32)), said("2", "2")):
+        conversation.add(item)
+    conversation.add(said("3", "3"))
+    assert ids(conversation) == ["s", "2", "3"]
+    conversation.add(spoken_item("4", np.zeros(1_500, np.float32)))
+    conversation.add(spoken_item("5", np.zeros(1_500, np.float32)))
+    assert ids(conversation) == ["s", "5"]
+    with pytest.raises(BadRequest, match="at most 3 and 8000 are kept"):
+        conversation.add(spoken_item("6", np.zeros(2_001, np.float32)))
+
+
+def test_without_dropping_a_full_conversation_is_said_to_be_full() -> None:
+    conversation = Conversation(1, 8_000)
+    conversation.add(said("1", "1"))
+    with pytest.raises(BadRequest) as refused:
+        conversation.add(said("2", "2"), drops_oldest=False)
+    assert refused.value.code == "conversation_full" and ids(conversation) == ["1"]
