@@ -154,22 +154,32 @@ def serve_run_over_nodes(
 ) -> Iterator[ServedApp]:
     """The application over nodes of one cluster on this machine, each with a role as its label; the first is the head.
     `system_config`: of Ray itself, on all nodes.
-
-    HTTP comes to the head alone: the nodes share their host's ports, and a connection must not end with another node.
     """
     head, *others = roles
     ray_options = {} if system_config is None else {"_system_config": dict(system_config)}
     cluster = Cluster(initialize_head=True, head_node_args=node_options(head) | ray_options)
     try:
         nodes = {role: cluster.add_node(**node_options(role)) for role in others}
-        ray.init(cluster.address, namespace="serve", log_to_driver=False, logging_level="ERROR")
-        serve.start(proxy_location="HeadOnly")
-        with _served(cluster.address, *arguments) as app:
+        with serve_run_on(cluster.address, *arguments) as app:
             app.nodes = Nodes(cluster, nodes)
             yield app
     finally:
-        ray.shutdown()
         cluster.shutdown()
+
+
+@contextmanager
+def serve_run_on(address: str, *arguments: str) -> Iterator[ServedApp]:
+    """The application on a cluster that runs.
+
+    HTTP comes to the head alone: the nodes share their host's ports, and a connection must not end with another node.
+    """
+    try:
+        ray.init(address, namespace="serve", log_to_driver=False, logging_level="ERROR")
+        serve.start(proxy_location="HeadOnly")
+        with _served(address, *arguments) as app:
+            yield app
+    finally:
+        ray.shutdown()
 
 
 def node_options(role: str) -> dict[str, Any]:
