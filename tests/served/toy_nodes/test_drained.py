@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,9 +37,10 @@ def list_command() -> str:
 
 
 async def printed_by(app: ServedApp, command: str, node_id: str) -> str:
-    """By an operator's shell, which knows where the cluster is."""
+    """By an operator's shell, which finds this environment's commands, and knows where the cluster is."""
     assert app.nodes is not None and "NODE_ID" in command
-    environment = os.environ | {"RAY_ADDRESS": app.nodes.cluster.address}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"RAY_ADDRESS": app.nodes.cluster.address, "PATH": path}
     shell = ["bash", "-c", command.replace("NODE_ID", node_id)]
     ran = await asyncio.to_thread(
         subprocess.run, shell, capture_output=True, text=True, env=environment, timeout=PATIENCE_S
