@@ -120,13 +120,17 @@ class ResponseMeter:
 
     def send(self, body: bytes) -> None:
         """Counts a part of the body before it is sent."""
-        self._sent.inc(len(body))
-        if body and self._is_silent:
+        if body and self._is_silent and self.status >= FIRST_REFUSAL:
             self._is_silent = False
-            if self.status < FIRST_REFUSAL:
-                self._observe(self._metrics.first_byte)
-            else:
-                self.reason = reason_of(body)
+            self.reason = reason_of(body)
+        self.count_sent(len(body))
+
+    def count_sent(self, num_bytes: int) -> None:
+        """Counts what is sent by its size, as of a socket's events."""
+        self._sent.inc(num_bytes)
+        if num_bytes and self._is_silent:
+            self._is_silent = False
+            self._observe(self._metrics.first_byte)
 
     def observe(self, event: StageEvent) -> None:
         """Counts what a stream's event says of the stages: what the request survived, and its sound."""

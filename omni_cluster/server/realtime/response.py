@@ -169,7 +169,7 @@ class Response:
             stream = await open_stream(self._its.pipeline, request, admitted, self._progress)
             async with contextlib.aclosing(stream):
                 async for chunk in stream:
-                    admitted.meter.send(b" " * await self._say(chunk))
+                    admitted.meter.count_sent(await self._say(chunk))
 
     def _request(self) -> OmniRequest:
         """Raises RequestError. A prompt that is too long is tried with its latest items, where it may."""

@@ -42,7 +42,7 @@ async def write_down(
                     if chunk.text:
                         text += chunk.text
                         sent = await outlet.send(f"{EVENT}.delta", **place, delta=chunk.text)
-                        admitted.meter.send(b" " * sent)
+                        admitted.meter.count_sent(sent)
         item.wire["content"][0]["transcript"] = text
         await outlet.send(f"{EVENT}.completed", **place, transcript=text, usage=_usage(progress))
     except WebSocketDisconnect:
