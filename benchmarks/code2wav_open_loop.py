@@ -48,6 +48,7 @@ from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob, StepTime
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import SoundEngineStopped
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import StageChunk
@@ -159,12 +160,12 @@ class Voice:
             self.chunks.put_nowait(None)
 
     async def read(self) -> AsyncIterator[StageChunk]:
-        random_codes = np.random.RandomState(self.number).randint(0, 8192, self.codes)
+        random_codes = np.random.RandomState(self.number).randint(0, 8192, (self.codes, 1)).astype(np.int16)
         position = 0
         while (count := await self.chunks.get()) is not None:
-            yield StageChunk(position, tuple(int(c) for c in random_codes[position : position + count]))
+            yield StageChunk(codes=Codes(position, 1, random_codes[position : position + count].tobytes()))
             position += count
-        yield StageChunk(position, finish_reason="length")
+        yield StageChunk(finish_reason="length")
 
 
 class Neighbours:
