@@ -19,13 +19,13 @@ class Closing:
     """The deadlines of all requests that are in, until the server closes and after that."""
 
     def __init__(self) -> None:
-        self.has_begun = False
+        self.begun = asyncio.Event()
         self._inside: set[Deadline] = set()
         self._left = asyncio.Event()
 
     def enter(self, deadline: Deadline) -> None:
         """Raises BadRequest, 503, once the server closes."""
-        if self.has_begun:
+        if self.begun.is_set():
             raise BadRequest(
                 "The server is closing; send the request to another one, or later.", code=CLOSING, status=503
             )
@@ -37,7 +37,7 @@ class Closing:
 
     async def close(self, grace_s: float) -> None:
         """Returns when no request is left; ends after `grace_s` those that are."""
-        self.has_begun = True
+        self.begun.set()
         await self._until_empty(grace_s)
         for deadline in tuple(self._inside):  # one that ends may leave
             deadline.come_now(

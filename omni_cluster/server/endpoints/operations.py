@@ -46,7 +46,7 @@ class OperationsEndpoint:
 
     async def ready(self) -> Response:
         """200 when every stage has a replica that answers, or may sleep; else 503 and how many each has, or why."""
-        if self._closing.has_begun:
+        if self._closing.begun.is_set():
             return JSONResponse({"ready": False, "reason": "The server is closing."}, 503)
         try:
             stages = await self._pipeline.replicas()

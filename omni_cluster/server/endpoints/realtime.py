@@ -41,7 +41,7 @@ class RealtimeEndpoint:
             check_origin(socket, self._its.bound.config.api.cors_origins)
             async with self._its.admission.session() as until, until.kept():
                 await self._its.reader.off_loop(speech_model)
-                await RealtimeSession(self._its, socket).run()
+                await RealtimeSession(self._its, socket, until).run()
         except WebSocketDisconnect:
             return
         except BadRequest as error:

@@ -56,6 +56,16 @@ class SpeechStopped:
     samples: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, eq=False)
+class Silence:
+    """`samples`: the last of it, float32 `[n]` at 16 kHz, as an item."""
+
+    item_id: str
+    start_ms: int
+    end_ms: int
+    samples: npt.NDArray[np.float32]
+
+
 Turn = SpeechStarted | SpeechPaused | SpeechResumed | SpeechStopped
 
 
@@ -171,6 +181,14 @@ class InputBuffer:
         item_id, samples = self._item_id, self._kept.until(self._kept.end)
         self.clear()
         return item_id, samples
+
+    def silence(self) -> Silence:
+        """What came since the last turn, as far as it is kept, and no less than an item may have; none is left."""
+        item_id, start, end = self._item_id, self._kept.start, self._kept.end
+        samples = self._kept.until(end)
+        missing = max(0, LEAST_MS * HEARD_HZ // 1000 - len(samples))
+        self.clear()
+        return Silence(item_id, _ms(start), _ms(end), np.pad(samples, (missing, 0)))
 
     def clear(self) -> None:
         """Forgets all sound, and a turn that had begun."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -117,12 +118,18 @@ class Response:
         self._is_ending = False
         self.has_sounded = asyncio.Event()
         """Set with its first sound, or its end."""
+        self._sounds_since_s = 0.0
         self._progress: AnswerProgress = answer_progress(its.bound)
         self._speaking = Speaking(asked.response.audio.output.format, its.bound.sample_rate_hz)
 
     @property
     def has_ended(self) -> bool:
         return self._task is not None and self._task.done()
+
+    @property
+    def plays_s(self) -> float:
+        """How long a client still plays its sound, which it began to play as it came."""
+        return max(0.0, self._sounds_since_s + (self.answer.sound_s if self.answer else 0.0) - time.monotonic())
 
     def start(self) -> asyncio.Task[None]:
         self._task = asyncio.ensure_future(self._unless_the_client_leaves())
@@ -228,6 +235,7 @@ class Response:
         return sent
 
     async def _sound(self, answer: Answer, sound: bytes) -> int:
+        self._sounds_since_s = self._sounds_since_s or time.monotonic()
         self.has_sounded.set()
         return await self._of_part("response.output_audio.delta", answer, delta=base64.b64encode(sound).decode())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from omni_cluster.engine.deadline import Deadline
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.realtime import client_events as asked
 from omni_cluster.openai_api.realtime.client_events import ClientEvent, EventRefused, client_event
 from omni_cluster.openai_api.realtime.items import Conversation, Item, new_id, sent_item, spoken_item
-from omni_cluster.openai_api.realtime.session import ResponseAsked, Session, Transcription, chat_tools
+from omni_cluster.openai_api.realtime.session import ResponseAsked, ServerVad, Session, Transcription, chat_tools
 from omni_cluster.openai_api.realtime.sound import HEARD_HZ, decoded
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.server.limits import api_defaults
@@ -35,7 +36,7 @@ from omni_cluster.server.realtime.spoken_text import USUAL_CHARS_PER_S, heard_te
 from omni_cluster.server.realtime.transcriber import write_down
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.services import Services
-from omni_cluster.types.errors import OmniError
+from omni_cluster.types.errors import OmniError, ServerClosing
 
 MOST_ITEMS: Final = 1024
 BYTES_A_SAMPLE: Final = 4
@@ -62,9 +63,10 @@ class _Early:
 class RealtimeSession:
     """One client's, for as long as its socket is open; its conversation ends with it."""
 
-    def __init__(self, its: Services, socket: WebSocket) -> None:
+    def __init__(self, its: Services, socket: WebSocket, until: Deadline) -> None:
+        """`until`: the end of the session's time; it comes sooner when the server closes."""
         limits = its.bound.config.limits
-        self._its, self._socket = its, socket
+        self._its, self._socket, self._until = its, socket, until
         self._outlet = Outlet(socket)
         self._id = new_id("sess")
         self._ends_at_s = int(time.time() + limits.max_session_s)
@@ -75,8 +77,9 @@ class RealtimeSession:
         most = min(int(limits.max_audio_input_s * HEARD_HZ), limits.max_session_bytes // BYTES_A_SAMPLE)
         self._input = InputBuffer(sound.format, sound.turn_detection, most)
         self._running: Response | None = None
-        self._writers: set[asyncio.Task[None]] = set()
-        self._writes = asyncio.Lock()
+        self._beside: set[asyncio.Task[None]] = set()
+        self._turn, self._writes = asyncio.Lock(), asyncio.Lock()
+        self._silence: asyncio.Task[None] | None = None
         self._early: _Early | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[str, Answer] = {}
@@ -95,15 +98,31 @@ class RealtimeSession:
 
     async def run(self) -> None:
         """Until the client leaves. Raises WebSocketDisconnect."""
+        self._run_beside(self._end_when_the_server_closes())
         try:
             await self._outlet.send("session.created", session=self._wire())
             async for text in self._texts():
-                await self._take(text)
+                async with self._turn:
+                    await self._take(text)
         finally:
-            tasks = {*self._tasks, *self._writers}
+            tasks = {*self._tasks, *self._beside}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _run_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Until it ends, or the session does."""
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        return task
+
+    async def _end_when_the_server_closes(self) -> None:
+        """Responses that run may finish."""
+        await self._its.admission.closing.begun.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._until.come_now(ServerClosing("the server is closing; connect again."))
 
     async def _texts(self) -> AsyncIterator[str]:
         while True:
@@ -140,6 +159,7 @@ class RealtimeSession:
         self._session, self._voice = updated, voice
         if (sound.format, sound.turn_detection) != (before.format, before.turn_detection):
             self._input.configure(sound.format, sound.turn_detection)
+            self._end_silence()
         await self._outlet.send("session.updated", session=self._wire())
 
     async def _append(self, event: asked.AppendSound) -> None:
@@ -160,6 +180,7 @@ class RealtimeSession:
 
     async def _start_turn(self, turn: SpeechStarted) -> None:
         """Speech ends the response that runs: the client hears of the speech first, and stops to play."""
+        self._end_silence()
         await self._outlet.send("input_audio_buffer.speech_started", audio_start_ms=turn.start_ms, item_id=turn.item_id)
         detection = self._session.audio.input.turn_detection
         if self._running is not None and detection is not None and detection.interrupt_response:
@@ -194,7 +215,9 @@ class RealtimeSession:
 
     async def _confirm_early(self, early: _Early) -> None:
         self._early, self._conversation = None, early.conversation
-        if not early.response.has_ended:
+        if early.response.has_ended:
+            self._begin_silence(early.response)
+        else:
             self._running = early.response
         await self._say_spoken(early.item, early.previous_id)
         await early.outlet.release()
@@ -218,9 +241,7 @@ class RealtimeSession:
         await self._outlet.send("input_audio_buffer.committed", previous_item_id=previous_id, item_id=item.id)
         await self._say_item(item, previous_id)
         if (settings := self._session.audio.input.transcription) is not None:
-            writer = asyncio.ensure_future(self._write_down(item, settings))
-            self._writers.add(writer)
-            writer.add_done_callback(self._writers.discard)
+            self._run_beside(self._write_down(item, settings))
 
     async def _write_down(self, item: Item, settings: Transcription) -> None:
         """One item after the other, each behind the first sound of the answer to it, which is waited for a little."""
@@ -318,6 +339,7 @@ class RealtimeSession:
         self._started(response)
         if not is_out_of_band:
             self._running = response
+            self._end_silence()
 
     def _started(self, response: Response) -> None:
         task = response.start()
@@ -337,6 +359,30 @@ class RealtimeSession:
         self._tasks.discard(task)
         if self._running is response:
             self._running = None
+            self._begin_silence(response)
+
+    def _begin_silence(self, after: Response) -> None:
+        """Once the answer was played, the client's silence is answered too, where the session asks for that."""
+        detection = self._session.audio.input.turn_detection
+        if isinstance(detection, ServerVad) and detection.idle_timeout_ms is not None:
+            wait_s = after.plays_s + detection.idle_timeout_ms / 1000
+            self._silence = self._run_beside(self._answer_silence(wait_s))
+
+    def _end_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    async def _answer_silence(self, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        async with self._turn:
+            self._silence = None  # the response that it begins does not end it
+            silence = self._input.silence()
+            fields = {"audio_start_ms": silence.start_ms, "audio_end_ms": silence.end_ms, "item_id": silence.item_id}
+            with contextlib.suppress(WebSocketDisconnect):  # the session sees it itself
+                await self._outlet.send("input_audio_buffer.timeout_triggered", **fields)
+                await self._keep_spoken(silence.item_id, silence.samples)
+                await self._create_response(asked.CreateResponse())
 
     async def _cancel_response(self, event: asked.CancelResponse) -> None:
         running = self._running

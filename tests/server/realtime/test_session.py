@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_cluster.config.limits import Limits
 from tests.server.keyed import ONE
-from tests.server.realtime.room import room, talking
+from tests.server.realtime.room import closable, room, talking
 from tests.server.realtime.talk import kinds, sound_of, talk, text_of
 from tests.server.speaker import RATE_HZ
 
@@ -216,9 +218,9 @@ async def test_sessions_are_counted_apart_and_one_too_many_is_told_to_come_again
         await client.until("session.created")
         async with talk(there.url) as other:
             assert (await other.refused())["code"] == "too_many_sessions"
-            with pytest.raises(Exception) as closed:
+            with pytest.raises(ConnectionClosed) as closed:
                 await other.next()
-            assert getattr(closed.value, "rcvd", None) and closed.value.rcvd.code == 1013
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1013
         await client.say("Hello")
         assert text_of(await client.answer()) == "word"
 
@@ -227,15 +229,32 @@ async def test_a_session_ends_when_its_time_is_over(tmp_path: Path) -> None:
     async with room(tmp_path, Limits(max_session_s=0.5)) as there, talk(there.url) as client:
         await client.until("session.created")
         assert (await client.refused())["code"] == "session_expired"
-        with pytest.raises(Exception) as closed:
+        with pytest.raises(ConnectionClosed) as closed:
             await client.next()
-        assert closed.value.rcvd.code == 1001
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+
+
+async def test_a_server_that_closes_ends_idle_sessions_and_lets_an_answer_finish(tmp_path: Path) -> None:
+    async with closable(tmp_path) as (server, speaker, url), talk(url) as idle, talk(url) as answered:
+        for client in (idle, answered):
+            await client.until("session.created")
+        await answered.say("Hello")
+        speaker.may_speak.clear()
+        await answered.send("response.create")
+        await answered.until("response.output_audio_transcript.delta")
+        closing = asyncio.create_task(server.let_all_end())
+        assert (await idle.refused())["code"] == "server_closing"
+        speaker.may_speak.set()
+        assert (await answered.until("response.done"))[-1]["response"]["status"] == "completed"
+        assert (await answered.refused())["code"] == "server_closing"
+        for client in (idle, answered):
+            with pytest.raises(ConnectionClosed) as closed:
+                await client.next()
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+        await closing
 
 
 async def test_a_key_comes_by_header_or_by_a_browsers_subprotocol(tmp_path: Path) -> None:
-    from websockets.asyncio.client import connect
-    from websockets.exceptions import InvalidStatus
-
     async with room(tmp_path, requests_per_minute=10.0) as there:
         async with talk(there.url, ONE) as client:
             await client.until("session.created")

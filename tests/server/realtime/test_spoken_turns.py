@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,36 @@ async def test_a_transcription_in_no_language_fails_alone(tmp_path: Path) -> Non
         await speak(client, first, silence(0.8))
         failed = (await client.until("conversation.item.input_audio_transcription.failed"))[-1]
         assert "xx" in failed["error"]["message"].lower()
+
+
+@pytest.mark.full
+async def test_a_client_that_stays_silent_is_answered_once_the_answer_was_played(tmp_path: Path) -> None:
+    first, _ = sentences()
+    async with talking(tmp_path) as (client, _):
+        await listening(client, idle_timeout_ms=5_000)
+        await speak(client, first, silence(0.8))
+        await client.until("response.done")
+        answered_s = time.monotonic()
+        await speak(client, silence(0.5))
+        triggered, committed, *events = await client.until("response.done")
+        assert triggered["type"] == "input_audio_buffer.timeout_triggered"
+        assert time.monotonic() - answered_s > 5.0
+        assert triggered["item_id"] == committed["item_id"] == events[1]["item"]["id"]
+        assert triggered["audio_end_ms"] > triggered["audio_start_ms"]
+        assert text_of(events) == "word"
+
+
+@pytest.mark.full
+async def test_speech_ends_the_wait_for_a_silent_client(tmp_path: Path) -> None:
+    first, second = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        await listening(client, idle_timeout_ms=5_000, interrupt_response=True)
+        await speak(client, first, silence(0.8))
+        await client.until("response.done")
+        speaker.may_speak.clear()
+        await speak(client, second, silence(0.8))
+        await client.until("response.output_audio_transcript.delta")
+        await asyncio.sleep(6.5)
+        assert "input_audio_buffer.timeout_triggered" not in {event["type"] for event in client.told}
+        speaker.may_speak.set()
+        assert "input_audio_buffer.timeout_triggered" not in kinds(await client.until("response.done"))
