@@ -67,6 +67,7 @@ def test_calls_and_their_outputs_are_the_chat_s() -> None:
         ({}, "item.type is null"),
         ({"type": "message", "role": "robot", "content": []}, "role is"),
         ({"type": "message", "role": "user", "content": [{"type": "smell"}]}, "should have the type input_text"),
+        ({"type": "message", "role": "user", "content": [{"type": ["text"]}]}, "should have the type input_text"),
         ({"type": "message", "role": "user", "content": ["x"]}, "should have the type input_text"),
         ({"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "?"}]}, "not valid base64"),
         (

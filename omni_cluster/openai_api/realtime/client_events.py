@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -133,7 +134,16 @@ def _object(text: str) -> dict[str, Any]:
         event = None
     if not isinstance(event, dict):
         raise BadRequest("The event is not a JSON object; send one with a type.", code="invalid_json")
+    if not _is_finite(event):  # what is kept of it is sent back
+        raise BadRequest("The event has a number that is not finite; JSON has no such number.", code="invalid_json")
     return event
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_finite, parts))
 
 
 def _kind(name: object) -> type[ClientEvent]:

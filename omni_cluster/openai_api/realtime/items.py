@@ -59,7 +59,8 @@ _KINDS: Mapping[str, str] = {
 
 
 def _kind(value: object) -> str | None:
-    return _KINDS.get(value.get("type", "")) if isinstance(value, dict) else None
+    kind = value.get("type") if isinstance(value, dict) else None
+    return _KINDS.get(kind) if isinstance(kind, str) else None
 
 
 Content = Annotated[

@@ -105,10 +105,10 @@ class RealtimeSession:
                 async with self._turn:
                     await self._take(text)
         finally:
-            tasks = {*self._tasks, *self._beside}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            while tasks := {*self._tasks, *self._beside}:  # the end of one may begin another
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _run_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Until it ends, or the session does."""
