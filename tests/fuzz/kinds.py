@@ -9,7 +9,7 @@ import av
 import msgspec
 
 from omni_cluster.types.errors import PayloadError, RequestError
-from tests.fuzz import bodies, frames, media, payloads
+from tests.fuzz import bodies, frames, media, payloads, realtime
 from tests.fuzz.driver import Kind
 
 KINDS: Mapping[str, Kind] = {
@@ -23,6 +23,7 @@ KINDS: Mapping[str, Kind] = {
         (ConnectionError, asyncio.IncompleteReadError, PayloadError),
         100,
     ),
+    "realtime": Kind(realtime.conversation, realtime.take_conversation, (realtime.SaidAnError,), 60),
     **{
         name: Kind(media.file_of(name), media.take_file(name), (RequestError, av.error.MemoryError), 8)
         for name in media.MEDIA  # the second: FFmpeg makes no table of an absurd size; a decoder answers that with 413
