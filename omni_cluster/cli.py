@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,12 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from omni_cluster.cli_values import count, port, positive, precision, share, whole
+from omni_cluster.cli_bench import add_bench
+from omni_cluster.cli_values import UsageError, add_config, check_ranges, count, port, positive, share, whole
 from omni_cluster.types.errors import OmniError
 
 if TYPE_CHECKING:
-    from omni_cluster.bench.capacity import Search
-    from omni_cluster.bench.load import Load
     from omni_cluster.config.schema import PipelineConfig
     from omni_cluster.planning.measured import Measured
     from omni_cluster.planning.plan import ClusterPlan, Target
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 PROGRAM = "omni-cluster"
 BAD_INPUT = 2
 INTERRUPTED = 130
-
-
-class UsageError(OmniError):
-    """A command line that names no command, or one with arguments that do not fit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_warm(commands)
     _add_make_checkpoint(commands)
-    _add_bench(commands)
+    add_bench(commands)
     _add_plan(commands)
     return parser
 
@@ -88,14 +82,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("demo", help="start a cluster here, ask it by text, sound and image, and stop it")
     command.add_argument("--out", type=Path, default=Path("demo_out"), help="folder of the sound (default: demo_out)")
-    _add_config(command, "--config")
+    add_config(command, "--config")
     command.add_argument("--port", type=port, default=8000, help="HTTP port of the server (default: 8000)")
     command.set_defaults(run=_demo)
 
 
 def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("serve", help="serve the HTTP API from this process alone, without Ray")
-    _add_config(command, "config")
+    add_config(command, "config")
     command.add_argument("--local", action="store_true", help="all stages in this process, for development; required")
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     command.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
@@ -104,7 +98,7 @@ def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("check", help="check a configuration and print what it comes to; starts nothing")
-    _add_config(command, "config")
+    add_config(command, "config")
     command.add_argument(
         "--card-gib", type=positive, metavar="N", help="print what each engine takes of a card of N GiB, by parts"
     )
@@ -146,7 +140,7 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_warm(commands: argparse._SubParsersAction[_Parser]) -> None:
     command = commands.add_parser("warm", help="start each engine once, so that later starts need not compile")
-    _add_config(command, "config")
+    add_config(command, "config")
     command.set_defaults(run=_warm)
 
 
@@ -157,116 +151,6 @@ def _add_make_checkpoint(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--family", help="model family (default: the first that is registered)")
     command.add_argument("out", type=Path, metavar="OUT", help="the new folder of the checkpoint")
     command.set_defaults(run=_make_checkpoint)
-
-
-def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser("bench", help="put load on a server, or on the engines alone, and measure")
-    _add_bench_target(command)
-    _add_bench_arrivals(command)
-    _add_bench_capacity(command)
-    _add_bench_load(command)
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="new folder of the results (default: bench_out/ and the time)"
-    )
-    command.add_argument(
-        "--compare", type=Path, nargs=2, metavar=("A", "B"), help="print what result.json A takes more than B, no load"
-    )
-    command.set_defaults(run=_bench)
-
-
-def _add_bench_target(command: argparse.ArgumentParser) -> None:
-    target = command.add_argument_group("what is measured")
-    target.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: http://127.0.0.1:8000)")
-    target.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one request (default: 600)")
-    target.add_argument("--offline", action="store_true", help="the engines alone, in this process: no Ray, no HTTP")
-    _add_config(target, "--config")
-    target.add_argument("--model", metavar="DIR", help="with --offline: a checkpoint in place of the configuration's")
-
-
-def _add_bench_arrivals(command: argparse.ArgumentParser) -> None:
-    arrivals = command.add_argument_group("when requests come")
-    arrivals.add_argument(
-        "--concurrency",
-        type=count,
-        nargs="+",
-        metavar="C",
-        help="clients that ask one after another (default: 1 4 16 32 64, none with --rate or --find-capacity)",
-    )
-    arrivals.add_argument("--burst", action="store_true", help="C requests at once, the next C when all have ended")
-    arrivals.add_argument(
-        "--rate",
-        type=positive,
-        nargs="+",
-        default=[],
-        metavar="R",
-        help="requests a second, whether or not earlier ones have ended; gaps are exponential (Poisson)",
-    )
-    arrivals.add_argument(
-        "--seconds", type=positive, metavar="S", help="how long requests come at each rate (default: 60)"
-    )
-    arrivals.add_argument(
-        "--requests",
-        type=count,
-        metavar="N",
-        help="requests of each cell (default: 4 C, or those that come in --seconds; at least 8)",
-    )
-    arrivals.add_argument(
-        "--warmup", type=whole, metavar="N", help="requests before each cell that are not counted (default: C, or 1)"
-    )
-    arrivals.add_argument(
-        "--seed", type=whole, default=0, metavar="N", help="of messages, lengths and arrival times (default: 0)"
-    )
-
-
-def _add_bench_capacity(command: argparse.ArgumentParser) -> None:
-    capacity = command.add_argument_group("the highest rate at which streams have no gap")
-    capacity.add_argument("--find-capacity", action="store_true", help="search it, by cells of an open loop")
-    capacity.add_argument(
-        "--capacity-between", type=positive, nargs=2, metavar=("LOW", "HIGH"), help="rates (default: 0.25 64)"
-    )
-    capacity.add_argument(
-        "--capacity-share", type=share, metavar="P", help="of the streams that have no gap (default: 0.99)"
-    )
-    capacity.add_argument(
-        "--capacity-precision", type=precision, metavar="P", help="of the rate, as a part of it (default: 0.1)"
-    )
-
-
-def _add_bench_load(command: argparse.ArgumentParser) -> None:
-    load = command.add_argument_group("what a request is")
-    load.add_argument("--prompt-tokens", type=count, metavar="N", help="words of a message (default: 100)")
-    load.add_argument("--text-tokens", type=count, metavar="N", help="of an answer (default: 64)")
-    load.add_argument("--codec-tokens", type=count, metavar="N", help="of an answer (default: 512)")
-    load.add_argument("--mix", action="store_true", help="requests of mixed lengths, drawn by the seed, some spoken")
-    load.add_argument(
-        "--mix-sound", type=positive, nargs=2, metavar=("LOW", "HIGH"), help="seconds of an answer (default: 2 20)"
-    )
-    load.add_argument(
-        "--mix-prompt", type=count, nargs=2, metavar=("LOW", "HIGH"),
-        help="words of a prompt, or tokens of a spoken one (default: 20 2000)",
-    )  # fmt: skip
-    load.add_argument("--mix-spoken", type=share, metavar="P", help="of the prompts are spoken (default: 0.5)")
-    load.add_argument(
-        "--turns", type=count, metavar="N", help="of one user, each with those before in its prompt (default: 1)"
-    )
-    load.add_argument(
-        "--pause", type=positive, metavar="S", help="between an answer's sound and the next turn (default: 1)"
-    )
-    load.add_argument("--voice", help="(default: the model's)")
-    load.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, default=True, help="streams (default), or whole answers"
-    )
-
-
-def _add_config(command: argparse._ActionsContainer, name: str) -> None:
-    optional = {} if name.startswith("-") else {"nargs": "?"}
-    command.add_argument(
-        name,
-        type=Path,
-        metavar="CONFIG",
-        help="stage configuration, a YAML file (default: the tiny one that runs on a CPU)",
-        **optional,  # type: ignore[arg-type]
-    )
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -330,7 +214,7 @@ def _plan_target(options: argparse.Namespace) -> Target:
         raise UsageError("--model is for the memory of a card; add --card-gib, for example --card-gib 80.")
     if options.follow_load and not options.write:
         raise UsageError("--follow-load is for --write; add --write OUT, or leave it out.")
-    _check_ranges(options, ("--mix-sound", "--mix-prompt"))
+    check_ranges(options, ("--mix-sound", "--mix-prompt"))
     return Target(
         sound_s=Range(*options.mix_sound),
         prompt_tokens=Range(*options.mix_prompt),
@@ -388,111 +272,3 @@ def _make_checkpoint(options: argparse.Namespace) -> None:
 
     family = family_class(options.family or known_families()[0])
     print(family.make_checkpoint(options.preset, options.out, device=options.device, progress=print))
-
-
-def _bench(options: argparse.Namespace) -> None:
-    if options.compare:
-        from omni_cluster.bench.compare import run_compare
-
-        run_compare(*options.compare)
-        return
-    _check_bench(options)
-    from omni_cluster.bench.run import CONCURRENCIES, OPEN_LOOP_S, BenchOptions, run_bench
-
-    now = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    is_open = options.rate or options.find_capacity
-    run_bench(
-        BenchOptions(
-            load=_bench_load(options),
-            out=options.out or Path("bench_out") / now,
-            command=options.command_line,
-            url=options.url,
-            concurrency=tuple(options.concurrency or (() if is_open else CONCURRENCIES)),
-            rates_per_s=tuple(options.rate),
-            burst=options.burst,
-            seconds=options.seconds or OPEN_LOOP_S,
-            search=_bench_search(options),
-            requests=options.requests,
-            warmup=options.warmup,
-            timeout_s=options.timeout,
-            offline=options.offline,
-            config=options.config,
-            model=options.model,
-        )
-    )
-
-
-def _bench_load(options: argparse.Namespace) -> Load:
-    from omni_cluster.bench.load import Load
-    from omni_cluster.bench.mix import Mix
-
-    ranges = {"sound_s": options.mix_sound, "prompt_tokens": options.mix_prompt}
-    mix = Mix(**_given(spoken_share=options.mix_spoken, **ranges)) if options.mix else None
-    named = {name: getattr(options, name) for name in ("prompt_tokens", "text_tokens", "codec_tokens", "turns")}
-    given = _given(**named, pause_s=options.pause)
-    return Load(**given, voice=options.voice, stream=options.stream, seed=options.seed, mix=mix)
-
-
-def _bench_search(options: argparse.Namespace) -> Search | None:
-    from omni_cluster.bench.capacity import Search
-
-    if not options.find_capacity:
-        return None
-    share, precision = options.capacity_share, options.capacity_precision
-    return Search(**_given(share=share, precision=precision, between_per_s=options.capacity_between))
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """What the command line says; what it does not is left to its defaults."""
-    said = {name: value for name, value in values.items() if value is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
-
-
-_USELESS_WITHOUT = {
-    "--config": ("--offline",),
-    "--model": ("--offline",),
-    "--seconds": ("--rate", "--find-capacity"),
-    "--capacity-between": ("--find-capacity",),
-    "--capacity-share": ("--find-capacity",),
-    "--capacity-precision": ("--find-capacity",),
-    "--mix-sound": ("--mix",),
-    "--mix-prompt": ("--mix",),
-    "--mix-spoken": ("--mix",),
-    "--pause": ("--turns",),
-}
-_NOT_BOTH = {
-    "--seconds": ("--requests",),
-    "--find-capacity": ("--rate", "--concurrency", "--burst", "--requests", "--turns"),
-    "--mix": ("--prompt-tokens", "--text-tokens", "--codec-tokens"),
-}
-_RANGES = ("--capacity-between", "--mix-sound", "--mix-prompt")
-
-
-def _check_bench(options: argparse.Namespace) -> None:
-    """Raises UsageError for options of which one would be ignored."""
-    for option, needed in _USELESS_WITHOUT.items():
-        if _said(options, option) and not any(_said(options, other) for other in needed):
-            raise UsageError(f"{option} is for {' and '.join(needed)}; add {' or '.join(needed)}, or leave it out.")
-    for option, others in _NOT_BOTH.items():
-        for other in others:
-            if _said(options, option) and _said(options, other):
-                raise UsageError(f"{option} does not go with {other}; leave one of them out.")
-    if options.burst and options.rate and not options.concurrency:
-        raise UsageError("--burst is for --concurrency, and --rate has none; leave one of them out.")
-    _check_ranges(options, _RANGES)
-
-
-def _check_ranges(options: argparse.Namespace, ranges: Sequence[str]) -> None:
-    for option in ranges:
-        low, high = _value(options, option) or (0, 0)
-        if low > high:
-            raise UsageError(f"{option} is {low:g} {high:g}; name the lower one first.")
-
-
-def _said(options: argparse.Namespace, option: str) -> bool:
-    value = _value(options, option)
-    return value is not None and value is not False and value != []
-
-
-def _value(options: argparse.Namespace, option: str) -> Any:
-    return getattr(options, option.removeprefix("--").replace("-", "_"))

@@ -71,6 +71,16 @@ class Result:
     capacity: Capacity | None = None
 
 
+def make_folder(folder: Path) -> None:
+    """Of the results. Raises BenchError for one that has some already, or cannot be made."""
+    if (folder / FILE_NAME).exists():
+        raise BenchError(f"--out is {folder}, which holds the result of an earlier run; name another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"--out is {folder}, which cannot be made ({error.strerror}); name another folder.") from None
+
+
 def write_result(result: Result, folder: Path) -> Path:
     path = folder / FILE_NAME
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

@@ -30,7 +30,7 @@ from omni_cluster.bench.load import (
 from omni_cluster.bench.machine import Machine, this_machine
 from omni_cluster.bench.plot import write_plot
 from omni_cluster.bench.record import Ask, Client, RequestRecord
-from omni_cluster.bench.result import FILE_NAME, Arrivals, Cell, Result, write_requests, write_result
+from omni_cluster.bench.result import FILE_NAME, Arrivals, Cell, Result, make_folder, write_requests, write_result
 from omni_cluster.bench.stats import cell_of
 from omni_cluster.bench.table import gapless_percent, print_result, wide_console
 
@@ -122,7 +122,7 @@ def run_bench(options: BenchOptions) -> None:
     Raises BenchError when it cannot begin, and at the end when no request of a cell succeeded, unless a search found
     other rates that pass; OmniError for what the engines refuse.
     """
-    _make_folder(options.out)
+    make_folder(options.out)
     options.load.prepare()
     result = asyncio.run(_measured(options))
     console = wide_console()
@@ -133,15 +133,6 @@ def run_bench(options: BenchOptions) -> None:
     failed = next((cell for cell in result.cells if cell.errors == cell.requests), None)
     if failed is not None and not (result.capacity and result.capacity.passed_per_s):
         raise BenchError(f"no request of {failed.name} succeeded: {failed.first_error}")
-
-
-def _make_folder(folder: Path) -> None:
-    if (folder / FILE_NAME).exists():
-        raise BenchError(f"--out is {folder}, which holds the result of an earlier run; name another folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"--out is {folder}, which cannot be made ({error.strerror}); name another folder.") from None
 
 
 async def _measured(options: BenchOptions) -> Result:

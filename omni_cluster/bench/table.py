@@ -61,8 +61,8 @@ def _client_row(cell: Cell) -> Iterator[str]:
     yield from (cell.name, str(cell.requests), str(cell.errors))
     yield from (f"{cell.requests_per_s:.3f}", f"{cell.audio_s_per_s:.3f}")
     for name in ("first_text_s", "first_audio_s", "jct_s", "rtf"):
-        yield _shown(cell.figures.get(name))
-    yield _shown(cell.figures.get("underruns"), digits=0)
+        yield shown(cell.figures.get(name))
+    yield shown(cell.figures.get("underruns"), digits=0)
 
 
 def listener_table(result: Result) -> Table:
@@ -70,7 +70,7 @@ def listener_table(result: Result) -> Table:
     for name in ("streams without a gap", "first audible sound", "stall"):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in result.cells:
-        heard = (_shown(cell.figures.get(name), middle="p95") for name in ("first_audible_s", "stall_s"))
+        heard = (shown(cell.figures.get(name), middle="p95") for name in ("first_audible_s", "stall_s"))
         table.add_row(cell.name, gapless_percent(cell), *heard)
     return table
 
@@ -81,7 +81,7 @@ def turns_table(result: Result) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for cell in result.cells:
         names = [f"{turns}_{name}" for name in ("first_text_s", "first_audio_s") for turns in ("opening", "later")]
-        table.add_row(cell.name, *[_shown(cell.figures.get(name)) for name in names])
+        table.add_row(cell.name, *[shown(cell.figures.get(name)) for name in names])
     return table
 
 
@@ -97,10 +97,10 @@ def stage_table(result: Result) -> Table:
     for name in names:
         table.add_column(name.removesuffix("_s"), justify="right", no_wrap=True)
     for cell, stage, times in stages:
-        table.add_row(cell, stage, *[_shown(times.get(name)) for name in names])
+        table.add_row(cell, stage, *[shown(times.get(name)) for name in names])
     return table
 
 
-def _shown(figures: Percentiles | None, digits: int = 3, middle: str = "p90") -> str:
+def shown(figures: Percentiles | None, digits: int = 3, middle: str = "p90") -> str:
     values = [getattr(figures, name) for name in ("p50", middle, "p99")] if figures else [None]
     return " / ".join("-" if value is None else f"{value:.{digits}f}" for value in values)

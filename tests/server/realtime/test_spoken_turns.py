@@ -9,26 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 
+from omni_cluster.bench.realtime import recording
 from tests.server.realtime.room import talking
 from tests.server.realtime.talk import Talk, kinds, sound_of, text_of
 from tests.server.speaker import RATE_HZ, Speaker
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
-SPEECH = Path(__file__).with_name("speech.flac")
-"""Two sentences by a speech synthesizer, 24 kHz, without silence around them: `PAUSE` is between them."""
 PIECE_S = 0.1
 PATIENCE_S = 60
 
 
 def sentences() -> tuple[np.ndarray, np.ndarray]:
     """Each in samples of 16 bits."""
-    with av.open(str(SPEECH)) as file:
-        samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+    samples = recording().samples
     loud = np.convolve(np.abs(samples.astype(float)), np.ones(RATE_HZ // 20) / (RATE_HZ // 20), "same") > 60
     quiet = np.flatnonzero(~loud[RATE_HZ // 4 : -RATE_HZ // 4]) + RATE_HZ // 4
     return samples[: quiet[0]], samples[quiet[-1] :]

@@ -1,0 +1,50 @@
+"""`omni-cluster bench --realtime` against a pipeline that says one word and a second of silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from omni_cluster.bench.errors import BenchError
+from omni_cluster.bench.realtime import SILENCE_MS, RealtimeOptions, run_realtime
+from omni_cluster.cli import main
+from omni_cluster.config.limits import Limits
+from tests.server.realtime.room import room
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+async def test_conversations_are_measured_beside_sessions_that_say_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    async with room(tmp_path) as there:
+        command = ["bench", "--realtime", "--url", there.url, "--concurrency", "1", "2", "--turns", "2", "--idle", "2"]
+        assert await asyncio.to_thread(main, [*command, "--out", str(out)]) == 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["idle"] == 2 and result["silence_ms"] == SILENCE_MS
+    assert [(cell["conversations"], cell["turns"], cell["errors"]) for cell in result["cells"]] == [
+        (1, 2, 0),
+        (2, 4, 0),
+    ]
+    for cell in result["cells"]:
+        figures = cell["figures"]
+        assert figures["first_sound_s"]["p50"] > 0 and figures["noticed_s"]["p50"] > 0
+        assert figures["silent_s"]["p50"] == 0  # all of the sound had come before
+    assert "first sound" in capsys.readouterr().out
+
+
+async def test_a_conversation_that_is_refused_is_told_with_the_server_s_sentence(tmp_path: Path) -> None:
+    async with room(tmp_path, Limits(max_sessions=1)) as there:
+        options = RealtimeOptions(there.url, tmp_path / "out", "bench", concurrency=(1,), turns=1, idle=1)
+        with pytest.raises(BenchError, match="1 sessions are open, which is as many as may"):
+            await asyncio.to_thread(run_realtime, options)
+
+
+async def test_a_server_that_is_not_there_is_told_of(tmp_path: Path) -> None:
+    options = RealtimeOptions("http://127.0.0.1:9", tmp_path / "out", "bench", concurrency=(1,), turns=1, idle=1)
+    with pytest.raises(BenchError, match="name a server by --url"):
+        await asyncio.to_thread(run_realtime, options)
