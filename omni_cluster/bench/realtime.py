@@ -122,22 +122,22 @@ def recording() -> Recording:
 
 
 def run_realtime(options: RealtimeOptions) -> None:
-    """Runs all cells, writes result.json, prints the table. Raises BenchError where no turn of a cell succeeded."""
+    """Runs all cells, writes result.json after each, prints the table.
+
+    Raises BenchError where no turn of a cell succeeded, or the server opens no session.
+    """
     make_folder(options.out)
     result = asyncio.run(_measured(options))
-    path = options.out / FILE_NAME
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     console = wide_console()
     console.print(table(result))
-    console.print(f"written: {path}", markup=False, soft_wrap=True)
+    console.print(f"written: {options.out / FILE_NAME}", markup=False, soft_wrap=True)
     for cell in result.cells:
         if cell.errors == cell.turns:
             raise BenchError(f"no turn of {cell.conversations} conversations succeeded: {cell.first_error}")
 
 
 async def _measured(options: RealtimeOptions) -> RealtimeResult:
-    speech = recording()
-    cells = []
+    speech, result = recording(), _result(options, ())
     async with AsyncExitStack() as idle:
         try:
             for _ in range(options.idle):
@@ -145,10 +145,16 @@ async def _measured(options: RealtimeOptions) -> RealtimeResult:
         except (OSError, WebSocketException) as error:
             raise BenchError(f"{options.url} opened no session ({error}); name a server by --url.") from None
         for conversations in options.concurrency:
-            cells.append(await _cell(options, conversations, speech))
+            result = _result(options, (*result.cells, await _cell(options, conversations, speech)))
+            written = msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"
+            (options.out / FILE_NAME).write_bytes(written)
+    return result
+
+
+def _result(options: RealtimeOptions, cells: tuple[RealtimeCell, ...]) -> RealtimeResult:
     role = f"the client; what serves {options.url} may be another machine with other versions"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return RealtimeResult(now, options.command, options.url, this_machine(role), SILENCE_MS, options.idle, tuple(cells))
+    return RealtimeResult(now, options.command, options.url, this_machine(role), SILENCE_MS, options.idle, cells)
 
 
 async def _cell(options: RealtimeOptions, conversations: int, speech: Recording) -> RealtimeCell:
