@@ -17,6 +17,7 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.serve_local import listening, serving
 from omni_cluster.server.app import ENDPOINTS, HttpServer, MakeEndpoint
+from omni_cluster.types.errors import OmniError
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import AudioChunk, StageChunk
 
@@ -37,6 +38,8 @@ class Speaker:
         self.sleepers: frozenset[str] = frozenset()
         self.may_speak = asyncio.Event()
         self.may_speak.set()
+        self.breaks: OmniError | None = None
+        """What is raised in the place of the sound."""
 
     @property
     def bound(self) -> BoundPipeline:
@@ -53,6 +56,8 @@ class Speaker:
             self.heard += 1
             async with deadline.kept():
                 await self.may_speak.wait()
+            if self.breaks is not None:
+                raise self.breaks
             if request.wants_audio:
                 sound = AudioChunk(0, np.zeros(RATE_HZ, np.float32), RATE_HZ)
                 yield StageEvent("code2wav", StageChunk(audio=sound))

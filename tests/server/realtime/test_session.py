@@ -12,6 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_cluster.config.limits import Limits
+from omni_cluster.types.errors import NotFinite
 from tests.server.keyed import ONE
 from tests.server.realtime.room import closable, room, talking
 from tests.server.realtime.talk import kinds, sound_of, talk, text_of
@@ -210,6 +211,28 @@ async def test_what_is_wrong_is_said_in_a_sentence_and_the_session_goes_on(
         error = (await client.until("error"))[-1]["error"]
         assert words in error["message"] and error["message"].endswith(".")
         await client.say("Hello")
+
+
+async def test_a_stage_that_breaks_ends_the_answer_and_the_session_goes_on(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (client, speaker):
+        speaker.breaks = NotFinite("sound is no number; send the request with another seed.")
+        await client.say("Hello")
+        events = await client.answer()
+        assert kinds(events)[-6:] == [
+            "response.output_audio.done",
+            "response.output_audio_transcript.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "conversation.item.done",
+            "response.done",
+        ]
+        done = events[-1]["response"]
+        assert (done["status"], done["status_details"]["type"]) == ("failed", "failed")
+        error = await client.refused()
+        assert error["message"] == "sound is no number; send the request with another seed."
+        assert error["code"] == done["status_details"]["error"]["code"] == "not_finite"
+        speaker.breaks = None
+        assert len(sound_of(await client.answer())) == RATE_HZ
 
 
 async def test_sessions_are_counted_apart_and_one_too_many_is_told_to_come_again(tmp_path: Path) -> None:
