@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from omni_cluster.openai_api.realtime.session import ResponseAsked, ServerVad, S
 from omni_cluster.openai_api.realtime.sound import HEARD_HZ, decoded
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.server.limits import api_defaults
+from omni_cluster.server.realtime.inbox import Inbox
 from omni_cluster.server.realtime.input_buffer import (
     InputBuffer,
     SpeechPaused,
@@ -97,11 +98,13 @@ class RealtimeSession:
         }
 
     async def run(self) -> None:
-        """Until the client leaves. Raises WebSocketDisconnect."""
+        """Until the client leaves. Raises WebSocketDisconnect, and BadRequest for a client that sends too fast."""
+        inbox = Inbox(self._socket, self._its.bound.config.limits.max_session_bytes)
         self._run_beside(self._end_when_the_server_closes())
         try:
             await self._outlet.send("session.created", session=self._wire())
-            async for text in self._texts():
+            self._run_beside(inbox.fill())
+            async for text in inbox.texts():
                 async with self._turn:
                     await self._take(text)
         finally:
@@ -123,13 +126,6 @@ class RealtimeSession:
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._until.come_now(ServerClosing("the server is closing; connect again."))
-
-    async def _texts(self) -> AsyncIterator[str]:
-        while True:
-            message = await self._socket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            yield message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
 
     async def _take(self, text: str) -> None:
         """What is wrong with an event is said, and the session goes on."""
