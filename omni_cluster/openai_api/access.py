@@ -217,11 +217,18 @@ def cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     )
 
 
-def guarded(app: ASGIApp, *, keys: ApiKeys, origins: Sequence[str], answers_id: bool = True) -> ASGIApp:
+def guarded(
+    app: ASGIApp,
+    *,
+    keys: ApiKeys,
+    origins: Sequence[str],
+    answers_id: bool = True,
+    open_paths: Collection[str] = OPEN_PATHS,
+) -> ASGIApp:
     """The app behind all of this module; RequestId sees a request first, then CORS, then KeyGuard.
 
     RequestId is outermost, so that refusals have an id too. CORS comes before the guard: a browser's preflight carries
     no key and is answered there, and a page may read the guard's 401. Wrap a finished FastAPI app from outside rather
     than with `add_middleware`, which leaves the app's own answers to unexpected errors without id and CORS headers.
     """
-    return RequestId(cors(KeyGuard(app, keys), origins), answers=answers_id)
+    return RequestId(cors(KeyGuard(app, keys, open_paths), origins), answers=answers_id)

@@ -13,7 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from omni_cluster.engine.pipeline import Pipeline
-from omni_cluster.openai_api.access import guarded
+from omni_cluster.openai_api.access import OPEN_PATHS, guarded
 from omni_cluster.openai_api.errors import route_refused
 from omni_cluster.server.admission import Admission
 from omni_cluster.server.answers import api_keys
@@ -21,6 +21,8 @@ from omni_cluster.server.endpoints.chat import ChatEndpoint
 from omni_cluster.server.endpoints.completions import CompletionsEndpoint
 from omni_cluster.server.endpoints.models import ModelsEndpoint
 from omni_cluster.server.endpoints.operations import OperationsEndpoint
+from omni_cluster.server.endpoints.playground import PATHS as PAGE_PATHS
+from omni_cluster.server.endpoints.playground import PlaygroundEndpoint
 from omni_cluster.server.endpoints.realtime import RealtimeEndpoint
 from omni_cluster.server.endpoints.responses import ResponsesEndpoint
 from omni_cluster.server.endpoints.speech import SpeechEndpoint
@@ -50,6 +52,7 @@ OF_TEXT: Final[tuple[MakeEndpoint, ...]] = (
     CompletionsEndpoint,
     TokensEndpoint,
     RealtimeEndpoint,
+    PlaygroundEndpoint,
 )
 """Those of a family that answers in text."""
 ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (
@@ -102,6 +105,7 @@ class HttpServer:
             keys=self._keys,
             origins=self._api_config.cors_origins,
             answers_id=self._answers_id,
+            open_paths=OPEN_PATHS | PAGE_PATHS,
         )
         paths = [route.path for route in api.routes if isinstance(route, Route | WebSocketRoute)]
         return Metered(app, self.metrics, paths)
