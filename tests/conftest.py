@@ -40,6 +40,15 @@ settings.load_profile("unhurried")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--apart", action="store_true", help="`served` has each stage on a node of its own")
+    parser.addoption("--screenshots", metavar="DIR", help="keep pictures of the playground in DIR")
+
+
+@pytest.fixture
+def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of `--screenshots`, else one of the test's own."""
+    folder = Path(request.config.getoption("--screenshots") or tmp_path / "pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.hookimpl(wrapper=True)

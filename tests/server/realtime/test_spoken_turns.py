@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_cluster.bench.realtime import recording
 from tests.server.realtime.room import talking
+from tests.server.realtime.spoken import sentences, silence
 from tests.server.realtime.talk import Talk, kinds, sound_of, text_of
 from tests.server.speaker import RATE_HZ, Speaker
 
@@ -21,18 +21,6 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 PIECE_S = 0.1
 PATIENCE_S = 60
-
-
-def sentences() -> tuple[np.ndarray, np.ndarray]:
-    """Each in samples of 16 bits."""
-    samples = recording().samples
-    loud = np.convolve(np.abs(samples.astype(float)), np.ones(RATE_HZ // 20) / (RATE_HZ // 20), "same") > 60
-    quiet = np.flatnonzero(~loud[RATE_HZ // 4 : -RATE_HZ // 4]) + RATE_HZ // 4
-    return samples[: quiet[0]], samples[quiet[-1] :]
-
-
-def silence(seconds: float) -> np.ndarray:
-    return np.zeros(int(seconds * RATE_HZ), np.int16)
 
 
 async def speak(client: Talk, *parts: np.ndarray) -> None:
