@@ -18,9 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-cluster test-all clients coverage fuzz chaos lint docs dist setup format clean
 
-# Ctrl-C has its line from the demo: the shell waits for it, and make has nothing to add.
+# DEMO=--keep leaves the cluster up, for its page in a browser. Ctrl-C has its line from the demo: the shell waits for it,
+# and make has nothing to add.
 demo: $(READY)
-	@trap : INT; $(BIN)/omni-cluster demo --out demo_out || test $$? -eq 130
+	@trap : INT; $(BIN)/omni-cluster demo --out demo_out $(DEMO) || test $$? -eq 130
 
 # Two at once: one has what asks a cluster or engines, which are shared, the other what needs neither.
 PYTEST := $(BIN)/python -m pytest --durations=15

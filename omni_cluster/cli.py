@@ -84,6 +84,9 @@ def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--out", type=Path, default=Path("demo_out"), help="folder of the sound (default: demo_out)")
     add_config(command, "--config")
     command.add_argument("--port", type=port, default=8000, help="HTTP port of the server (default: 8000)")
+    command.add_argument(
+        "--keep", action="store_true", help="leave the cluster up until Ctrl-C, for its page in a browser"
+    )
     command.set_defaults(run=_demo)
 
 
@@ -156,7 +159,7 @@ def _add_make_checkpoint(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from omni_cluster.demo import run_demo
 
-    run_demo(options.config, options.port, options.out)
+    run_demo(options.config, options.port, options.out, keep=options.keep)
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -49,8 +50,8 @@ class DemoError(OmniError):
     """The demo did not get what it asked for."""
 
 
-def run_demo(config: Path | None, port: int, out: Path) -> None:
-    """Starts the cluster of `config` (None: the embedded default), asks it twice, stops it.
+def run_demo(config: Path | None, port: int, out: Path, *, keep: bool = False) -> None:
+    """Starts the cluster of `config` (None: the embedded default), asks it twice, stops it; with `keep` once told to.
 
     The sound goes to `out`/answer.wav. Raises OmniError, after everything was shut down, when the cluster does not
     come up, refuses, or answers without text or sound.
@@ -69,6 +70,9 @@ def run_demo(config: Path | None, port: int, out: Path) -> None:
         # A proxy that the environment names must not come between this process and its own machine.
         with httpx.Client(base_url=cluster.base_url, timeout=timeout, trust_env=False) as http:
             converse(http, settings.default_voice, folder, console)
+        say_address(cluster.base_url, console, keep)
+        if keep:
+            threading.Event().wait()  # for a signal, whose handler raises
 
 
 @contextmanager
@@ -83,6 +87,14 @@ def started(local: LocalCluster, console: Console) -> Iterator[LocalCluster]:
             table.update({"Ray": "ready"})
             local.wait_ready(READY_TIMEOUT_S, table.update)
         yield local
+
+
+def say_address(url: str, console: Console, keep: bool) -> None:
+    """Of the page to talk to the model."""
+    if keep:
+        console.print(f"\nTalk to it at {url}/ in a browser; Ctrl-C stops it.", soft_wrap=True)
+    else:
+        console.print(f"\nWith --keep it stays up, and {url}/ is a page to talk to it.", soft_wrap=True)
 
 
 def made_folder(out: Path) -> Path:

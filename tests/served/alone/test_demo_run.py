@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 import wave
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -37,18 +40,25 @@ class EndedDemo:
     processes: dict[psutil.Process, str]
 
 
-def run_demo(folder: Path, *arguments: str) -> EndedDemo:
-    """Output goes to files: a pipe that a surviving child holds would never end."""
+def nothing(process: psutil.Popen, printed: str) -> None:
+    pass
+
+
+def run_demo(folder: Path, *arguments: str, on_look: Callable[[psutil.Popen, str], None] = nothing) -> EndedDemo:
+    """Output goes to files: a pipe that a surviving child holds would never end.
+
+    `on_look`: gets the process and what it has printed, time and again until it has ended.
+    """
     out, printed, complaint = folder / "out", folder / "stdout", folder / "stderr"
     command = [str(Path(sys.executable).parent / "omni-cluster"), "demo", "--port", str(PORT), "--out", str(out)]
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     with printed.open("wb") as stdout, complaint.open("wb") as stderr:
         process = psutil.Popen([*command, *arguments], cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
-        processes = watched(process)
+        processes = watched(process, lambda: on_look(process, text_of(printed)))
     return EndedDemo(process.returncode, text_of(printed), text_of(complaint), out, processes)
 
 
-def watched(process: psutil.Popen) -> dict[psutil.Process, str]:
+def watched(process: psutil.Popen, look: Callable[[], None]) -> dict[psutil.Process, str]:
     """Waits for the end; returns all processes that were seen below. One that takes too long is ended with them."""
     seen: dict[psutil.Process, str] = {}
     ends_s = time.monotonic() + DEMO_S
@@ -61,6 +71,7 @@ def watched(process: psutil.Popen) -> dict[psutil.Process, str]:
                     each.kill()
         with suppress(subprocess.TimeoutExpired, psutil.TimeoutExpired):
             process.wait(LOOK_S)
+        look()
     return seen
 
 
@@ -119,6 +130,25 @@ def test_each_stage_says_what_it_does_until_it_is_there(demo: EndedDemo, stage: 
     lines = re.findall(rf"^ *\d+\.\d s  {stage}: (.+)$", demo.printed, re.MULTILINE)
     assert len(lines) > 2 and lines[-1] == "ready", demo.printed
     assert any(line.startswith("imports its libraries") for line in lines), demo.printed
+
+
+def test_it_says_where_the_page_is(demo: EndedDemo) -> None:
+    assert f"With --keep it stays up, and http://127.0.0.1:{PORT}/ is a page" in demo.printed
+
+
+def test_a_demo_that_is_kept_serves_its_page_until_ctrl_c(tmp_path: Path) -> None:
+    pages: list[httpx.Response] = []
+
+    def look(process: psutil.Popen, printed: str) -> None:
+        if not pages and "Talk to it at " in printed:
+            (address,) = re.findall(r"Talk to it at (\S+)", printed)
+            pages.append(httpx.get(address, trust_env=False))
+            process.send_signal(signal.SIGINT)
+
+    demo = run_demo(tmp_path, "--keep", on_look=look)
+    assert [page.status_code for page in pages] == [200] and "<title>omni_cluster" in pages[0].text
+    assert demo.exit_code == 130 and "Traceback" not in demo.complaint, demo.complaint
+    test_nothing_of_the_demo_stays(demo)
 
 
 def test_nothing_of_the_demo_stays(demo: EndedDemo) -> None:
