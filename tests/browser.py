@@ -66,8 +66,8 @@ Samples = npt.NDArray[np.int16]
 class Tab:
     """A page that is open. `asked`: every address that it asked for; `complaints`: what it said on the console."""
 
-    def __init__(self, page: Page) -> None:
-        self.page = page
+    def __init__(self, page: Page, url: str) -> None:
+        self.page, self.url = page, url
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.sent: list[str] = []
@@ -153,7 +153,7 @@ async def tab(url: str, speech: Path | None = None, *, repeats: bool = False) ->
         started = await playwright.chromium.launch(executable_path=program, args=options(speech, repeats))
         context = await started.new_context(permissions=["microphone"])
         await context.add_init_script(RECORD)
-        opened = Tab(await context.new_page())
+        opened = Tab(await context.new_page(), url)
         await opened.page.goto(url)
         yield opened
         assert foreign(opened.asked, url) == [] and opened.complaints == []

@@ -54,7 +54,7 @@ class Answer {
 
   #play(samples) {
     playing = this;
-    player.play(this.id, samples.slice(), (progress) => this.#played(progress));
+    player.play(this.id, samples, (progress) => this.#played(progress));
     refresh();
   }
 
@@ -165,6 +165,7 @@ function talkPart({ data }) {
 
 async function startTalk() {
   interrupt();
+  part("notice").textContent = "";
   const button = part("talk");
   button.disabled = true;
   try {
@@ -172,7 +173,7 @@ async function startTalk() {
     const on = talkEvents();
     const voice = part("voice").value;
     talk = await Talk.open({ model: model.id, voice, key: key(), history: [...history], on });
-    part("listening").textContent = "listening";
+    part("listening").textContent = talk ? "listening" : "";
   } catch (error) {
     tell(error);
   }
@@ -224,7 +225,7 @@ function talkEvents() {
       talk = null;
       for (const answer of answers.values()) answer.end("interrupted");
       part("listening").textContent = "";
-      if (reason) tell(new Error(`The conversation ended: ${reason}.`));
+      if (reason && !part("notice").textContent) tell(new Error(`The conversation ended: ${reason}.`));
       refresh();
     },
   };

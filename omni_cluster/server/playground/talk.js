@@ -12,6 +12,7 @@ export class Talk {
   #on;
 
   // `on`: a function for each type of event that matters, and `level` and `closed`.
+  // null, where the server has ended the conversation meanwhile, as `closed` was told.
   static async open({ model, voice, key, history, on }) {
     const url = address(`v1/realtime?model=${encodeURIComponent(model)}`);
     url.protocol = url.protocol.replace("http", "ws");
@@ -27,7 +28,9 @@ export class Talk {
       talk.close();
       throw error;
     }
-    return talk;
+    if (talk.#socket.readyState === WebSocket.OPEN) return talk;
+    talk.#mute();
+    return null;
   }
 
   #opened() {
@@ -66,7 +69,13 @@ export class Talk {
   }
 
   close() {
+    this.#mute();
     this.#socket.close();
+  }
+
+  #mute() {
+    this.#microphone?.close();
+    this.#microphone = null;
   }
 
   #add(role, content) {
@@ -88,7 +97,7 @@ export class Talk {
   }
 
   #closed(reason) {
-    this.#microphone?.close();
+    this.#mute();
     this.#on.closed(reason);
   }
 }

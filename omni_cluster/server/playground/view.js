@@ -10,7 +10,7 @@ function element(name, properties = {}, ...children) {
 }
 
 function seconds(value) {
-  return value === undefined || value === null ? "–" : `${value.toFixed(2)} s`;
+  return value === undefined || value === null ? "–" : `${value.toFixed(2)}\u00a0s`;
 }
 
 export class UserView {
@@ -248,7 +248,7 @@ function line({ name, firstS, lastS, tokens, medianS, longestS, kind }, endS) {
 }
 
 function milliseconds(valueS) {
-  return valueS === undefined || valueS === null ? "–" : `${(valueS * 1000).toFixed(1)} ms`;
+  return valueS === undefined || valueS === null ? "–" : `${(valueS * 1000).toFixed(1)}\u00a0ms`;
 }
 
 export function now() {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_cluster.config.limits import Limits
 from omni_cluster.demo import png_bytes, question_image
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
@@ -22,6 +23,7 @@ from omni_cluster.types.outputs import AudioChunk, StageChunk
 from tests.browser import WIDTHS, Samples, Tab, tab, written
 from tests.server.keyed import ONE, config_of
 from tests.server.realtime.spoken import sentences, silence
+from tests.server.realtime.talk import talk
 from tests.server.speaker import RATE_HZ, Speaker
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -39,16 +41,17 @@ def wave_of(number: int, seconds: float) -> Samples:
 
 
 class Storyteller(Speaker):
-    """Says `WORDS` and a wave of `sound_s`, all at once, or the sound once it may."""
+    """Says `words` and a wave of `sound_s`, all at once, or the sound once it may."""
 
     sound_s = 1.5
+    words: tuple[str, ...] = WORDS
 
     async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         number = len(self.begun)
         self.begun.append(request.request_id)
         self.running += 1
         try:
-            for position, word in enumerate(WORDS):
+            for position, word in enumerate(self.words):
                 yield StageEvent("thinker", StageChunk(token_ids=(1,), token_start=position, text=word))
             async with deadline.kept():
                 await self.may_speak.wait()
@@ -57,14 +60,16 @@ class Storyteller(Speaker):
                 for start in range(0, len(sound), PIECE):
                     piece = AudioChunk(start, sound[start : start + PIECE], RATE_HZ)
                     yield StageEvent("code2wav", StageChunk(audio=piece))
-            yield StageEvent("thinker", StageChunk(token_start=len(WORDS), finish_reason="stop"))
+            yield StageEvent("thinker", StageChunk(token_start=len(self.words), finish_reason="stop"))
         finally:
             self.running -= 1
 
 
 @asynccontextmanager
-async def playground(folder: Path, *, speech: Path | None = None, **api: Any) -> AsyncIterator[tuple[Tab, Storyteller]]:
-    speaker = Storyteller(config_of(folder, **api))
+async def playground(
+    folder: Path, limits: Limits | None = None, *, speech: Path | None = None, **api: Any
+) -> AsyncIterator[tuple[Tab, Storyteller]]:
+    speaker = Storyteller(config_of(folder, limits, **api))
     with listening("127.0.0.1", 0) as listener:
         async with serving(speaker, listener) as server, tab(server.url, speech) as opened:
             yield opened, speaker
@@ -81,6 +86,25 @@ async def test_text_is_shown_and_every_sample_is_played_in_order_without_a_gap(t
         await page.answered()
         assert (await page.texts("user"), await page.texts("answer")) == (["Tell me a story."], [SAID])
         np.testing.assert_array_equal(await page.recorded(), wave_of(0, Storyteller.sound_s))
+
+
+@pytest.mark.full
+async def test_what_a_model_writes_is_text(tmp_path: Path) -> None:
+    async with playground(tmp_path) as (page, speaker):
+        speaker.words = ("<img src=x onerror=alert(1)>", "<script>alert(1)</script>")
+        await page.ask("Write me a page.")
+        await page.answered()
+        assert await page.texts("answer") == ["".join(speaker.words)]
+        assert await page.page.locator(".answer img, .answer script").count() == 0
+
+
+@pytest.mark.full
+async def test_no_place_for_a_conversation_is_told_and_the_microphone_is_free(tmp_path: Path) -> None:
+    async with playground(tmp_path, Limits(max_sessions=1)) as (page, _), talk(page.url):
+        await page.page.get_by_role("button", name="Speak").click()
+        await page.page.get_by_role("alert").get_by_text("sessions are open").wait_for()
+        await page.until("microphones.every((each) => each.readyState === 'ended')")
+        assert await page.page.get_by_role("button", name="Speak").get_attribute("aria-pressed") == "false"
 
 
 @pytest.mark.full
