@@ -105,7 +105,7 @@ def test_the_wheel_has_the_package_what_it_ships_and_nothing_else(wheel: Path) -
     told = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
     names = [*sources("omni_cluster", "deployments"), *shipped, *(f"{NAME}.dist-info/{name}" for name in told)]
     with zipfile.ZipFile(wheel) as file:
-        assert sorted(file.namelist()) == sorted(names)
+        assert sorted(file.namelist()) == sorted(names) and "omni_cluster/server/playground/index.html" in names
         assert (
             file.read("omni_cluster/grafana/omni_cluster.json")
             == (ROOT / "deploy/grafana/omni_cluster.json").read_bytes()
