@@ -14,6 +14,7 @@ from omni_cluster.engine.omni_llm import OmniLLM
 from tests.clients.plain import Plain
 from tests.clients.runs import Runs
 from tests.server.local import LocalApp, local_app
+from tests.server.realtime.speech import RATE_HZ, sentences
 
 HERE = Path(__file__).parent
 QUESTION_HZ = 16_000
@@ -34,18 +35,24 @@ def local(omni: OmniLLM) -> Iterator[LocalApp]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has `question.wav`, half a second of a tone, and `picture.png`."""
+    """Has `question.wav`, half a second of a tone, `picture.png`, and two sentences, `first.wav` and `second.wav`."""
     folder = tmp_path_factory.mktemp("clients")
     times_s = np.arange(QUESTION_HZ // 2) / QUESTION_HZ
-    tone = (8000 * np.sin(2 * np.pi * 440 * times_s)).astype("<i2")
-    with wave.open(str(folder / "question.wav"), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(QUESTION_HZ)
-        file.writeframes(tone.tobytes())
+    _write(folder / "question.wav", 8000 * np.sin(2 * np.pi * 440 * times_s), QUESTION_HZ)
+    for name, samples in zip(("first.wav", "second.wav"), sentences(), strict=True):
+        _write(folder / name, samples, RATE_HZ)
     colors = np.arange(56 * 56 * 3, dtype=np.uint32).reshape(56, 56, 3) % 251
     Image.fromarray(colors.astype(np.uint8)).save(folder / "picture.png")
     return folder
+
+
+def _write(path: Path, samples: np.ndarray, rate_hz: int) -> None:
+    """Samples of 16 bits."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate_hz)
+        file.writeframes(samples.astype("<i2").tobytes())
 
 
 @pytest.fixture(scope="session")

@@ -81,3 +81,6 @@ CLIENTS = (
     Client("aiperf", "aiperf_load.py", "aiperf", ("load", "load of completions", "load of responses")),
     Client("guidellm", "guidellm_load.py", "guidellm", ("load",)),
 )  # fmt: skip
+
+_SPOKEN = ("spoken turn", "second turn", "interruption", "tool", "dropped connection")
+REALTIME_CLIENTS = (Client("openai-realtime", "openai_realtime.py", None, _SPOKEN, marks=()),)

