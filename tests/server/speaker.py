@@ -19,7 +19,8 @@ from omni_cluster.serve_local import listening, serving
 from omni_cluster.server.app import ENDPOINTS, HttpServer, MakeEndpoint
 from omni_cluster.types.errors import OmniError
 from omni_cluster.types.inputs import OmniRequest
-from omni_cluster.types.outputs import AudioChunk, StageChunk
+from omni_cluster.types.outputs import AudioChunk, CallDelta, StageChunk
+from omni_cluster.types.tool_use import ToolUse
 
 RATE_HZ = 24_000
 CHAT = "/v1/chat/completions"
@@ -36,6 +37,10 @@ class Speaker:
         """How many run, and how many had their word taken by whoever answers the client."""
         self.living: Mapping[str, int] = {}
         self.sleepers: frozenset[str] = frozenset()
+        self.calls: Sequence[CallDelta] = ()
+        """What it says in place of its word, and is cut off then."""
+        self.tool_use: ToolUse | None = None
+        """Of the last request."""
         self.may_speak = asyncio.Event()
         self.may_speak.set()
         self.breaks: OmniError | None = None
@@ -50,6 +55,12 @@ class Speaker:
 
     async def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
         self.begun.append(request.request_id)
+        self.tool_use = request.tool_use
+        if self.calls:
+            for i, call in enumerate(self.calls):
+                yield StageEvent("thinker", StageChunk(token_start=i, token_ids=(1,), calls=(call,)))
+            yield StageEvent("thinker", StageChunk(token_start=len(self.calls), finish_reason="length"))
+            return
         self.running += 1
         try:
             yield StageEvent("thinker", StageChunk(token_ids=(1,), text="word", prompt_token_ids=(1, 2)))

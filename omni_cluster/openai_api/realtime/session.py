@@ -205,6 +205,7 @@ class Asked(Part):
     output_modalities: Modalities = Field(default=["audio"])
     tools: list[Function] = Field(default=[], max_length=MOST_TOOLS)
     tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = True
     max_output_tokens: Tokens = "inf"
     audio: Sound = Sound()
 

@@ -199,7 +199,7 @@ class Response:
         said = [each.message for each in items if each.message["content"] or "tool_calls" in each.message]
         if not (system or said):
             raise BadRequest("The conversation has no items; create one first.", param="input", code="invalid_value")
-        tool_use = tool_use_of(chat_tools(asked), _tool_choice(asked.tool_choice), None, None)
+        tool_use = tool_use_of(chat_tools(asked), _tool_choice(asked.tool_choice), asked.parallel_tool_calls, None)
         most = min(asked.max_tokens or config.limits.max_output_tokens, config.limits.max_output_tokens)
         return ChatRequest(
             model=config.model,
@@ -251,6 +251,7 @@ class Response:
 
     async def _call(self, delta: CallDelta) -> int:
         if delta.index not in self._calls:
+            await self._end_calls("completed")  # the one before is whole: the client may run it
             call = self._calls[delta.index] = _Call(delta, len(self._output))
             await self._add(call.item)
         call = self._calls[delta.index]
@@ -273,12 +274,17 @@ class Response:
         whole: Literal["completed", "incomplete"] = "completed" if status == "completed" else "incomplete"
         if self.answer is not None:
             await self._end_message(self.answer, whole)
-        for call in self._calls.values():
-            call.end(whole)
-            arguments, name = call.item.wire["arguments"], call.item.wire["name"]
-            await self._of_call("response.function_call_arguments.done", call, arguments=arguments, name=name)
-            await self._end_item(call.item, call.index)
+        await self._end_calls(whole)
         await self._send("response.done", response=self._wire(status, details))
+
+    async def _end_calls(self, status: Literal["completed", "incomplete"]) -> None:
+        """Those that go on."""
+        for call in self._calls.values():
+            if not call.has_ended:
+                call.end(status)
+                arguments, name = call.item.wire["arguments"], call.item.wire["name"]
+                await self._of_call("response.function_call_arguments.done", call, arguments=arguments, name=name)
+                await self._end_item(call.item, call.index)
 
     async def _end_message(self, answer: Answer, status: Literal["completed", "incomplete"]) -> None:
         if self._asked.response.wants_sound:
@@ -348,6 +354,7 @@ class _Call:
 
     def __init__(self, first: CallDelta, index: int) -> None:
         self.index = index
+        self.has_ended = False
         wire = {
             "id": new_id("item"),
             "object": "realtime.item",
@@ -360,6 +367,7 @@ class _Call:
         self.item = Item(wire, {"role": "assistant", "content": []})
 
     def end(self, status: Literal["completed", "incomplete"]) -> None:
+        self.has_ended = True
         wire = self.item.wire
         wire["status"] = status
         function = {"name": wire["name"], "arguments": template_arguments(wire["arguments"])}

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.types.errors import NotFinite
+from omni_cluster.types.outputs import CallDelta
 from tests.server.keyed import ONE
 from tests.server.realtime.room import closable, room, talking
 from tests.server.realtime.talk import kinds, sound_of, talk, text_of
@@ -211,6 +212,35 @@ async def test_what_is_wrong_is_said_in_a_sentence_and_the_session_goes_on(
         error = (await client.until("error"))[-1]["error"]
         assert words in error["message"] and error["message"].endswith(".")
         await client.say("Hello")
+
+
+async def test_a_call_is_whole_when_the_next_begins_whatever_becomes_of_that(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (client, speaker):
+        tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+        await client.update(tools=[tool])
+        speaker.calls = (CallDelta(0, "call_1", "look", "{}"), CallDelta(1, "call_2", "look", '{"at'))
+        await client.say("Look twice.")
+        events = await client.answer()
+        items = [(event["type"], event["item"]) for event in events if event["type"].startswith("response.output_item")]
+        assert [(kind.rpartition(".")[2], item["call_id"], item["status"]) for kind, item in items] == [
+            ("added", "call_1", "in_progress"),
+            ("done", "call_1", "completed"),
+            ("added", "call_2", "in_progress"),
+            ("done", "call_2", "incomplete"),
+        ]
+        assert events[-1]["response"]["status"] == "incomplete"
+
+
+async def test_a_client_may_ask_for_one_call_at_a_time(tmp_path: Path) -> None:
+    async with talking(tmp_path) as (client, speaker):
+        tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+        updated = await client.update(tools=[tool], parallel_tool_calls=False)
+        assert updated["parallel_tool_calls"] is False
+        await client.say("Look once.")
+        await client.answer()
+        assert speaker.tool_use is not None and not speaker.tool_use.is_parallel
+        await client.answer(parallel_tool_calls=True)
+        assert speaker.tool_use.is_parallel
 
 
 async def test_a_stage_that_breaks_ends_the_answer_and_the_session_goes_on(tmp_path: Path) -> None:
