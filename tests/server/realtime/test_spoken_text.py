@@ -22,3 +22,10 @@ from omni_cluster.server.realtime.spoken_text import heard_text
 )
 def test_a_text_is_cut_behind_a_word_that_was_heard_whole(heard_s: float, text: str) -> None:
     assert heard_text("The quick brown fox", heard_s, 9.6) == text
+
+
+@pytest.mark.parametrize("codes", [7, 60, 61, 1000])
+def test_at_the_end_of_its_sound_a_text_was_heard_whole(codes: int) -> None:
+    text, code_s = "The quick brown fox", 480 / 24_000
+    sound_s = sum(code_s for _ in range(codes))
+    assert heard_text(text, codes * 20 / 1000, len(text) / sound_s) == text
