@@ -83,4 +83,9 @@ CLIENTS = (
 )  # fmt: skip
 
 _SPOKEN = ("spoken turn", "second turn", "interruption", "tool", "dropped connection")
-REALTIME_CLIENTS = (Client("openai-realtime", "openai_realtime.py", None, _SPOKEN, marks=()),)
+REALTIME_CLIENTS = (
+    Client("openai-realtime", "openai_realtime.py", None, _SPOKEN, marks=("full",)),
+    Client("openai-agents-realtime", "openai_agents_realtime.py", "openai_agents", _SPOKEN, marks=("full",)),
+    Client("pipecat-realtime", "pipecat_realtime.py", "pipecat", _SPOKEN),
+    Client("livekit-realtime", "livekit_realtime.py", "livekit", _SPOKEN),
+)

@@ -5,18 +5,21 @@ Each is told the server's address, a key and how long answers may be; all else i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omni_cluster.engine.omni_llm import OmniLLM
 from tests.clients.field import REALTIME_CLIENTS
 from tests.clients.runs import SCRIPT_S, Client, Runs
+from tests.engine.stages import short_default
 from tests.packages import FETCH_S
-from tests.server.local import LocalApp
+from tests.server.local import LocalApp, local_app
 
 BYTES_A_CODE = 480 * 2
+MAX_PROMPT_TOKENS = 512
 
 EACH = [
     pytest.param(client, did, id=f"{client.name}:{did}", marks=[getattr(pytest.mark, mark) for mark in client.marks])
@@ -25,6 +28,20 @@ EACH = [
 ]
 
 Seen = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def local(omni: OmniLLM) -> Iterator[LocalApp]:
+    """With answers as long as the engines have place for, so that there is time to interrupt them."""
+    limits = short_default().limits
+    fields = {"max_prompt_tokens": MAX_PROMPT_TOKENS, "max_output_tokens": limits.max_prompt_tokens}
+    with local_app(omni, limits.model_copy(update=fields)) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def runs(local: LocalApp, folder: Path, tiny: Path) -> Runs:
+    return Runs(local.url, folder, tiny)
 
 
 @pytest.mark.timeout(FETCH_S + SCRIPT_S)

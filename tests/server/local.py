@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 
+from omni_cluster.config.limits import Limits
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
 from omni_cluster.serve_local import listening, serving
@@ -53,14 +55,27 @@ def _requests_ended(metrics: StageMetrics) -> float:
     )
 
 
+class _Limited:
+    """A pipeline with other limits of requests."""
+
+    def __init__(self, pipeline: AsyncOmniLLM, limits: Limits) -> None:
+        self._pipeline = pipeline
+        config = pipeline.bound.config.model_copy(update={"limits": limits})
+        self.bound = dataclasses.replace(pipeline.bound, config=config)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipeline, name)
+
+
 @contextmanager
-def local_app(omni: OmniLLM) -> Iterator[LocalApp]:
-    """Serves the API on a free port, by the loop of the engines."""
+def local_app(omni: OmniLLM, limits: Limits | None = None) -> Iterator[LocalApp]:
+    """Serves the API on a free port, by the loop of the engines. `limits`: in place of those of its configuration."""
+    pipeline: Any = omni._async if limits is None else _Limited(omni._async, limits)
     ends = asyncio.Event()
     url: asyncio.Queue[str] = asyncio.Queue()
 
     async def serve() -> None:
-        async with _server(omni._async) as address:
+        async with _server(pipeline) as address:
             await url.put(address)
             await ends.wait()
 

@@ -16,8 +16,8 @@ PIECE_S = 0.1
 PIECE_BYTES = int(PIECE_S * RATE_HZ) * 2
 PATIENCE_S = 120
 FIRST, SECOND = "first.wav", "second.wav"
-LONG_TOKENS = 400
-"""Of an answer that is to be interrupted: it takes seconds."""
+LONG_TOKENS = 4_096
+"""Of an answer that is to be interrupted: as many as the protocol has, and the server gives."""
 
 
 class Microphone:
