@@ -88,4 +88,5 @@ REALTIME_CLIENTS = (
     Client("openai-agents-realtime", "openai_agents_realtime.py", "openai_agents", _SPOKEN, marks=("full",)),
     Client("pipecat-realtime", "pipecat_realtime.py", "pipecat", _SPOKEN),
     Client("livekit-realtime", "livekit_realtime.py", "livekit", _SPOKEN),
+    Client("openai-node-realtime", "openai_node_realtime.mjs", "node", _SPOKEN, marks=("full",), program="openssl"),
 )

@@ -17,7 +17,7 @@ import pytest
 
 from tests.clients.environments import node_of, python_of
 from tests.http_app import MODEL
-from tests.packages import NoPackages
+from tests.packages import NoPackages, program
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT_S = 900
@@ -31,6 +31,7 @@ class Client:
 
     `requirements`: the name of its file in `requirements/`; None is this interpreter's own environment.
     `marks`: none, and `make test` runs it; "full" for `make test-all`, "slow" for `make clients` alone.
+    `program`: of the host, which the script runs.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Client:
     requirements: str | None
     does: tuple[str, ...]
     marks: tuple[str, ...] = ("slow",)
+    program: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Runs:
 
 
 def _command(client: Client) -> list[str]:
+    if client.program is not None:
+        program(client.program)
     if client.script.endswith(".mjs"):
         modules = node_of(client.requirements or "node")
         _put_beside(modules)
