@@ -14,7 +14,8 @@ from omni_cluster.engine.omni_llm import OmniLLM
 from tests.clients.plain import Plain
 from tests.clients.runs import Runs
 from tests.server.local import LocalApp, local_app
-from tests.server.realtime.speech import RATE_HZ, sentences
+from tests.server.realtime.spoken import sentences
+from tests.server.speaker import RATE_HZ
 
 HERE = Path(__file__).parent
 QUESTION_HZ = 16_000
