@@ -111,6 +111,10 @@ class Reader:
     async def speech(self, http_request: Request, build: Callable[[SpeechRequest], Built]) -> Built:
         """Raises BadRequest."""
         body = await self._body(http_request, min(SMALL_BODY_BYTES, self._limits.max_body_bytes))
+        return await self.spoken(body, build)
+
+    async def spoken(self, body: bytes | bytearray, build: Callable[[SpeechRequest], Built]) -> Built:
+        """As `speech`, of a body that is here."""
 
         def built() -> Built:
             spoken = parse_speech_request(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import uuid
 from dataclasses import replace
+from typing import Any
 
 from omni_cluster.engine.pipeline import Pipeline
 from omni_cluster.openai_api.chat import ChatRequest
 from omni_cluster.openai_api.errors import blamed_on
+from omni_cluster.openai_api.speech import SpeechRequest
 from omni_cluster.server.answers import check_token_ids, stage_sampling
 from omni_cluster.server.conversation import conversation_of
 from omni_cluster.types.inputs import Media, OmniRequest
@@ -56,3 +58,25 @@ class RequestBuilder:
             tool_use=chat.tool_use,
         )
         return self.build(draft, chat.seed)
+
+    def of_speech(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:
+        """The request that reads a text aloud. Raises RequestError."""
+        family = self._bound.family
+        with blamed_on("input"):
+            prompt = family.reading(spoken.text)
+        for field, value in spoken.speaking.items():
+            with blamed_on(field):
+                family.check_speaking(field, value)
+        draft = OmniRequest(
+            request_id=request_id,
+            prompt=prompt,
+            voice=spoken.voice,
+            sampling={} if spoken.seed is None else self._seeded(spoken.seed),
+            streams_audio=spoken.stream_format is not None,
+            reply=spoken.text,
+            speaking=spoken.speaking,
+        )
+        return self.build(draft, spoken.seed)
+
+    def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
+        return {name: {"seed": seed} for name, spec in self._bound.specs.items() if spec.samples_tokens}

@@ -7,7 +7,6 @@ import contextlib
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -17,7 +16,6 @@ from omni_cluster.engine.pipeline import answer_progress
 from omni_cluster.openai_api import openapi, sse
 from omni_cluster.openai_api.access import FINISH_HEADER, IGNORED_HEADER
 from omni_cluster.openai_api.encoding import MEDIA_TYPES, SoundEncoder, SoundFormat, is_quick
-from omni_cluster.openai_api.errors import blamed_on
 from omni_cluster.openai_api.speech import SpeechBody, SpeechRequest, delta_event, done_event
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason, voice_header, whole_sound
@@ -72,26 +70,7 @@ class SpeechEndpoint:
         return voice_header(self._its.bound.family.check_voice(spoken.voice)) | ignored
 
     def _built(self, request_id: str, spoken: SpeechRequest) -> tuple[SpeechRequest, OmniRequest]:
-        family = self._its.bound.family
-        with blamed_on("input"):
-            prompt = family.reading(spoken.text)
-        for field, value in spoken.speaking.items():
-            with blamed_on(field):
-                family.check_speaking(field, value)
-        draft = OmniRequest(
-            request_id=request_id,
-            prompt=prompt,
-            voice=spoken.voice,
-            sampling={} if spoken.seed is None else self._seeded(spoken.seed),
-            streams_audio=spoken.stream_format is not None,
-            reply=spoken.text,
-            speaking=spoken.speaking,
-        )
-        return spoken, self._its.builder.build(draft, spoken.seed)
-
-    def _seeded(self, seed: int) -> dict[str, dict[str, Any]]:
-        specs = self._its.bound.specs
-        return {name: {"seed": seed} for name, spec in specs.items() if spec.samples_tokens}
+        return spoken, self._its.builder.of_speech(spoken, request_id)
 
 
 async def spoken_sound(
