@@ -20,8 +20,8 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.encoding import SoundFormat, encode
 from omni_cluster.openai_api.speech import SpeechRequest, parse_speech_request
 from omni_cluster.server.endpoints import chat, speech
-from omni_cluster.server.endpoints.speech import coded
 from omni_cluster.server.off_loop import OffLoop
+from omni_cluster.server.sound_file import coded
 from omni_cluster.server.streamed import AnswerStream
 from omni_cluster.types.outputs import AudioChunk, StageChunk
 from tests.server.speaker import face_of
