@@ -114,7 +114,7 @@ def client_event(text: str) -> ClientEvent:
     """Raises EventRefused."""
     event_id = None
     try:
-        event = _object(text)
+        event = event_object(text, MOST_EVENT_BYTES)
         named = event.get("event_id")
         event_id = named if isinstance(named, str) else None
         return _kind(event.get("type")).model_validate(event)
@@ -124,9 +124,10 @@ def client_event(text: str) -> ClientEvent:
         raise EventRefused(error, event_id) from None
 
 
-def _object(text: str) -> dict[str, Any]:
+def event_object(text: str, most_bytes: int) -> dict[str, Any]:
+    """Raises BadRequest."""
     body = text.encode("utf-8", "surrogatepass")
-    check_size(body, MOST_EVENT_BYTES)
+    check_size(body, most_bytes)
     check_marks(body, MOST_MARKS)
     try:
         event = from_json(body)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket
 
 from omni_cluster.openai_api.realtime.items import new_id
-
-ABNORMAL_CLOSURE: Final = 1006
+from omni_cluster.server.sessions import check_open
 
 
 class Outlet:
@@ -26,8 +25,7 @@ class Outlet:
         return len(text)
 
     async def _deliver(self, text: str) -> None:
-        if self._socket.application_state != WebSocketState.CONNECTED:  # another task saw that the client has left
-            raise WebSocketDisconnect(ABNORMAL_CLOSURE)
+        check_open(self._socket)
         await self._socket.send_text(text)
 
     async def error(self, error: dict[str, Any], event_id: str | None = None) -> None:
