@@ -44,6 +44,7 @@ _OF_OTHERS = ("scrape_configs", "applications")
 KINDS: Mapping[str, Callable[[Block], bool]] = {
     "commands": lambda block: block.language == "bash",
     "openai": lambda block: block.language == "python" and "OpenAI(" in block.text,
+    "socket": lambda block: block.language == "python" and "websockets" in block.text,
     "handle": lambda block: block.language == "python" and "get_app_handle(" in block.text,
     "offline": lambda block: block.language == "python" and "OmniLLM() as" in block.text,
     "batch": lambda block: block.language == "python" and "omni_cluster.batch" in block.text,

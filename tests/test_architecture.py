@@ -40,6 +40,7 @@ ALLOWED: Mapping[str, str] = {
     "server/endpoints/transcriptions.py TranscriptionsEndpoint._sse swallows": "the same as of a chat",
     "server/endpoints/responses.py response_events swallows": "the same as of a chat",
     "server/realtime/response.py Response._run swallows": "every error becomes the response's last events",
+    "server/speech_parts.py SpokenSentence.send swallows": "every error becomes the sentence's last events",
     "server/realtime/transcriber.py write_down swallows": "every error becomes the transcription's last event",
     "cluster/unread.py Answer._take swallows": "who asks for the next piece raises it",
     "engine/fan_in.py FanIn._produce swallows": "the reader of the events raises it",

@@ -91,10 +91,10 @@ class Limits(Strict):
     max_sessions: int = Field(
         default=200,
         ge=1,
-        description="Realtime sessions that are open at once; the ingresses share them.",
+        description="Sessions on WebSockets that are open at once; the ingresses share them.",
         examples=[200],
     )
-    max_session_s: float = Field(default=3_600.0, gt=0, description="Seconds of a realtime session.", examples=[3600.0])
+    max_session_s: float = Field(default=3_600.0, gt=0, description="Seconds of a session.", examples=[3600.0])
     max_session_bytes: int = Field(
         default=33_554_432,
         ge=1,

@@ -179,7 +179,9 @@ SENT_BYTES: Final = _ingress("sent_bytes_total", "counter", "bytes", "Bytes of a
 PLACES: Final = _ingress(
     "places", "gauge", "requests", "Requests that run (state taken), and that wait for a slot (state waiting).", "state"
 )
-SESSIONS: Final = _ingress("sessions", "gauge", "sessions", "Realtime sessions that are open.")
+SESSIONS: Final = _ingress(
+    "sessions", "gauge", "sessions", "Sessions that are open, of conversations and of texts that are spoken."
+)
 UPLOAD_BYTES: Final = _ingress(
     "upload_bytes", "gauge", "bytes", "Bytes of requests' bodies that are not worked on yet, 64 KiB for each included."
 )

@@ -26,6 +26,7 @@ from omni_cluster.server.endpoints.playground import PlaygroundEndpoint
 from omni_cluster.server.endpoints.realtime import RealtimeEndpoint
 from omni_cluster.server.endpoints.responses import ResponsesEndpoint
 from omni_cluster.server.endpoints.speech import SpeechEndpoint
+from omni_cluster.server.endpoints.speech_stream import SpeechStreamEndpoint
 from omni_cluster.server.endpoints.tokens import TokensEndpoint
 from omni_cluster.server.endpoints.transcriptions import TranscriptionsEndpoint
 from omni_cluster.server.metrics import IngressMetrics, Metered
@@ -59,6 +60,7 @@ ENDPOINTS: Final[tuple[MakeEndpoint, ...]] = (
     lambda its: OperationsEndpoint(its.pipeline, its.counted, its.admission.closing),
     lambda its: ModelsEndpoint(its.pipeline.bound),
     SpeechEndpoint,
+    SpeechStreamEndpoint,
     *OF_TEXT,
 )
 

@@ -129,6 +129,13 @@ async def test_the_log_has_the_lines_of_the_page(served: ServedApp, block: Block
     assert lines() == sorted(map(alike, block.text.splitlines()))
 
 
+@pytest.mark.parametrize("block", blocks_of("socket"), ids=str)
+def test_a_program_of_a_socket_runs(served: ServedApp, block: Block, tmp_path: Path) -> None:
+    printed = run_program(block.text, tmp_path).splitlines()
+    assert printed == ["0 Good morning.", "1 How are you?"]
+    assert all(samples(tmp_path / f"sentence_{index}.wav") > 0 for index in range(2))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("block", blocks_of("handle"), ids=str)
 def test_a_program_inside_the_cluster_runs(served: ServedApp, block: Block, tmp_path: Path) -> None:
