@@ -138,3 +138,8 @@ def _sentence(error: object) -> str:
 def _code(error: object) -> str | None:
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, str) else None
+
+
+def printable(text: str) -> str:
+    """For a terminal, which would obey some of the characters that a model may say."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

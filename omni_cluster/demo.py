@@ -27,6 +27,7 @@ from omni_cluster.api_client import (
     ServedModel,
     body_of,
     events_of,
+    printable,
     refusal,
 )
 from omni_cluster.config.loader import load_config
@@ -260,9 +261,7 @@ def ask_by_sound(http: httpx.Client, model: str, voice: str | None, folder: Path
 
 
 def show(text: str, console: Console) -> None:
-    # A model may say any character, and a terminal would obey some of them.
-    safe = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-    console.print(safe, end="", markup=False, soft_wrap=True)
+    console.print(printable(text), end="", markup=False, soft_wrap=True)
 
 
 def client_table(answer: StreamedAnswer) -> Table:

@@ -39,6 +39,7 @@ def config_with(tmp_path: Path, old: str, new: str) -> str:
         ["serve", "--help"],
         ["warm", "--help"],
         ["plan", "--help"],
+        ["top", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
@@ -90,6 +91,7 @@ def test_module_is_the_command() -> None:
         (["demo", "--port", "0"], "'0'"),
         (["demo", "--port", "65536"], "65536"),
         (["demo", "--port", "http"], "'http'"),
+        (["top", "--every", "0"], "'0'"),
         (["bench", "--concurrency", "0"], "'0'"),
         (["bench", "--concurrency", "four"], "'four'"),
         (["bench", "--rate", "-1"], "'-1'"),

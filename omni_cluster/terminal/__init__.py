@@ -1,0 +1,1 @@
+"""A server's client on a terminal."""
