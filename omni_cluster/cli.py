@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from omni_cluster.cli_bench import add_bench
-from omni_cluster.cli_terminal import add_top
+from omni_cluster.cli_terminal import add_chat, add_top
 from omni_cluster.cli_values import UsageError, add_config, check_ranges, count, port, positive, share, whole
 from omni_cluster.types.errors import OmniError
 
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_make_checkpoint(commands)
     add_bench(commands)
     _add_plan(commands)
+    add_chat(commands)
     add_top(commands)
     return parser
 

@@ -39,6 +39,7 @@ def config_with(tmp_path: Path, old: str, new: str) -> str:
         ["serve", "--help"],
         ["warm", "--help"],
         ["plan", "--help"],
+        ["chat", "--help"],
         ["top", "--help"],
     ],
 )
