@@ -107,7 +107,7 @@ class SpokenSentence(Part):
     async def end(self) -> None:
         if self._made is not None:
             self._made.cancel()
-            await asyncio.wait((self._made,))
+            await asyncio.gather(self._made, return_exceptions=True)  # what broke it is of no use any more
 
     async def send(self, outlet: SpeechOutlet) -> None:
         sound = {"format": self._config.format, "sample_rate": self._its.bound.sample_rate_hz, "channels": 1}
