@@ -85,10 +85,10 @@ async def test_the_next_sentence_is_made_while_one_is_sent_and_no_more_are(tmp_p
         await client.tell("One. Two. Three. Four. ")
         await until(lambda: there.reciter.running == 2)
         assert (await client.next())["sentence_text"] == "One."
-        assert there.reciter.texts == ["One.", "Two."]
+        assert sorted(there.reciter.texts) == ["One.", "Two."]
         second.set()
         await until(lambda: there.reciter.running == 1)
-        assert there.reciter.texts == ["One.", "Two."]
+        assert sorted(there.reciter.texts) == ["One.", "Two."]
         first.set()
         assert isinstance(await client.next(), bytes) and (await client.next())["type"] == "audio.done"
         said = [(await client.sentence()).start["sentence_text"] for _ in range(3)]
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_in_the_midst_ends_its_requests(tmp_path: Pat
             await client.tell("One. Two. Three. ")
             await until(lambda: there.reciter.running == 2)
         await until(lambda: there.reciter.running == 0 and not counted(there)["ingress_sessions",])
-        assert there.reciter.texts == ["One.", "Two."]
+        assert sorted(there.reciter.texts) == ["One.", "Two."]
         await until(lambda: counted(there)["ingress_requests_total", PATH, "499"] == 2)
 
 
