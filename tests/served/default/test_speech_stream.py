@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.http_app import STREAM_TOLERANCE, nothing_is_left
+from tests.http_app import STREAM_TOLERANCE, WAVE_TOLERANCE, nothing_is_left
 from tests.served.app import BASE_URL, ServedApp, until
 from tests.server.speech.reciter import telling
 
@@ -32,7 +32,7 @@ async def test_each_sentence_has_the_sound_of_a_request_of_its_own(served: Serve
         sound = await asyncio.to_thread(posted, served, each.start["sentence_text"], stream=stream, **fields)
         got, wanted = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (each.sound, sound))
         assert len(got) == len(wanted) > 0
-        assert np.abs(got - wanted).max() <= (STREAM_TOLERANCE * 32_768 if stream else 0)
+        assert np.abs(got - wanted).max() <= (STREAM_TOLERANCE if stream else WAVE_TOLERANCE) * 32_768
 
 
 async def test_a_client_that_leaves_ends_its_sentences(served: ServedApp) -> None:
