@@ -15,7 +15,7 @@ from tests.server.speaker import Face, face_of
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
-PATHS = {"/": "index.html", **{f"/playground/{name}": name for name in NAMES}}
+PATHS = {"/": "index.html", **{f"/playground/{name}": name for name in sorted(NAMES)}}
 NOT_THERE = (
     "/playground", "/playground/", "/playground/index.html", "/playground/nothing.js", "/playground/..%2fapp.py",
     "/playground/%2e%2e/app.py", "/index.html",
