@@ -187,6 +187,11 @@ def node_options(role: str) -> dict[str, Any]:
     return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": labels, "env_vars": TRACING | TOYS}
 
 
+STARTS = 3
+SETTLES_S = 3.0
+"""In which a raylet that does not start well ends."""
+
+
 @dataclass
 class Nodes:
     """The nodes of a cluster on this machine but its head, by their role."""
@@ -199,7 +204,14 @@ class Nodes:
         self.cluster.remove_node(self.by_role.pop(role), allow_graceful=False)
 
     def add(self, role: str) -> None:
-        self.by_role[role] = self.cluster.add_node(**node_options(role))
+        """As a host's supervisor does it: a raylet that ends as it starts, as Ray's may, is begun again."""
+        for _ in range(STARTS):
+            node = self.by_role[role] = self.cluster.add_node(**node_options(role))
+            time.sleep(SETTLES_S)
+            if not node.dead_processes():
+                return
+            self.kill(role)
+        raise AssertionError(f"a node for {role} ended {STARTS} times as it started")
 
 
 @contextmanager
