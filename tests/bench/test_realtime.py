@@ -17,6 +17,7 @@ from tests.server.realtime.room import room
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
+@pytest.mark.full
 async def test_conversations_are_measured_beside_sessions_that_say_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,6 +217,7 @@ async def test_a_key_opens_the_api_and_stays_in_its_tab(tmp_path: Path) -> None:
         await page.page.get_by_text("listening").wait_for()
 
 
+@pytest.mark.full
 async def test_speech_is_answered_and_interrupts_the_answer(tmp_path: Path) -> None:
     first, second = sentences()
     spoken = np.concatenate([silence(1.0), first, silence(3.0), second, silence(2.0)])
@@ -259,6 +260,7 @@ async def test_a_typed_message_goes_into_the_conversation_by_voice_that_knows_th
         np.testing.assert_array_equal(sounding[sounding < 0], wave_of(1, Storyteller.sound_s))
 
 
+@pytest.mark.full
 async def test_axe_finds_nothing_serious_at_any_width_in_any_scheme(tmp_path: Path, pictures: Path) -> None:
     async with playground(tmp_path) as (page, _):
         for part in ("welcome", "conversation"):
