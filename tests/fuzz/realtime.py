@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message
 
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
-from omni_cluster.openai_api.realtime.client_events import ROOT
+from omni_cluster.openai_api.realtime.client_events import MOST_EVENT_BYTES, ROOT
 from omni_cluster.server.app import HttpServer
 from omni_cluster.server.realtime.voice_activity import speech_model
 from tests.fuzz.media import MEDIA
@@ -63,7 +63,8 @@ def _event(rng: Random) -> bytes:
     event = rng.choice(_EVENTS)(rng)
     if rng.random() < CHANGED:
         event = changed_values(event, rng)
-    data = json.dumps(event).encode("utf-8", "surrogatepass").replace(b"\n", b" ")
+    # No proxy carries a larger one.
+    data = json.dumps(event).encode("utf-8", "surrogatepass").replace(b"\n", b" ")[: MOST_EVENT_BYTES + 1]
     return changed_bytes(data, rng).replace(b"\n", b" ") if rng.random() < CHANGED / 10 else data
 
 
