@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
+from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from omni_cluster.openai_api.errors import BadRequest
@@ -22,18 +23,24 @@ class Inbox:
         self._changed = asyncio.Event()
 
     async def fill(self) -> None:
-        """Until the client leaves, or too much waits."""
-        while not self._has_ended:
-            message = await self._socket.receive()
-            if message["type"] == "websocket.disconnect":
-                self._has_ended = True
-            else:
-                text = message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
-                self._texts.append(text)
-                self._held_bytes += len(text)
-                # A single event has a bound of its own.
-                self._has_ended = self._is_too_fast = self._held_bytes > self._most_bytes and len(self._texts) > 1
+        """Until the client leaves, or too much waits. Raises what breaks the connection; the texts end then."""
+        try:
+            while not self._has_ended:
+                self._take(await self._socket.receive())
+        finally:
+            self._has_ended = True
             self._changed.set()
+
+    def _take(self, message: Message) -> None:
+        if message["type"] == "websocket.disconnect":
+            self._has_ended = True
+        else:
+            text = message.get("text") or (message.get("bytes") or b"").decode("utf-8", "replace")
+            self._texts.append(text)
+            self._held_bytes += len(text)
+            # A single event has a bound of its own.
+            self._has_ended = self._is_too_fast = self._held_bytes > self._most_bytes and len(self._texts) > 1
+        self._changed.set()
 
     async def texts(self) -> AsyncIterator[str]:
         """Ends once the client has left and all is taken. Raises BadRequest for a client that sends too fast."""

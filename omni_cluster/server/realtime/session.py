@@ -103,10 +103,11 @@ class RealtimeSession:
         self._run_beside(self._end_when_the_server_closes())
         try:
             await self._outlet.send("session.created", session=self._wire())
-            self._run_beside(inbox.fill())
+            filling = self._run_beside(inbox.fill())
             async for text in inbox.texts():
                 async with self._turn:
                     await self._take(text)
+            await filling  # raises what broke the connection
         finally:
             while tasks := {*self._tasks, *self._beside}:  # the end of one may begin another
                 for task in tasks:

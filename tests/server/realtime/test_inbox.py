@@ -52,3 +52,16 @@ async def test_a_client_that_sends_faster_than_it_is_handled_is_told() -> None:
 async def test_one_event_may_be_larger_than_what_may_wait() -> None:
     inbox = await filled(["a" * 20], most_bytes=9)
     assert [text async for text in inbox.texts()] == ["a" * 20]
+
+
+async def test_a_connection_that_breaks_ends_the_texts() -> None:
+    broken = inbox_of([], most_bytes=9)
+    await broken._socket.receive()  # the handshake
+    broken._socket._receive = _breaks
+    with pytest.raises(ConnectionError):
+        await broken.fill()
+    assert [text async for text in broken.texts()] == []
+
+
+async def _breaks() -> Message:
+    raise ConnectionError
