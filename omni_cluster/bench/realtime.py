@@ -61,8 +61,8 @@ class SpokenTurn:
     """Times in seconds; None where the event did not come.
 
     `first_sound_s`: from the end of the client's speech to the answer's first sound. `noticed_s`: from the beginning of
-    the speech that interrupts it to `speech_started`. `silent_s`: from there to the answer's last sound, 0 where none
-    came after it.
+    the speech that interrupts it to `speech_started`. `silent_s`: from there to the last sound of this answer, 0 where
+    none came after it.
     """
 
     first_sound_s: float | None = None
@@ -217,6 +217,7 @@ class Caller:
         self._turn = SpokenTurn()
         self._before: SpokenTurn | None = None
         self._noticed_s: float | None = None
+        self._sounding: str | None = None
 
     async def take_turns(self, turns: list[SpokenTurn], most: int, speech: Recording) -> None:
         """Each interrupts the answer to the one before it."""
@@ -256,20 +257,27 @@ class Caller:
             event = json.loads(text)
             if event["type"] == "error":
                 raise BenchError(event["error"]["message"])
-            self._take(event["type"], self._loop.time())
+            if event["type"] == "input_audio_buffer.speech_started":
+                self._notice(self._loop.time())
+            elif event["type"] == "response.output_audio.delta":
+                self._hear(event["response_id"], self._loop.time())
 
-    def _take(self, kind: str, now_s: float) -> None:
-        before = self._before
-        if kind == "input_audio_buffer.speech_started" and self._noticed_s is None:
+    def _notice(self, now_s: float) -> None:
+        """The server says that it heard the client speak; where it takes a turn for two, the first time counts."""
+        if self._noticed_s is None:
             self._noticed_s = now_s
-            if before is not None:
-                before.noticed_s, before.silent_s = now_s - self._spoke_s, 0.0
-        elif kind == "response.output_audio.delta" and self._has_spoken.is_set():
-            if not self._has_sounded.is_set():
-                self._turn.first_sound_s = now_s - self._ended_s
+            if self._before is not None:
+                self._before.noticed_s, self._before.silent_s = now_s - self._spoke_s, 0.0
+
+    def _hear(self, response_id: str, now_s: float) -> None:
+        """Sound of the answer that is interrupted, or of the next one."""
+        if self._noticed_s is None:
+            self._sounding = response_id
+        elif response_id == self._sounding and self._before is not None:
+            self._before.silent_s = now_s - self._noticed_s
+        if self._has_spoken.is_set() and not self._has_sounded.is_set():
+            self._turn.first_sound_s, self._sounding = now_s - self._ended_s, response_id
             self._has_sounded.set()
-        elif kind == "response.output_audio.delta" and before is not None and self._noticed_s is not None:
-            before.silent_s = now_s - self._noticed_s
 
     async def _send(self, kind: str, **fields: Any) -> None:
         await self._socket.send(json.dumps({"type": kind, **fields}))

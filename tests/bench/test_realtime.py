@@ -6,12 +6,16 @@ import asyncio
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omni_cluster.bench.errors import BenchError
-from omni_cluster.bench.realtime import SILENCE_MS, RealtimeOptions, run_realtime
+from omni_cluster.bench.realtime import SILENCE_MS, RealtimeOptions, recording, run_realtime
 from omni_cluster.cli import main
 from omni_cluster.config.limits import Limits
+from omni_cluster.openai_api.realtime.session import Pcm, ServerVad
+from omni_cluster.openai_api.realtime.sound import HEARD_HZ, Hearing
+from omni_cluster.server.realtime.voice_activity import WINDOW, SpeechStream, TurnDetector, speech_model
 from tests.server.realtime.room import room
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -49,3 +53,15 @@ async def test_a_server_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     options = RealtimeOptions("http://127.0.0.1:9", tmp_path / "out", "bench", concurrency=(1,), turns=1, idle=1)
     with pytest.raises(BenchError, match="name a server by --url"):
         await asyncio.to_thread(run_realtime, options)
+
+
+@pytest.mark.parametrize("shift_ms", [0, 8, 16, 24])
+def test_the_recording_is_one_turn_wherever_windows_begin(shift_ms: int) -> None:
+    speech = recording()
+    before, after = np.zeros(shift_ms * speech.rate_hz // 1000, np.int16), np.zeros(speech.rate_hz, np.int16)
+    sound = Hearing(Pcm()).push(np.concatenate([before, speech.samples, after]))
+    detector = TurnDetector(ServerVad(type="server_vad", silence_duration_ms=SILENCE_MS))
+    changes = [detector.push(likelihood) for likelihood in SpeechStream(speech_model()).push(sound)]
+    ends = [i + 1 for i, change in enumerate(changes) if change == "stopped"]
+    spoken_s = (len(before) + len(speech.samples)) / speech.rate_hz
+    assert [end * WINDOW / HEARD_HZ - spoken_s for end in ends] == [pytest.approx(SILENCE_MS / 1000, abs=0.1)]
