@@ -34,8 +34,11 @@ LISTENS_S: Final = 1.0
 """From an answer's first sound until the client speaks again, which interrupts it."""
 SILENCE_MS: Final = 500
 """After which the server ends a turn: the protocol's default."""
+MOST_TOKENS: Final = 64
+"""Of an answer's text: random weights end none by themselves."""
 SESSION: Final = {
     "type": "realtime",
+    "max_output_tokens": MOST_TOKENS,
     "audio": {"input": {"turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS}}},
 }
 MOST_EVENT_BYTES: Final = 16 << 20
