@@ -207,6 +207,50 @@ async def _until_one_ends(caller: Caller, turns: list[SpokenTurn], most: int, sp
         raise BenchError("the server closed the session.")
 
 
+class TurnClock:
+    """Times a turn, and what it interrupts, by what the client does and is sent: seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._turn = SpokenTurn()
+        self._before: SpokenTurn | None = None
+        self._answer_id: str | None = None
+        self._interrupted_id: str | None = None
+        self._spoke_s = 0.0
+        self._ended_s: float | None = None
+        self._noticed_s: float | None = None
+
+    def begin(self, turn: SpokenTurn, before: SpokenTurn | None) -> None:
+        """`before`: the turn whose answer this one interrupts."""
+        self._turn, self._before = turn, before
+        self._interrupted_id, self._answer_id = self._answer_id, None
+        self._ended_s = self._noticed_s = None
+
+    def speak(self, now_s: float) -> None:
+        self._spoke_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """All of the speech is sent."""
+        self._ended_s = now_s
+
+    def notice(self, now_s: float) -> None:
+        """The server says that the client speaks; where it takes a turn for two, the first time counts."""
+        if self._noticed_s is None:
+            self._noticed_s = now_s
+            if self._before is not None:
+                self._before.noticed_s, self._before.silent_s = now_s - self._spoke_s, 0.0
+
+    def hear(self, response_id: str, now_s: float) -> bool:
+        """Takes some sound. Returns whether it is the first of the answer to the turn."""
+        if response_id == self._interrupted_id:
+            if self._before is not None and self._noticed_s is not None:
+                self._before.silent_s = now_s - self._noticed_s
+            return False
+        if self._ended_s is None or self._answer_id is not None:
+            return False
+        self._turn.first_sound_s, self._answer_id = now_s - self._ended_s, response_id
+        return True
+
+
 class Caller:
     """A client with a microphone that is always open."""
 
@@ -215,12 +259,8 @@ class Caller:
         self._loop = asyncio.get_running_loop()
         self._says: list[Samples] = []
         self._is_speaking = False
-        self._spoke_s = self._ended_s = 0.0
-        self._has_spoken, self._has_sounded = asyncio.Event(), asyncio.Event()
-        self._turn = SpokenTurn()
-        self._before: SpokenTurn | None = None
-        self._noticed_s: float | None = None
-        self._sounding: str | None = None
+        self._has_sounded = asyncio.Event()
+        self._clock = TurnClock()
 
     async def take_turns(self, turns: list[SpokenTurn], most: int, speech: Recording) -> None:
         """Each interrupts the answer to the one before it."""
@@ -233,8 +273,7 @@ class Caller:
 
     async def _take_turn(self, turn: SpokenTurn, before: SpokenTurn | None, speech: Recording) -> None:
         """Speaks, waits for the answer's first sound, and listens to some of it."""
-        self._turn, self._before, self._noticed_s = turn, before, None
-        self._has_spoken.clear()
+        self._clock.begin(turn, before)
         self._has_sounded.clear()
         self._says = speech.pieces()
         await self._has_sounded.wait()
@@ -245,12 +284,13 @@ class Caller:
         due_s = self._loop.time()
         while True:
             if self._says and not self._is_speaking:
-                self._is_speaking, self._spoke_s = True, self._loop.time()
+                self._is_speaking = True
+                self._clock.speak(self._loop.time())
             piece = self._says.pop(0) if self._says else silence
             await self._send("input_audio_buffer.append", audio=base64.b64encode(piece.tobytes()).decode())
             if self._is_speaking and not self._says:
-                self._is_speaking, self._ended_s = False, self._loop.time()
-                self._has_spoken.set()
+                self._is_speaking = False
+                self._clock.end(self._loop.time())
             due_s += PIECE_S
             await asyncio.sleep(due_s - self._loop.time())
 
@@ -261,26 +301,11 @@ class Caller:
             if event["type"] == "error":
                 raise BenchError(event["error"]["message"])
             if event["type"] == "input_audio_buffer.speech_started":
-                self._notice(self._loop.time())
-            elif event["type"] == "response.output_audio.delta":
-                self._hear(event["response_id"], self._loop.time())
-
-    def _notice(self, now_s: float) -> None:
-        """The server says that it heard the client speak; where it takes a turn for two, the first time counts."""
-        if self._noticed_s is None:
-            self._noticed_s = now_s
-            if self._before is not None:
-                self._before.noticed_s, self._before.silent_s = now_s - self._spoke_s, 0.0
-
-    def _hear(self, response_id: str, now_s: float) -> None:
-        """Sound of the answer that is interrupted, or of the next one."""
-        if self._noticed_s is None:
-            self._sounding = response_id
-        elif response_id == self._sounding and self._before is not None:
-            self._before.silent_s = now_s - self._noticed_s
-        if self._has_spoken.is_set() and not self._has_sounded.is_set():
-            self._turn.first_sound_s, self._sounding = now_s - self._ended_s, response_id
-            self._has_sounded.set()
+                self._clock.notice(self._loop.time())
+            elif event["type"] == "response.output_audio.delta" and self._clock.hear(
+                event["response_id"], self._loop.time()
+            ):
+                self._has_sounded.set()
 
     async def _send(self, kind: str, **fields: Any) -> None:
         await self._socket.send(json.dumps({"type": kind, **fields}))

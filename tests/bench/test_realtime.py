@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from omni_cluster.bench.errors import BenchError
-from omni_cluster.bench.realtime import SILENCE_MS, RealtimeOptions, recording, run_realtime
+from omni_cluster.bench.realtime import (
+    SILENCE_MS,
+    RealtimeOptions,
+    SpokenTurn,
+    TurnClock,
+    recording,
+    run_realtime,
+)
 from omni_cluster.cli import main
 from omni_cluster.config.limits import Limits
 from omni_cluster.openai_api.realtime.session import Pcm, ServerVad
@@ -65,3 +72,23 @@ def test_the_recording_is_one_turn_wherever_windows_begin(shift_ms: int) -> None
     ends = [i + 1 for i, change in enumerate(changes) if change == "stopped"]
     spoken_s = (len(before) + len(speech.samples)) / speech.rate_hz
     assert [end * WINDOW / HEARD_HZ - spoken_s for end in ends] == [pytest.approx(SILENCE_MS / 1000, abs=0.1)]
+
+
+def test_the_sound_of_the_interrupted_answer_is_told_from_that_of_the_next() -> None:
+    first, second, clock = SpokenTurn(), SpokenTurn(), TurnClock()
+    clock.begin(first, None)
+    clock.speak(1.0)
+    clock.notice(1.1)
+    assert not clock.hear("before", 1.5)  # an answer to less than the turn
+    clock.end(2.0)
+    assert clock.hear("first", 2.75) and not clock.hear("first", 2.9)
+    clock.begin(second, first)
+    clock.speak(4.0)
+    assert not clock.hear("first", 4.05)
+    clock.notice(4.125)
+    assert not clock.hear("first", 4.1875)
+    clock.notice(4.5)
+    clock.end(5.0)
+    assert clock.hear("second", 5.5) and not clock.hear("second", 6.0)
+    assert first == SpokenTurn(first_sound_s=0.75, noticed_s=0.125, silent_s=0.0625)
+    assert second == SpokenTurn(first_sound_s=0.5)
