@@ -88,6 +88,13 @@ class Limits(Strict):
         examples=[128],
         json_schema_extra=PUBLIC,
     )
+    max_wait_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that a stream may wait for its first sound, or its first text where it has none, before "
+        "further ones get a 429; some three times what they wait without load. Not set: no bound.",
+        examples=[1.0],
+    )
     max_sessions: int = Field(
         default=200,
         ge=1,

@@ -12,7 +12,7 @@ from omni_cluster.openai_api.audio import wav_bytes
 from tests.reference import synthetic_audio, synthetic_image
 
 TINY = "preset:tiny"
-CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+CHAT, SPEECH, REALTIME = "/v1/chat/completions", "/v1/audio/speech", "/v1/realtime"
 NOISE = {"seed": 7}
 """Without a seed each answer's sound is made of noise of its own."""
 SEEDED = {"temperature": 1.0, "seed": 11}
@@ -20,7 +20,7 @@ SEEDED = {"temperature": 1.0, "seed": 11}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request. `is_whole`: its answer comes at once; else as a stream of events."""
+    """A request, or a session. `is_whole`: all of it is read before it is looked at; else it is a stream of events."""
 
     name: str
     path: str
@@ -92,6 +92,7 @@ def cases(model: str) -> list[Case]:
             SPEECH,
             {"model": TINY, "input": "The sea is wide, the land is near.", "voice": "Ethan", **NOISE},
         ),
+        Case("by voice", REALTIME, {"model": TINY}, is_whole=True),
     ]
     return [case.of(model) for case in asked]
 

@@ -11,7 +11,7 @@ import random
 import time
 import wave
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -20,7 +20,9 @@ import numpy as np
 
 from omni_cluster.api_client import BadAnswer, Refused, refusal
 from omni_cluster.openai_api.access import REQUEST_ID_HEADER
-from tests.chaos.cases import SPEECH, Case
+from tests.chaos.cases import REALTIME, SPEECH, Case
+from tests.chaos.told import Told
+from tests.chaos.voice import ask_by_voice
 
 LEAST_DB = 45.0
 """A streamed sound's likeness to the whole one, which is what the project states of streams."""
@@ -42,28 +44,6 @@ How = Literal["exact", "differs", "lost", "left", "refused", "cut"]
 WRONG: tuple[How, ...] = ("differs", "lost")
 
 
-@dataclass(slots=True)
-class Told:
-    """What a client was told. `sound`: int16 at 24 kHz. `longest_pause_s`: between two events; `first_text_s` and
-    `first_sound_s`: from when it asked. `request_id`: by which the server's log names the request.
-    """
-
-    text: str = ""
-    sound: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int16))
-    longest_pause_s: float = 0.0
-    first_text_s: float | None = None
-    first_sound_s: float | None = None
-    request_id: str = ""
-
-    def heard(self, text: str, sound: bytes, after_s: float) -> None:
-        """Notes when the first of each came."""
-        self.text += text
-        if text and self.first_text_s is None:
-            self.first_text_s = after_s
-        if sound and self.first_sound_s is None:
-            self.first_sound_s = after_s
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a request ended."""
@@ -77,6 +57,13 @@ class Outcome:
 
 class Left(Exception):
     """The client has gone, as it meant to."""
+
+
+async def ask_at_once(http: httpx.AsyncClient, case: Case) -> Told:
+    """What a case comes to that is not read as it comes. Raises BadAnswer, OSError and httpx's errors."""
+    if case.path == REALTIME:
+        return await ask_by_voice(str(http.base_url).rstrip("/"), PATIENCE_S)
+    return await ask_whole(http, case)
 
 
 async def ask_whole(http: httpx.AsyncClient, case: Case) -> Told:
@@ -248,12 +235,12 @@ class Clients:
         began_s = time.monotonic()
         try:
             if case.is_whole:
-                told = await ask_whole(http, case)
+                told = await ask_at_once(http, case)
             else:
                 told = await ask_streamed(http, case, leaves_after=leaves_after, pause_s=pause_s)
         except Left:
             return Outcome(case.name, "left")
-        except (BadAnswer, httpx.HTTPError) as error:
+        except (BadAnswer, OSError, httpx.HTTPError) as error:
             return self._ended(case, error, began_s)
         differs = difference(told, self._expected[case.name])
         how: How = "differs" if differs else "exact"

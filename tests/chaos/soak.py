@@ -17,9 +17,10 @@ import psutil
 from tests.chaos.application import CLIENTS, model_of, started
 from tests.chaos.breaker import INGRESS, REPLACED_S, Breaker, all_serve, replicas_of, serving
 from tests.chaos.cases import Case, cases, refused
-from tests.chaos.clients import PATIENCE_S, Clients, Told, ask_whole
+from tests.chaos.clients import PATIENCE_S, Clients, ask_at_once
 from tests.chaos.progress import Progress
 from tests.chaos.report import Leaks, Report, recoveries_in
+from tests.chaos.told import Told
 from tests.processes import family, resident_bytes, running_after
 from tests.served.app import BASE_URL, STAGES, ServedApp, until
 from tests.served.leftovers import KEPT, store_bytes
@@ -124,7 +125,7 @@ class Baseline:
 
 async def _undisturbed(asked: Sequence[Case]) -> dict[str, Told]:
     async with httpx.AsyncClient(base_url=BASE_URL, timeout=PATIENCE_S, trust_env=False) as http:
-        told = await asyncio.gather(*(ask_whole(http, case) for case in asked))
+        told = await asyncio.gather(*(ask_at_once(http, case) for case in asked))
     return {case.name: each for case, each in zip(asked, told, strict=True)}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.chaos.clients import SAMPLES_A_CODE, Outcome, Told, difference
+from tests.chaos.clients import SAMPLES_A_CODE, Outcome, difference
 from tests.chaos.report import Leaks, Recovery, Report, recoveries_in
+from tests.chaos.told import Told
 
 CODES = 10
 SOUND = (8_000 * np.sin(np.arange(CODES * SAMPLES_A_CODE) / 7)).astype(np.int16)
