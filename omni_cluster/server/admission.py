@@ -23,7 +23,6 @@ from omni_cluster.server.metrics import PROBES, IngressMetrics, ResponseMeter
 from omni_cluster.server.quotas import Allowance, Clock, Quotas
 from omni_cluster.server.refusals import refusal
 from omni_cluster.server.slots import AdmissionSlots
-from omni_cluster.server.sojourn import Sojourn, SojournBound
 
 TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
 DETACH_HEADER: Final = "x-request-disconnect-disabled"
@@ -80,7 +79,6 @@ class AdmittedRequest:
         self.meter = meter
         self._has_body = False
         self._has_slot = False
-        self._arrived_s = 0.0
 
     async def body(self, request: Request, max_bytes: int, media_type: str = JSON_TYPE) -> bytearray:
         """The body, once it is whole and the request has its slot. Raises BadRequest, as soon as it can tell."""
@@ -102,13 +100,8 @@ class AdmittedRequest:
             await self._take_slot()
 
     async def _take_slot(self) -> None:
-        self._arrived_s = self._admission.clock()
         await self._admission.slots.take()
         self._has_slot = True
-
-    def wait_for_output(self, is_sound: bool) -> Sojourn:
-        """Of a stream whose input is here. Raises BadRequest, 429, if it would be longer than `limits.max_wait_s`."""
-        return self._admission.sojourns[is_sound].enter(self._arrived_s)
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
@@ -143,11 +136,10 @@ class Admission:
         metrics: IngressMetrics | None = None,
     ) -> None:
         self.limits = limits
-        self.clock = clock
-        self.sojourns = {is_sound: SojournBound(limits.max_wait_s, clock) for is_sound in (False, True)}
         self.slots = AdmissionSlots(
             -(-limits.max_ongoing_requests // ingresses),
             -(-limits.max_queued_requests // ingresses),
+            limits.max_wait_s,
             clock,
         )
         self._most_sessions, self._sessions = -(-limits.max_sessions // ingresses), 0

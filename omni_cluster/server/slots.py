@@ -17,11 +17,21 @@ MOST_RETRY_S: Final = 60.0
 
 
 class AdmissionSlots:
-    """Admission slots: `most` may be taken, `most_waiting` requests wait for one in order, others are refused."""
+    """Admission slots: `most` may be taken, `most_waiting` requests wait for one in order, others are refused.
 
-    def __init__(self, most: int, most_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+    So are those that would wait longer than `max_wait_s`, once it is known how often a slot is given back.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        most_waiting: int,
+        max_wait_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most = most
         self._most_waiting = most_waiting
+        self._max_wait_s = max_wait_s
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.taken = 0
         self._clock = clock
@@ -33,7 +43,7 @@ class AdmissionSlots:
         return len(self._waiting)
 
     async def take(self) -> None:
-        """Waits for a slot, which the caller gives back. Raises BadRequest, 429, if `most_waiting` wait already."""
+        """Waits for a slot, which the caller gives back. Raises BadRequest, 429, as `check_room` does."""
         if self.taken < self._most:
             self.taken += 1
             return
@@ -47,9 +57,16 @@ class AdmissionSlots:
             raise
 
     def check_room(self) -> None:
-        """Raises BadRequest, 429, if one more could neither be worked on nor wait."""
-        if self.taken >= self._most and len(self._waiting) >= self._most_waiting:
-            raise self._full()
+        """Raises BadRequest, 429, if one more could neither be worked on nor wait, or would wait too long."""
+        if self.taken < self._most:
+            return
+        if len(self._waiting) >= self._most_waiting:
+            raise self._refused(f"{self._most} requests run and {self._most_waiting} wait, which is as many as may")
+        if self._max_wait_s is not None and (wait_s := self._wait_s or 0.0) > self._max_wait_s:
+            raise self._refused(
+                f"{self._most} requests run, and a further one would wait {wait_s:.2g} s, longer than max_wait_s = "
+                f"{self._max_wait_s:g}"
+            )
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
@@ -87,12 +104,12 @@ class AdmissionSlots:
         elif turn in self._waiting:
             self._waiting.remove(turn)
 
-    def _full(self) -> BadRequest:
-        """Come again when those that wait now will have begun, by how often a slot was free of late."""
-        wait_s = None if self._interval_s is None else min(MOST_RETRY_S, self._interval_s * (1 + len(self._waiting)))
-        return BadRequest(
-            f"{self._most} requests run and {self._most_waiting} wait, which is as many as may; send it again later.",
-            code="too_many_requests",
-            status=429,
-            retry_after_s=wait_s,
-        )
+    @property
+    def _wait_s(self) -> float | None:
+        """Until one more would have a slot, by how often one was given back of late."""
+        return None if self._interval_s is None else self._interval_s * (1 + len(self._waiting))
+
+    def _refused(self, why: str) -> BadRequest:
+        """Come again when those that wait now will have begun."""
+        wait_s = None if self._wait_s is None else min(MOST_RETRY_S, self._wait_s)
+        return BadRequest(f"{why}; send it again later.", code="too_many_requests", status=429, retry_after_s=wait_s)

@@ -11,7 +11,6 @@ from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.fan_in import Observer, StageEvent
 from omni_cluster.engine.pipeline import Pipeline, answer_progress, whole_answer
 from omni_cluster.server.admission import AdmittedRequest
-from omni_cluster.server.sojourn import Sojourn
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput, StageChunk
 
@@ -21,21 +20,11 @@ _ENDED = object()
 
 
 class AnswerStream(Generic[P]):
-    """The chunks of an answer as they come; `progress` adds each, and then the observers see its event.
+    """The chunks of an answer as they come; `progress` adds each, and then the observers see its event."""
 
-    `waits` is given up where the stream ends before its first output.
-    """
-
-    def __init__(
-        self,
-        events: AsyncGenerator[StageEvent, None],
-        progress: P,
-        *observers: Observer,
-        waits: Sojourn | None = None,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[StageEvent, None], progress: P, *observers: Observer) -> None:
         self.progress = progress
         self._events = events
-        self._waits = waits
         self._observers = observers
         self._first: StageChunk | None = None
 
@@ -62,25 +51,15 @@ class AnswerStream(Generic[P]):
 
     async def aclose(self) -> None:
         """Ends the request in every stage."""
-        if self._waits is not None:
-            self._waits.give_up()
         await self._events.aclose()
 
 
 async def open_stream(
     pipeline: Pipeline, request: OmniRequest, admitted: AdmittedRequest, progress: P
 ) -> AnswerStream[P]:
-    """The answer to a request, once its first chunk is there. Raises BadRequest for one that would wait too long."""
-    waits = admitted.wait_for_output(request.wants_audio)
-
-    def observe_first(event: StageEvent) -> None:
-        if event.chunk.audio is not None if request.wants_audio else event.chunk.token_ids:
-            waits.end()
-
+    """The answer to a request, once its first chunk is there."""
     events = pipeline.stream(request, admitted.deadline)
-    stream = AnswerStream(
-        events, progress, observe_first, admitted.meter.observe, admitted.allowance.observe, waits=waits
-    )
+    stream = AnswerStream(events, progress, admitted.meter.observe, admitted.allowance.observe)
     await stream.begin()
     return stream
 

@@ -12,6 +12,7 @@ import pytest
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import load_config
 from omni_cluster.models.registry import known_families
+from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.server.slots import AdmissionSlots
 from omni_cluster.types.errors import ConfigError
 from tests.server.keyed import ONE, OTHER, config_of
@@ -137,6 +138,24 @@ async def test_who_cannot_be_served_is_told_so_before_the_body_comes(tmp_path: P
         assert (await first).status_code == 200
 
 
+async def test_a_request_that_would_wait_too_long_for_its_slot_is_refused() -> None:
+    now_s = [0.0]
+    slots = AdmissionSlots(2, 100, max_wait_s=1.0, clock=lambda: now_s[0])
+    waiting = [asyncio.create_task(slots.take()) for _ in range(10)]  # how long they wait is not known yet
+    await asyncio.sleep(0)
+    for _ in range(4):
+        now_s[0] += 0.25
+        slots.give_back()
+    with pytest.raises(BadRequest, match=r"would wait 1.2 s, longer than max_wait_s = 1; send") as refused:
+        await slots.take()
+    assert (refused.value.status, refused.value.retry_after_s) == (429, pytest.approx(1.25))
+    waiting.pop().cancel()
+    await asyncio.sleep(0)
+    slots.check_room()  # a second
+    for task in waiting:
+        task.cancel()
+
+
 async def test_when_to_come_again_is_how_long_those_that_wait_will_take() -> None:
     now_s = [0.0]
     slots = AdmissionSlots(2, 3, clock=lambda: now_s[0])
@@ -144,8 +163,9 @@ async def test_when_to_come_again_is_how_long_those_that_wait_will_take() -> Non
     await asyncio.sleep(0)
 
     def comes_again_s() -> float | None:
-        error = slots._full()
-        return error.retry_after_s
+        with pytest.raises(BadRequest, match="2 requests run and 3 wait") as refused:
+            slots.check_room()
+        return refused.value.retry_after_s
 
     assert comes_again_s() is None  # nothing is known yet
     for _ in range(40):
@@ -169,4 +189,6 @@ async def test_when_to_come_again_is_how_long_those_that_wait_will_take() -> Non
         await slots.take() if slots.taken < 2 else waiting.append(asyncio.create_task(slots.take()))
         await asyncio.sleep(0)
     slots.give_back()
-    assert comes_again_s() == pytest.approx(1.5)
+    waiting.append(asyncio.create_task(slots.take()))
+    await asyncio.sleep(0)
+    assert comes_again_s() == pytest.approx(2.0)
