@@ -141,10 +141,12 @@ class Tab:
 
 
 @asynccontextmanager
-async def tab(url: str, speech: Path | None = None, *, repeats: bool = False) -> AsyncIterator[Tab]:
+async def tab(
+    url: str, speech: Path | None = None, *, repeats: bool = False, server: str | None = None
+) -> AsyncIterator[Tab]:
     """The page at `url`; `speech`: a WAV file that its microphone has once, or time and again.
 
-    Nothing else than `url` may be asked.
+    Nothing else than `url` may be asked, and the `server` of a page that came from elsewhere.
     """
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
@@ -156,7 +158,7 @@ async def tab(url: str, speech: Path | None = None, *, repeats: bool = False) ->
         opened = Tab(await context.new_page(), url)
         await opened.page.goto(url)
         yield opened
-        assert foreign(opened.asked, url) == [] and opened.complaints == []
+        assert foreign(opened.asked, url, server or url) == [] and opened.complaints == []
         await started.close()
 
 
@@ -167,9 +169,22 @@ def options(speech: Path | None, repeats: bool) -> Sequence[str]:
     return ["--no-sandbox", "--autoplay-policy=no-user-gesture-required", *fakes, *spoken]
 
 
-def foreign(asked: Sequence[str], url: str) -> list[str]:
+def foreign(asked: Sequence[str], *urls: str) -> list[str]:
     """Addresses of other servers."""
-    return [each for each in asked if not re.match(rf"{re.escape(url)}(/|$)", each) and not each.startswith(LOCAL)]
+    ours = "|".join(map(re.escape, urls))
+    return [each for each in asked if not re.match(rf"({ours})(/|$)", each) and not each.startswith(LOCAL)]
+
+
+def is_of(played: Samples, answers: Sequence[Samples]) -> bool:
+    """Whether it is the beginning of each answer in turn, and nothing else; silence counts nowhere."""
+    if not answers:
+        return len(played) == 0
+    answer = answers[0][answers[0] != 0]
+    size = min(len(played), len(answer))
+    differing = np.flatnonzero(played[:size] != answer[:size])
+    same = int(differing[0]) if len(differing) else size
+    # The next one may go on, by chance, as this one would have done.
+    return any(is_of(played[cut:], answers[1:]) for cut in range(same, max(-1, same - 4), -1))
 
 
 def written(path: Path, samples: Samples, rate_hz: int) -> Path:

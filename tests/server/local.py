@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 
+from omni_cluster.config.access import ApiConfig
 from omni_cluster.config.limits import Limits
+from omni_cluster.engine.deadline import Deadline
+from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.metrics import StageMetrics
 from omni_cluster.engine.omni_llm import AsyncOmniLLM, OmniLLM
 from omni_cluster.serve_local import listening, serving
+from omni_cluster.types.inputs import OmniRequest
 
 STAGES = ("thinker", "talker", "code2wav")
 KEPT = ("running", "waiting", "held", "kv_blocks_used", "held_blocks", "row_counts", "emitting", "streams")
@@ -55,22 +59,35 @@ def _requests_ended(metrics: StageMetrics) -> float:
     )
 
 
-class _Limited:
-    """A pipeline with other limits of requests."""
+class _Changed:
+    """A pipeline with other keys of its configuration. `codes`: of each answer with sound, whatever was asked."""
 
-    def __init__(self, pipeline: AsyncOmniLLM, limits: Limits) -> None:
+    def __init__(self, pipeline: AsyncOmniLLM, codes: int | None, keys: Mapping[str, Any]) -> None:
         self._pipeline = pipeline
-        config = pipeline.bound.config.model_copy(update={"limits": limits})
+        self._codes = codes
+        config = pipeline.bound.config.model_copy(update=keys)
         self.bound = dataclasses.replace(pipeline.bound, config=config)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipeline, name)
 
+    def stream(self, request: OmniRequest, deadline: Deadline) -> AsyncGenerator[StageEvent, None]:
+        if self._codes is not None and request.wants_audio:
+            talker = {**request.sampling.get("talker", {}), "min_tokens": self._codes, "max_tokens": self._codes}
+            request = dataclasses.replace(request, sampling={**request.sampling, "talker": talker})
+        return self._pipeline.stream(request, deadline)
+
 
 @contextmanager
-def local_app(omni: OmniLLM, limits: Limits | None = None) -> Iterator[LocalApp]:
-    """Serves the API on a free port, by the loop of the engines. `limits`: in place of those of its configuration."""
-    pipeline: Any = omni._async if limits is None else _Limited(omni._async, limits)
+def local_app(
+    omni: OmniLLM, limits: Limits | None = None, *, api: ApiConfig | None = None, codes: int | None = None
+) -> Iterator[LocalApp]:
+    """Serves the API on a free port, by the loop of the engines.
+
+    `limits`, `api`: in place of those of its configuration; `codes`: of each answer with sound.
+    """
+    keys = {name: value for name, value in {"limits": limits, "api": api}.items() if value is not None}
+    pipeline: Any = _Changed(omni._async, codes, keys) if keys or codes else omni._async
     ends = asyncio.Event()
     url: asyncio.Queue[str] = asyncio.Queue()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from omni_cluster.demo import QUESTION_RATE_HZ, png_bytes, question_image, question_sound
 from omni_cluster.openai_api.audio import wav_bytes
-from tests.browser import RATE_HZ, Samples, Tab, tab, written
+from tests.browser import RATE_HZ, Samples, Tab, is_of, tab, written
 from tests.http_app import nothing_is_left
 from tests.openai_api.films import video_file
 from tests.served.app import BASE_URL, STAGES, ServedApp, until
@@ -47,18 +47,6 @@ async def streamed(page: Tab, text: str) -> tuple[str, Samples]:
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     sound = b"".join(base64.b64decode(delta.get("audio", {}).get("data", "")) for delta in deltas)
     return "".join(delta.get("content") or "" for delta in deltas), np.frombuffer(sound, np.int16)
-
-
-def is_of(played: Samples, answers: Sequence[Samples]) -> bool:
-    """Whether it is the beginning of each answer in turn, and nothing else; silence counts nowhere."""
-    if not answers:
-        return len(played) == 0
-    answer = answers[0][answers[0] != 0]
-    size = min(len(played), len(answer))
-    differing = np.flatnonzero(played[:size] != answer[:size])
-    same = int(differing[0]) if len(differing) else size
-    # The next one may go on, by chance, as this one would have done.
-    return any(is_of(played[cut:], answers[1:]) for cut in range(same, max(-1, same - 4), -1))
 
 
 async def test_it_types_and_plays_all_that_the_server_sends_in_order(served: ServedApp) -> None:
