@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ BUILTINS = frozenset({"export", ".", "cd", "sudo"})
 COREUTILS = frozenset({"cat", "cp", "curl", "echo", "grep", "mkdir", "openssl", "tail"})
 NOT_HERE = {
     "docker": {"build", "commit", "push", "run"},
+    "ffmpeg": {"-i"},
     "grafana-server": {"--homepath"},
     "helm": {"install", "repo"},
     "kubectl": {"apply", "create", "delete", "port-forward", "wait"},
@@ -81,15 +83,24 @@ def parse(command: list[str]) -> None:
         target = arguments[2] if arguments[0] == "-C" else arguments[0]
         assert f"\n{target}:" in (ROOT / "Makefile").read_text(), f"no target {target}"
     elif name == "python":
-        assert arguments[0] == "-m" and importlib.util.find_spec(arguments[1]) is not None, arguments
+        assert is_program(arguments), arguments
     elif name in NOT_HERE:
         assert arguments[0] in NOT_HERE[name], f"{name} has no command {arguments[0]}"
         if arguments[0] == "run" and IMAGE in arguments:
             parse(arguments[arguments.index(IMAGE) + 1 :])
+    elif name.startswith("examples/"):
+        assert os.access(ROOT / name, os.X_OK), name
     elif name in COREUTILS:
         assert shutil.which(name), name
     else:
         assert name in {*BUILTINS, ">"} or (ROOT / name).is_relative_to(ROOT / ".venv-uv"), name
+
+
+def is_program(arguments: list[str]) -> bool:
+    """Whether Python finds the module, or the file of the checkout."""
+    if arguments[0] == "-m":
+        return importlib.util.find_spec(arguments[1]) is not None
+    return (ROOT / arguments[0]).is_file()
 
 
 def files_named(command: list[str]) -> set[str]:

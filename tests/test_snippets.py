@@ -96,8 +96,8 @@ def test_commands_are_known_and_their_files_are_there(block: Block, monkeypatch:
 
 
 def files_made(command: list[str]) -> set[str]:
-    """Those that it writes; of a copy the last word."""
-    written = {command[-1]} if command[0] == "cp" else set()
+    """Those that it writes; of a copy, and behind a `>`, the last word."""
+    written = {command[-1]} if command[0] in ("cp", ">") else set()
     return written | {after for option, after in itertools.pairwise(command) if option == "--write"}
 
 
@@ -109,6 +109,8 @@ def files_made(command: list[str]) -> set[str]:
         (".venv/bin/serve rn deployments:app", "rn"),
         ("make demos", "demos"),
         ("python -m tests.nothing", "nothing"),
+        ("python examples/nothing.py", "nothing"),
+        ("examples/curl/nothing.sh", "nothing"),
         ("kubectl aply -f f.yaml", "aply"),
         (f"docker run --gpus all {IMAGE} serve rn a:b", "rn"),
     ],

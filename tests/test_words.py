@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.pages import PAGES, ROOT
+
 DEVELOPERS = ("understand", "extend")
 """Parts whose readers have the code before them, where some of these words are names of classes."""
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OLD = {
     "whoever": "all that ...",
     "nobody": "no client, no process",
@@ -51,7 +51,7 @@ OLD_FOR_USERS = {
 """Names of code too, which pages for its developers have."""
 ROWS_OF_TABLES = ("batch.md", "row.py", "dataset.py", "CONTRIBUTING.md", "monitoring.md")
 """A dataset has rows, and so have Grafana's boards."""
-SHOWN = (ROOT / "deploy", ROOT / "stage_configs")
+SHOWN = (ROOT / "deploy", ROOT / "stage_configs", ROOT / "examples")
 """Boards, and files that an operator copies and changes."""
 VOCABULARY = "time year people"
 """Of the messages that `omni-cluster bench` sends."""
@@ -79,7 +79,7 @@ def sentences(path: Path) -> Iterator[str]:
             yield text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_has_none_of_the_old_words(page: Path) -> None:
     for_users = page.parent.name not in DEVELOPERS and page.name != "CONTRIBUTING.md"
     assert old_words(CODE.sub("", page.read_text()), name=page.name, for_users=for_users) == []
