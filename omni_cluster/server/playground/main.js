@@ -358,11 +358,11 @@ function send() {
 }
 
 async function connect() {
+  part("notice").textContent = ""; // not later: what is told meanwhile is about something else
   try {
     model = await modelOf(key());
     part("model").textContent = model.id;
     part("voice").replaceChildren(...model.voices.map((name) => new Option(name)));
-    part("notice").textContent = "";
   } catch (error) {
     part("model").textContent = "not connected";
     tell(error);

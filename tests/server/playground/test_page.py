@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.async_api import Route
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.demo import png_bytes, question_image
@@ -188,6 +190,28 @@ async def test_what_is_neither_picture_nor_sound_nor_film_is_refused_in_a_senten
         await page.drop("letter.txt", "text/plain", b"Dear sea,")
         await page.page.get_by_role("alert").get_by_text("letter.txt is no picture").wait_for()
         assert await page.page.get_by_role("listitem").count() == 0
+
+
+@pytest.mark.full
+async def test_what_is_told_while_the_page_connects_stays(tmp_path: Path) -> None:
+    async with playground(tmp_path) as (page, _):
+        await page.page.get_by_text("preset:tiny").wait_for()
+        told = asyncio.Event()
+
+        async def once_it_is_told(route: Route) -> None:
+            await told.wait()
+            await route.continue_()
+
+        await page.page.route("**/v1/models", once_it_is_told)
+        await page.page.get_by_role("button", name="Key", exact=True).click()
+        await page.page.evaluate("document.getElementById('model').textContent = ''")
+        await page.page.get_by_role("button", name="Use this key").click()
+        await page.drop("letter.txt", "text/plain", b"Dear sea,")
+        refusal = page.page.get_by_role("alert").get_by_text("letter.txt is no picture")
+        await refusal.wait_for()
+        told.set()
+        await page.page.get_by_text("preset:tiny").wait_for()
+        assert await refusal.is_visible()
 
 
 @pytest.mark.full
