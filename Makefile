@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRA ?= cpu
+# A checkout has what checks and tests need; an image has batch in place of it.
+WITH ?= dev
 READY := $(VENV)/ready-$(EXTRA)
 
 # Several engines share the cores of one machine here: one thread each, and no pinning to the same core.
@@ -86,7 +88,7 @@ $(VENV)-uv/bin/uv:
 
 $(READY): pyproject.toml $(VENV)-uv/bin/uv
 	test -x $(BIN)/python || $(VENV)-uv/bin/uv venv --quiet --python $(PYTHON) $(VENV)
-	$(VENV)-uv/bin/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[$(EXTRA),dev]'
+	$(VENV)-uv/bin/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[$(EXTRA),$(WITH)]'
 	touch $@
 
 clean:
