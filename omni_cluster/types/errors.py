@@ -81,7 +81,7 @@ class TokenError(OmniError):
 
 
 class VersionError(OmniError):
-    """A library whose private parts we rely on is not the version that was checked."""
+    """A library whose private parts we rely on is not the version that was checked, or is not whole here."""
 
 
 def kinds_of(error: Exception) -> list[str]:

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from omni_cluster.types.errors import VersionError
 from omni_cluster.vllm_engine.members import has_member, looks_up, signature_of
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA, Names
@@ -21,7 +23,8 @@ SIGNATURES = Path(__file__).parent / "signatures.json"
 
 
 def check_vllm() -> None:
-    """Raises VersionError for a vLLM without a name that we use, or with one that is called in another way.
+    """Raises VersionError for a vLLM without a name that we use, with one that is called in another way, or without
+    what it computes with on a CPU.
 
     Warns of another version that has them all.
     """
@@ -30,6 +33,8 @@ def check_vllm() -> None:
     on_platform = ON_CPU if current_platform.is_cpu() else ON_CUDA
     check_names({**EVERYWHERE, **on_platform}, json.loads(SIGNATURES.read_text()))
     _refuse_first(_not_looked_up(LOOKED_UP))
+    if current_platform.is_cpu():
+        _refuse_without_kernels()
     _warn_of(_installed())
 
 
@@ -62,6 +67,15 @@ def _refuse_first(missing: Iterator[str]) -> None:
     for name in missing:
         raise VersionError(
             f"vLLM {_installed()} has no {name}; omni_cluster was checked with vLLM {CHECKED_VLLM}, install that."
+        )
+
+
+def _refuse_without_kernels() -> None:
+    """vLLM itself goes on with a warning, until something calls one."""
+    if not hasattr(torch.ops._C, "init_cpu_memory_env"):
+        raise VersionError(
+            f"vLLM {_installed()} could not load its library for CPUs, and says why in its line 'Failed to import'; "
+            "where that is libnuma.so.1, install it: Debian and Ubuntu have it as libnuma1."
         )
 
 

@@ -2,8 +2,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 import vllm
 from vllm import __version__
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -93,6 +99,17 @@ def test_a_stage_is_refused_before_anything_is_started(monkeypatch: pytest.Monke
     for stage in config.stages:
         with pytest.raises(VersionError, match=r"has no Scheduler\._free_request"):
             stage_class(stage, config)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM loads its library for CPUs on a CPU alone")
+def test_a_library_of_the_system_that_is_missing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "libnuma.so.1").touch()  # found before the system's, and none
+    code = "from omni_cluster.vllm_engine.version_check import check_vllm; check_vllm()"
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert re.search(r"Failed to import from vllm\._C.*libnuma\.so\.1", done.stdout + done.stderr)
+    assert re.search(r"VersionError: .* could not load its library for CPUs, .*libnuma1\.$", done.stderr.strip())
 
 
 def test_another_version_with_all_names_is_told_once(
