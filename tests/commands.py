@@ -20,6 +20,7 @@ IMAGE = "registry.example/omni-cluster:gpu"
 BUILTINS = frozenset({"export", ".", "cd", "sudo"})
 COREUTILS = frozenset({"cat", "cp", "curl", "echo", "grep", "mkdir", "openssl", "tail"})
 NOT_HERE = {
+    "buildah": {"bud"},
     "docker": {"build", "commit", "push", "run"},
     "ffmpeg": {"-i"},
     "grafana-server": {"--homepath"},
@@ -27,6 +28,7 @@ NOT_HERE = {
     "kubectl": {"apply", "create", "delete", "port-forward", "wait"},
     "nvidia-cuda-mps-control": {"-d"},
     "pip": {"install"},
+    "podman": {"run"},
     "uv": {"pip"},
     "vllm": {"bench"},
 }
