@@ -105,7 +105,7 @@ def _add_bench_realtime(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="C clients of the Realtime API speak, wait for the first sound, and interrupt it (default: 1 16; 4 turns)",
     )
-    realtime.add_argument("--idle", type=count, metavar="N", help="sessions beside them that say nothing (default: 0)")
+    realtime.add_argument("--idle", type=whole, metavar="N", help="sessions beside them that say nothing (default: 0)")
 
 
 def _add_bench_load(command: argparse.ArgumentParser) -> None:

@@ -92,3 +92,9 @@ def test_the_sound_of_the_interrupted_answer_is_told_from_that_of_the_next() -> 
     assert clock.hear("second", 5.5) and not clock.hear("second", 6.0)
     assert first == SpokenTurn(first_sound_s=0.75, noticed_s=0.125, silent_s=0.0625)
     assert second == SpokenTurn(first_sound_s=0.5)
+
+
+def test_no_idle_session_is_a_number_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "--realtime", "--url", "http://127.0.0.1:9", "--concurrency", "1", "--turns", "1"]
+    assert main([*command, "--idle", "0", "--out", str(tmp_path / "out")]) == 2
+    assert "no turn of 1 conversations succeeded" in capsys.readouterr().err
