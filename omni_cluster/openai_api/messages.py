@@ -25,6 +25,7 @@ from omni_cluster.openai_api.parts import (
     RefusalPart,
     TextPart,
     VideoPart,
+    VideoUrlPart,
     media_sources,
     medium_of,
 )
@@ -156,6 +157,8 @@ def check_messages(
         _check_room(MEDIUM_NAMES[medium], seen[medium], rooms[medium], media_sources(param, part)[0][0])
         if isinstance(part, VideoPart) and isinstance(part.video, list):
             _check_frames(f"{param}.video", part.video, limits, use_audio_in_video)
+        if isinstance(part, VideoUrlPart):
+            _check_number_of_frames(param, part)
     _check_text(messages, tools, limits)
 
 
@@ -215,6 +218,11 @@ def _check_frames(param: str, frames: Sequence[str], limits: ApiLimits, use_audi
     most = limits.video.most_frames
     if len(frames) > most:
         raise _too_many(f"{param} has {len(frames)} frames, but at most {most} are accepted.", param)
+
+
+def _check_number_of_frames(param: str, part: VideoUrlPart) -> None:
+    if part.fps is not None and part.num_frames is not None:
+        raise invalid(f"{param}.fps", f"{param}.fps and {param}.video_url.num_frames are both given; send one of them.")
 
 
 def _check_room(what: str, count: int, most: int, param: str) -> None:
@@ -334,6 +342,7 @@ class MessageReader:
             self._data(name, value, must_be_url=True),
             limits=self._limits.video,
             fps=fps,
+            num_frames=part.num_frames if isinstance(part, VideoUrlPart) else None,
             with_audio=self._use_audio_in_video,
             max_audio_s=self._limits.max_audio_s,
             budget=self._budget,

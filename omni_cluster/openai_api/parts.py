@@ -132,10 +132,21 @@ class _PlainAudioPart(_MediaPart):
     audio: Text
 
 
-class _VideoUrlPart(_MediaPart):
+class _VideoUrl(_Url):
+    # vLLM-Omni's clients say by it how many frames the model is shown.
+    num_frames: Annotated[int, Field(ge=1)] | None = None
+
+
+class VideoUrlPart(_MediaPart):
+    """A video file, of which the client may say how many frames the model is shown: of a second, or of the whole."""
+
     type: Literal["video_url"]
-    video_url: _Url
+    video_url: _VideoUrl
     fps: _Fps | None = None
+
+    @property
+    def num_frames(self) -> int | None:
+        return self.video_url.num_frames
 
 
 class VideoPart(_MediaPart):
@@ -170,7 +181,7 @@ MediaPart = (
     | AudioPart
     | _AudioUrlPart
     | _PlainAudioPart
-    | _VideoUrlPart
+    | VideoUrlPart
     | VideoPart
     | _FilePart
 )
@@ -197,7 +208,7 @@ Part = Annotated[
     | Annotated[AudioPart, Tag("#input_audio")]
     | Annotated[_AudioUrlPart, Tag("#audio_url")]
     | Annotated[_PlainAudioPart, Tag("#audio")]
-    | Annotated[_VideoUrlPart, Tag("#video_url")]
+    | Annotated[VideoUrlPart, Tag("#video_url")]
     | Annotated[VideoPart, Tag("#video")]
     | Annotated[_FilePart, Tag("#file")],
     Discriminator(

@@ -88,15 +88,17 @@ def decode_video(
     *,
     limits: VideoLimits,
     fps: float,
+    num_frames: int | None = None,
     with_audio: bool,
     max_audio_s: float,
     budget: Budget,
     param: str,
 ) -> Video:
-    """Frames of an mp4, mov, webm or matroska file, `fps` of them a second, and its sound when `with_audio`.
+    """Frames of an mp4, mov, webm or matroska file, and its sound when `with_audio`.
 
-    As many frames as `limits.frames` says, at most `limits.max_frames`, spread evenly from the first to the last.
-    `Video.fps` is their own rate. A file with fewer frames than the model takes together gives one of them twice.
+    `fps` of them a second, or `num_frames` where it is given: as many as `limits.frames` says of that, at most
+    `limits.max_frames`, spread evenly from the first to the last. `Video.fps` is their own rate. A file with fewer
+    frames than the model takes together gives one of them twice.
 
     Frames are uint8 RGB `[T, H, W, 3]` as decoded, turned by quarters as the file's display matrix says (mirroring is
     not honoured). Only where all of them together have more than `limits.frames.kept_pixels`, larger ones than the
@@ -114,7 +116,7 @@ def decode_video(
     try:
         timing = _timing(file)
         audio = _sound(file, max_audio_s) if with_audio else None
-        frames, sampled_fps = _sampled(file, timing, fps)
+        frames, sampled_fps = _sampled(file, timing, fps, num_frames)
     except MemoryError:
         raise
     except FAULTS:
@@ -171,19 +173,25 @@ def _size(picture: npt.NDArray[np.uint8]) -> tuple[int, int]:
 # -------------------------------------------------------------------- sampling
 
 
-def _sampled(file: _File, timing: _Timing, fps: float) -> tuple[npt.NDArray[np.uint8], float]:
+def _sampled(file: _File, timing: _Timing, fps: float, num_frames: int | None) -> tuple[npt.NDArray[np.uint8], float]:
     """The chosen frames and their rate. Packets are not always frames: then they are chosen again by the true count."""
     total = timing.packets
     for _ in range(2):
         file_fps = timing.file_fps(total) or fps
         _check_duration(total / file_fps, file)
-        chosen = spread_indices(total, file.limits.frames.count(total, file_fps, fps, file.limits.max_frames))
+        chosen = spread_indices(total, _count(file.limits, total, file_fps, fps, num_frames))
         frames, decoded = _frames_at(chosen, file)
         if decoded == total:
             return frames, len(chosen) / total * file_fps
         del frames
         total = decoded
     raise ValueError("two passes counted different frames")
+
+
+def _count(limits: VideoLimits, total: int, file_fps: float, fps: float, num_frames: int | None) -> int:
+    if num_frames is None:
+        return limits.frames.count(total, file_fps, fps, limits.max_frames)
+    return limits.frames.count_of(num_frames, total, limits.max_frames)
 
 
 # ------------------------------------------------------------------------ file

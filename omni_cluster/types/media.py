@@ -41,6 +41,10 @@ class FramePolicy:
         wanted = min(max(total / file_fps * fps, self.least), most, total)
         return max(self.whole(wanted), self.together)
 
+    def count_of(self, number: int, total: int, max_frames: int) -> int:
+        """Frames to show of a file's `total` where a client says the `number` of them."""
+        return max(self.whole(min(number, max_frames, total)), self.together)
+
     def kept_size(self, count: int, height: int, width: int) -> tuple[int, int]:
         """Height and width of `count` frames as they are kept."""
         share = self.total_pixels * self.together // count

@@ -109,6 +109,16 @@ BAD = [
     ),
     (with_part(video_url_part("x", fps=0)), f"{PART}.fps", "should be greater than 0"),
     (with_part(video_url_part("x", fps=61)), f"{PART}.fps", "should be less than or equal to 60"),
+    (
+        with_part({"type": "video_url", "video_url": {"url": "data:,", "num_frames": 0.5}}),
+        f"{PART}.video_url.num_frames",
+        "should be a valid integer",
+    ),
+    (
+        with_part({"type": "video_url", "video_url": {"url": "data:,", "num_frames": 8}, "fps": 1}),
+        f"{PART}.fps",
+        f"{PART}.video_url.num_frames are both given; send one of them",
+    ),
     (with_part(video_url_part("https://example.com/a.mp4"), role="system"), PART, "only user messages may hold media"),
     (with_part(frames_part()), f"{PART}.video", "should not be empty"),
     (with_part(frames_part(5)), f"{PART}.video[0]", "should be a valid string"),
@@ -479,6 +489,8 @@ def test_the_frames_of_a_video_are_chosen_and_come_in_order() -> None:
     (video,) = request.videos
     assert request.messages[1]["content"] == [{"type": "video"}]
     assert video.frames.shape == (4, 20, 20, 3) and video.audio is None
+    (video,) = parse(with_part({"type": "video_url", "video_url": {"url": data, "num_frames": 2}})).videos
+    assert video.frames.shape == (2, 20, 20, 3)
     (video,) = parse(with_part(frames)).videos
     assert (video.frames[:, 0, 0, 0].tolist(), video.fps) == ([255, 0, 255, 255], 1.5)
 

@@ -96,6 +96,7 @@ def decoded(
     data: bytes,
     limits: VideoLimits = LIMITS,
     fps: float = 2.0,
+    num_frames: int | None = None,
     with_audio: bool = False,
     max_audio_s: float = 60.0,
 ) -> Video:
@@ -103,6 +104,7 @@ def decoded(
         data,
         limits=limits,
         fps=fps,
+        num_frames=num_frames,
         with_audio=with_audio,
         max_audio_s=max_audio_s,
         budget=Budget(1 << 30),
@@ -309,6 +311,17 @@ class TestSampling:
     )
     def test_known_cases(self, frames: int, fps: float, expected: list[int]) -> None:
         assert numbers_of(decoded(video_file(frames=frames), fps=fps)) == expected
+
+    @pytest.mark.parametrize(
+        ("num_frames", "expected"),
+        [(1, [0, 60]), (2, [0, 60]), (7, [0, 12, 24, 36, 48, 60]), (61, list(np.rint(np.linspace(0, 60, 60)))),
+         (10**9, list(np.rint(np.linspace(0, 60, 60))))],
+    )  # fmt: skip
+    def test_as_many_frames_as_a_client_says(self, num_frames: int, expected: list[int]) -> None:
+        video = decoded(video_file(frames=61, rate=10), fps=2.0, num_frames=num_frames)
+        assert numbers_of(video) == expected and video.fps == pytest.approx(len(expected) / 6.1)
+        few = decoded(video_file(frames=61, rate=10), limited(max_frames=5), num_frames=num_frames)
+        assert len(few.frames) == min(4, len(expected))
 
     @pytest.mark.parametrize(("max_frames", "count"), [(2, 2), (3, 2), (4, 4), (7, 6), (11, 10), (12, 12), (13, 12)])
     def test_no_more_frames_than_the_limit(self, max_frames: int, count: int) -> None:

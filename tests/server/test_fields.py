@@ -14,6 +14,8 @@ from openai import OpenAI
 
 from tests.engine.stages import until
 from tests.http_app import MODEL, as_parts
+from tests.openai_api.films import video_file
+from tests.server.expected import data_url
 from tests.server.local import LocalApp
 
 QUESTION = [{"role": "user", "content": "Tell me."}]
@@ -156,13 +158,35 @@ def test_a_sound_of_nothing_is_a_file(local: LocalApp) -> None:
         assert (file.getframerate(), file.getnchannels()) == (24_000, 1)
 
 
-def test_vllm_omni_s_request(local: LocalApp) -> None:
-    """As its client of this family sends it, but for shorter lengths."""
-    thinker = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8, "seed": 42, "detokenize": True}
-    talker = {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "max_tokens": CODES, "seed": 42, "detokenize": True}
-    code2wav = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 2048, "repetition_penalty": 1.1}
-    body = ask(local, sampling_params_list=[thinker, talker, code2wav], modalities=["text", "audio"]).json()
+@pytest.mark.parametrize("kind", ["text", "video"])
+def test_vllm_omni_s_request(local: LocalApp, kind: str) -> None:
+    """As its client of this family sends it, but for shorter lengths, and `modalities` in place of the server's own."""
+    greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "seed": 42, "detokenize": True, "repetition_penalty": 1.1}
+    sampled = {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "seed": 42, "detokenize": True}
+    talker = sampled | {"max_tokens": CODES, "repetition_penalty": 1.05, "stop_token_ids": [8294]}
+    fields: dict[str, Any] = {
+        "sampling_params_list": [greedy | {"max_tokens": 8}, talker, greedy | {"max_tokens": 2048}],
+        "modalities": ["text", "audio"],
+    }
+    text_part = {"type": "text", "text": "What is said?"}
+    parts = [text_part] if kind == "text" else [_film(num_frames=16), text_part]
+    if kind == "video":
+        fields["mm_processor_kwargs"] = {"use_audio_in_video": True}
+    body = ask(local, messages=[{"role": "user", "content": parts}], max_tokens=None, **fields).json()
     assert body["choices"][0]["message"]["audio"]["data"]
+
+
+def test_a_client_says_how_many_frames_are_shown(local: LocalApp) -> None:
+    few, many = (
+        ask(local, messages=[{"role": "user", "content": [_film(num_frames=number)]}]).json()["usage"]["prompt_tokens"]
+        for number in (2, 16)
+    )
+    assert few < many
+
+
+def _film(**options: int) -> dict[str, Any]:
+    url = data_url(video_file(frames=60, sound="aac"), "video/mp4")
+    return {"type": "video_url", "video_url": {"url": url, **options}}
 
 
 def test_a_second_turn_gives_the_first_answer_back(local: LocalApp) -> None:
