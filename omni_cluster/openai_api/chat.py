@@ -34,7 +34,7 @@ from omni_cluster.openai_api.structured import (
 from omni_cluster.openai_api.tools import Tool, ToolChoice, tool_use_of
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.openai_api.wire import (
-    AS_MANY_AS_FIT,
+    ANY,
     SOME,
     FewKeys,
     NamedVoice,
@@ -136,7 +136,7 @@ _HABITS = frozenset(
     }
 )
 _IDLE = {
-    **AS_MANY_AS_FIT,
+    **ANY,
     **dict.fromkeys(("function_call", "reasoning_effort"), ("none", "auto")),
     "add_generation_prompt": (True,),
     **dict.fromkeys(("best_of", "length_penalty"), (1,)),

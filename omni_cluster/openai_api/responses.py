@@ -24,7 +24,7 @@ from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.paths import Paths
 from omni_cluster.openai_api.response_input import Conversation, Item
 from omni_cluster.openai_api.wire import (
-    AS_MANY_AS_FIT,
+    ANY,
     SOME,
     FewKeys,
     Sampling,
@@ -139,7 +139,7 @@ class ResponsesBody(Sampling):
             }
         ),
         idle={
-            **AS_MANY_AS_FIT,
+            **ANY,
             "max_output_tokens": (-1,),
             "modalities": (["text"],),
             "truncation": ("auto", "disabled"),

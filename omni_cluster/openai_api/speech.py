@@ -15,7 +15,7 @@ from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.voices import chosen_voice
-from omni_cluster.openai_api.wire import NamedVoice, Wire, check_model, not_blank, within
+from omni_cluster.openai_api.wire import ANY_SEED, NamedVoice, Wire, check_model, not_blank, within
 from omni_cluster.types.sampling import BOUNDS
 
 MAX_INPUT_CHARS = 4096
@@ -45,6 +45,7 @@ class SpeechRequest:
 
 _HABITS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "request_id"})
 _IDLE: Mapping[str, tuple[Any, ...]] = {
+    **ANY_SEED,
     "speed": (1,),
     "task_type": ("CustomVoice",),
     "volume": (1,),

@@ -17,7 +17,7 @@ from omni_cluster.openai_api.completion import Usage, token_logprob
 from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.wire import Sampling, Wire, check_model, within
+from omni_cluster.openai_api.wire import ANY_SEED, Sampling, Wire, check_model, within
 from omni_cluster.types.outputs import TokenChoice
 from omni_cluster.types.sampling import BOUNDS, TOKEN_ID
 
@@ -100,7 +100,9 @@ _HABITS = frozenset(
         "add_special_tokens",  # of Qwen's tokenizers, which add none
     }
 )
-_IDLE = {"length_penalty": (1,), "truncate_prompt_tokens": (-1,)}
+_IDLE = {**ANY_SEED, "length_penalty": (1,), "truncate_prompt_tokens": (-1,)}
+_AS_MANY_AS_FIT = -1
+"""Of `max_tokens`; left out, it is OpenAI's default."""
 _OF_CHAT = "use /v1/chat/completions"
 _INSTEAD = {
     "suffix": "a text is gone on with at its end alone; leave it out",
@@ -110,12 +112,23 @@ _INSTEAD = {
 }
 
 
+def _some_or_as_many_as_fit(value: int | None) -> int | None:
+    if value is None or value >= 1 or value == _AS_MANY_AS_FIT:
+        return value
+    raise PydanticCustomError("some", "should be greater than or equal to 1, or -1 for as many as fit")
+
+
 class CompletionBody(Sampling):
     """The request body."""
 
     others = Others(_HABITS, _IDLE, _INSTEAD)
 
     model: str
+    max_tokens: Annotated[
+        int | None,
+        AfterValidator(_some_or_as_many_as_fit),
+        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": _AS_MANY_AS_FIT}]}),
+    ] = None
     prompt: Annotated[Any, AfterValidator(_prompts), WithJsonSchema(_PROMPT)]
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -161,10 +174,12 @@ def _check_stream_and_echo(wire: CompletionBody) -> None:
 
 
 def _sampling(wire: CompletionBody, limits: ApiLimits) -> dict[str, Any]:
-    max_tokens = min(DEFAULT_MAX_TOKENS, limits.max_output_tokens) if wire.max_tokens is None else wire.max_tokens
-    check_at_most("max_tokens", max_tokens, limits.max_output_tokens)
     logprobs = {} if wire.logprobs is None else {"logprobs": wire.logprobs}
-    return wire.given() | logprobs | {"max_tokens": max_tokens}
+    asked = wire.given() | logprobs
+    if asked.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, limits.max_output_tokens)) == _AS_MANY_AS_FIT:
+        del asked["max_tokens"]
+    check_at_most("max_tokens", wire.max_tokens, limits.max_output_tokens)
+    return asked
 
 
 class TextStream:

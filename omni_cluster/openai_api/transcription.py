@@ -47,6 +47,10 @@ _ONLY_WITH: Mapping[str, Sequence[TranscriptFormat]] = {
     "include": ("json",),
     "timestamp_granularities": ("verbose_json",),
 }
+# As in a chat; values of a form are strings.
+_IDLE = {**{name: ("-1",) for name in ("max_completion_tokens", "seed")}, "language": ("auto", "Auto")}
+_UNWANTED = frozenset({"null", "false", "0", "[]", "{}"})
+"""How a form says of an option that it is not wanted, beside leaving it empty."""
 _SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
@@ -91,7 +95,7 @@ class _Fields(Wire):
     """Of both forms; all values of a form are strings."""
 
     model_config = ConfigDict(strict=False)
-    others = Others(_HABITS, instead=_INSTEAD)
+    others = Others(_HABITS, _IDLE, _INSTEAD)
 
     model: str
     prompt: Annotated[str, at_most(MAX_HINT_CHARS)] | None = None
@@ -175,8 +179,13 @@ def _checked(parts: Sequence[Part], task: Task) -> _Fields:
     values: dict[str, Any] = {}
     for part in parts:
         _gather(values, part)
+    wanted = {
+        name: value
+        for name, value in values.items()
+        if name in kind.model_fields or str(value).lower() not in _UNWANTED
+    }
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(wanted)
     except ValidationError as error:
         raise refusal(error.errors(include_url=False)[0]) from None
 

@@ -223,14 +223,16 @@ _Biases = Annotated[
 ]
 
 
-AS_MANY_AS_FIT = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
-"""How clients of other servers ask for as many tokens as fit."""
+ANY_SEED = {"seed": (-1,)}
+"""How clients of other servers say that any will do."""
+ANY = {"max_tokens": (-1,), "max_completion_tokens": (-1,), **ANY_SEED}
+"""The same of lengths too: as many tokens as fit."""
 
 
 class Sampling(Wire):
     """How tokens are to be sampled, in vLLM's names; None leaves a value to the stage configuration."""
 
-    others = Others(idle=AS_MANY_AS_FIT)
+    others = Others(idle=ANY)
 
     temperature: float | None = within(BOUNDS["temperature"])
     top_p: float | None = within(BOUNDS["top_p"])

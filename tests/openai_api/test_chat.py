@@ -471,7 +471,7 @@ def test_the_sampling_of_each_stage() -> None:
         {"temperature": 0, "top_k": -1, "min_tokens": 3, "max_tokens": None, "stop": ["a"]},
         None,
         {},
-        {"ignore_eos": False, "stop_token_ids": [1, 2], "seed": -1, "repetition_penalty": 1.1},
+        {"ignore_eos": False, "stop_token_ids": [1, 2], "seed": -2, "repetition_penalty": 1.1},
     ]
     given = [stage and stage.given() for stage in parse(with_fields(sampling_params_list=stages)).stage_sampling]
     assert given == [{"temperature": 0.0, "top_k": -1, "min_tokens": 3, "stop": ["a"]}, None, {}, stages[3]]

@@ -123,7 +123,8 @@ def test_the_docs_list_what_is_ignored() -> None:
 def test_defaults_of_other_servers_are_taken_and_other_values_are_not() -> None:
     idle = {
         **{"best_of": 1, "length_penalty": 1.0, "use_beam_search": False, "echo": False, "priority": 0},
-        **{"add_generation_prompt": True, "add_special_tokens": False, "verbosity": "medium", "max_tokens": -1},
+        **{"add_generation_prompt": True, "add_special_tokens": False, "verbosity": "medium"},
+        **{"max_tokens": -1, "seed": -1},
         **{"function_call": "none", "truncate_prompt_tokens": -1, "chat_template_kwargs": {"enable_thinking": False}},
     }
     assert vars(parse(**idle)) == vars(parse())

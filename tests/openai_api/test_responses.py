@@ -164,12 +164,14 @@ HABITS: list[dict[str, Any]] = [
     {"reasoning": {"effort": None, "summary": None}, "text": {"format": {"type": "text"}, "verbosity": "medium"}},
     {"stream": True, "stream_options": {"include_obfuscation": True, "include_usage": True}, "modalities": ["text"]},
     {"max_tool_calls": 3},
+    {"seed": -1, "max_output_tokens": -1},
 ]
 
 
 @pytest.mark.parametrize("fields", HABITS)
 def test_habits_that_change_nothing_are_taken(fields: dict[str, Any]) -> None:
-    assert parse(**fields).chat.messages == (text("user", "hello"),)
+    chat = parse(**fields).chat
+    assert (chat.messages, chat.sampling, chat.seed) == ((text("user", "hello"),), {}, None)
 
 
 def in_item(**item: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def parse(**fields: Any) -> SpeechRequest:
 
 def test_what_is_left_out_has_openais_defaults() -> None:
     assert parse() == SpeechRequest("omni", "Hello", None, "mp3", None, None, sample_rate_hz=24_000)
-    assert parse(voice=None, speed=1, instructions=None, response_format=None) == parse()
+    assert parse(voice=None, speed=1, instructions=None, response_format=None, seed=-1) == parse()
 
 
 def test_a_voice_is_named_or_has_its_id() -> None:

@@ -54,6 +54,11 @@ def test_sampling_is_vllm_s() -> None:
     assert (asked.seed, asked.n, asked.logprobs) == (-4, 2, 2)
 
 
+def test_any_length_and_any_seed_are_asked_for_by_minus_one() -> None:
+    asked = parse(max_tokens=-1, seed=-1)
+    assert (asked.sampling, asked.seed) == ({}, None)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -82,7 +87,7 @@ def test_sampling_is_vllm_s() -> None:
         ({"prompt_logprobs": 1}, "prompt_logprobs", "which is not supported"),
         ({"messages": [1]}, "messages", "use /v1/chat/completions"),
         ({"max_token": 1}, "max_token", "use max_tokens, or leave it out"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": -2}, "max_tokens", "greater than or equal to 1, or -1 for as many as fit"),
         ({"use_beam_search": True}, "use_beam_search", "which is not supported"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
         ({"stop": ["a"] * 5}, "stop", "at most 4"),

@@ -62,6 +62,19 @@ def test_what_is_left_empty_was_not_asked_for() -> None:
     assert opened(MODEL, *[(name, "") for name in names]).sampling == opened(MODEL).sampling
 
 
+def test_any_length_and_any_seed_are_asked_for_by_minus_one() -> None:
+    asked = opened(MODEL, ("seed", "-1"), ("max_completion_tokens", "-1"))
+    assert (asked.sampling, asked.seed) == (opened(MODEL).sampling, None)
+
+
+def test_what_is_not_wanted_is_as_if_it_were_left_out() -> None:
+    unknown = [("vad_filter", "false"), ("hotwords", ""), ("word_timestamps", "False"), ("beam_size", "0")]
+    asked, plain = opened(MODEL, *unknown, ("language", "auto")), opened(MODEL)
+    assert (asked.language, asked.sampling) == (None, plain.sampling)
+    with pytest.raises(BadRequest, match='vad_filter is "true", which is not supported'):
+        opened(MODEL, ("vad_filter", "true"))
+
+
 def test_segments_are_asked_for_by_either_name() -> None:
     for name in ("timestamp_granularities[]", "timestamp_granularities"):
         asked = opened(MODEL, ("response_format", "verbose_json"), (name, "segment"))

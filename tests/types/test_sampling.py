@@ -52,7 +52,8 @@ def a_configuration_takes(name: str, value: object) -> bool:
 @pytest.mark.parametrize("value", ODD, ids=repr)
 def test_door_configuration_and_stage_take_the_same(name: str, value: object) -> None:
     taken = a_stage_takes(name, value)
-    assert the_door_takes(name, value) is taken
+    asks_nothing = name == "seed" and value == -1
+    assert the_door_takes(name, value) is (taken and not asks_nothing)
     assert a_configuration_takes(name, value) is taken
 
 
