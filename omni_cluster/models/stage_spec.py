@@ -57,6 +57,11 @@ class StageSpec(ABC):
         """What the configuration says to the stage; `engine.build.check_stages` let it pass."""
         return self.Options.model_validate(config.all_options)
 
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens that its model samples from; None: its engine alone knows, and refuses others once it is asked."""
+        return None
+
     @classmethod
     def most_tokens(cls, limits: Limits, sampling: Mapping[str, Any]) -> int:
         """Tokens that it may make of one request, which samples by `sampling`."""

@@ -44,7 +44,6 @@ from omni_cluster.openai_api.wire import (
     at_most,
     check_model,
     not_blank,
-    shown,
     within,
 )
 from omni_cluster.types.media import Video
@@ -309,22 +308,14 @@ def _check_one_way_to_sample(wire: ChatBody) -> None:
 
 
 def _structure(wire: ChatBody) -> Structure | None:
-    """Raises BadRequest for one that cannot be kept, or not beside what else is asked for."""
+    """Raises BadRequest for one that cannot be kept."""
     guided = {
         "json": wire.guided_json,
         "regex": wire.guided_regex,
         "choice": wire.guided_choice,
         "grammar": wire.guided_grammar,
     }
-    structure = structure_of(wire.response_format, wire.structured_outputs, guided)
-    for name in ("min_tokens", "ignore_eos"):
-        value = getattr(wire, name)
-        if structure is not None and value:
-            raise invalid(
-                name,
-                f"{name} is {shown(value)}, but {structure.param} says where the answer ends; leave one of them out.",
-            )
-    return structure
+    return structure_of(wire.response_format, wire.structured_outputs, guided)
 
 
 def _sampling(wire: ChatBody, limits: ApiLimits) -> dict[str, Any]:

@@ -203,8 +203,16 @@ def voice_name(voice: NamedVoice | None) -> str | None:
 
 
 _TokenId = Annotated[int, Field(ge=TOKEN_ID.least, le=TOKEN_ID.most)]
+
+
+def _a_word(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("blank", "should have more than blanks")
+    return value
+
+
 _BadWord = Annotated[
-    str, Field(max_length=MAX_STOP_CHARS), AfterValidator(not_blank), Field(json_schema_extra={"minLength": 1})
+    str, Field(max_length=MAX_STOP_CHARS), AfterValidator(_a_word), Field(json_schema_extra={"pattern": r"\S"})
 ]
 _DIGITS = "[0-9]{1,10}"
 

@@ -20,7 +20,9 @@ from omni_cluster.openai_api.chat import AnswerFormat, ChatRequest, FinishReason
 from omni_cluster.openai_api.completion import Usage
 from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, is_quick
 from omni_cluster.openai_api.errors import check_at_most, invalid
+from omni_cluster.openai_api.wire import shown
 from omni_cluster.types.outputs import AudioChunk, OmniRequestOutput
+from omni_cluster.types.sampling import APART
 
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
@@ -49,22 +51,31 @@ def stage_sampling(chat: ChatRequest, config: PipelineConfig) -> dict[str, dict[
             continue  # clients of vLLM-Omni send an entry for each stage
         taken = _taken(given, stage, spec.most_tokens(config.limits, {}), param)
         asked[stage.model_stage] = _client_fields(chat, stage) | taken
-        _check_lengths(asked[stage.model_stage], stage, config)
+        _check_lengths(asked[stage.model_stage], stage, config, f"{param}." if "min_tokens" in given else "")
+        if stage.final_output_type == "text":
+            _check_apart(chat.sampling, chat)
+            _check_apart(given, chat, f"{param}.")
     return asked
 
 
 def check_token_ids(chat: ChatRequest, bound: BoundPipeline) -> None:
-    """Raises BadRequest for ids that the model of the text has not. Other stages' are for their engines to check."""
+    """Raises BadRequest for ids that a stage's model has not, before any stage begins."""
     check_text_ids(chat.sampling, bound)
     stages = bound.config.stages
     for stage, (param, given) in zip(stages, _entries(chat, stages), strict=True):
-        if stage.final_output_type == "text":
-            check_text_ids(given, bound, f"{param}.")
+        is_text = stage.final_output_type == "text"
+        vocab_size = bound.family.vocab_size if is_text else bound.spec(stage).vocab_size
+        if vocab_size is not None:
+            _check_ids(given, vocab_size, f"{param}.")
 
 
-def check_text_ids(asked: Mapping[str, Any], bound: BoundPipeline, prefix: str = "") -> None:
-    """The same for sampling parameters of the text by vLLM's names; `prefix`: of their fields' paths."""
-    vocab_size = bound.family.vocab_size
+def check_text_ids(asked: Mapping[str, Any], bound: BoundPipeline) -> None:
+    """The same for sampling parameters of the text by vLLM's names."""
+    _check_ids(asked, bound.family.vocab_size)
+
+
+def _check_ids(asked: Mapping[str, Any], vocab_size: int, prefix: str = "") -> None:
+    """`prefix`: of the fields' paths."""
     for name in _OF_TOKENS & asked.keys():
         if beyond := [i for i in asked[name] if i >= vocab_size]:
             param = f"{prefix}{name}"
@@ -113,15 +124,34 @@ def _taken(given: Mapping[str, Any], stage: StageConfig, most: int, param: str) 
     return {name: value for name, value in given.items() if name not in _OF_DECODING}
 
 
-def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, config: PipelineConfig) -> None:
+def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, config: PipelineConfig, prefix: str = "") -> None:
     """Raises BadRequest for more `min_tokens` than the stage may make by any of its bounds."""
     most = spec_class(stage, config).most_tokens(config.limits, {**stage.default_sampling_params, **asked})
     if "min_tokens" in asked and asked["min_tokens"] > most:
+        param = f"{prefix}min_tokens"
         raise invalid(
-            "min_tokens",
-            f"min_tokens of stage {stage.model_stage} is {asked['min_tokens']}, "
-            f"but it should be at most its max_tokens, which is {most}.",
+            param, f"{param} is {asked['min_tokens']}, but it should be at most its max_tokens, which is {most}."
         )
+
+
+def _check_apart(asked: Mapping[str, Any], chat: ChatRequest, prefix: str = "") -> None:
+    """Raises BadRequest for what no text can have that is kept to a structure."""
+    keeps = _keeps_the_text(chat)
+    for name in APART:
+        if keeps is not None and asked.get(name):
+            param = f"{prefix}{name}"
+            raise invalid(
+                param, f"{param} is {shown(asked[name])}, but {keeps} says what the text is; leave one of them out."
+            )
+
+
+def _keeps_the_text(chat: ChatRequest) -> str | None:
+    """The field by which the text is kept to a structure; None for any text."""
+    if chat.structure is not None:
+        return chat.structure.param
+    if chat.tool_use is not None and chat.tool_use.must_call:
+        return "tool_choice"
+    return "tools" if any(tool["function"].get("strict") for tool in chat.tools) else None
 
 
 class StreamedSound:

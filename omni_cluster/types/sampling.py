@@ -70,6 +70,8 @@ _LISTS = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids", 
 STRUCTURE = "structured_outputs"
 """What the text must be, under one of `STRUCTURES`."""
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+APART = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words")
+"""What could forbid the only token that a structure allows, or go on behind its end: no request has both."""
 NAMES = frozenset(BOUNDS) | SWITCHES | _LISTS | {STRUCTURE}
 """vLLM's parameters that a stage takes; of the others some are the stage's own, and some change what a request is."""
 
@@ -96,7 +98,7 @@ def _wish(name: str, value: object) -> str | None:
     if name in SWITCHES:
         return None if isinstance(value, bool) else "true or false"
     if name == "bad_words":
-        return None if _are_words(value) else "a list of strings"
+        return None if _are_words(value) else "a list of strings, each with more than blanks"
     if name == "allowed_token_ids":
         return None if _are_token_ids(value) else "a list of token ids"
     if name == "stop":
@@ -125,7 +127,7 @@ def _is_structure(value: object) -> bool:
 
 
 def _are_words(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(word, str) for word in value)
+    return isinstance(value, (list, tuple)) and all(isinstance(word, str) and word.strip() for word in value)
 
 
 def _are_token_ids(value: object) -> TypeGuard[Sequence[int]]:

@@ -12,7 +12,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 from omni_cluster.types.errors import GrammarRefused, RequestError
-from omni_cluster.types.sampling import STRUCTURE
+from omni_cluster.types.sampling import APART, STRUCTURE
 
 SETTINGS: dict[str, Any] = {"backend": "xgrammar", "disable_any_whitespace": True}
 """One backend for all requests: an engine keeps the one that its first request took. Without free whitespace, of which
@@ -21,8 +21,6 @@ INVALID = "is invalid, or has what no text can be kept to; see docs/use/chat.md 
 NO_WAY = "allows no text at some place, or takes too long to be prepared; send another one."
 _CHARACTER = r'[^"\\\x00-\x1f]'
 """Of a JSON string, as such."""
-_APART = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words")
-"""What could forbid the only token that a grammar allows, or go on behind its end."""
 
 
 def with_grammar(chosen: dict[str, Any], stage: str) -> dict[str, Any]:
@@ -30,7 +28,7 @@ def with_grammar(chosen: dict[str, Any], stage: str) -> dict[str, Any]:
     structure = chosen.get(STRUCTURE)
     if structure is None:
         return chosen
-    beside = next((name for name in _APART if chosen.get(name)), None)
+    beside = next((name for name in APART if chosen.get(name)), None)
     if beside is not None:
         raise RequestError(f"{beside} and {STRUCTURE} of stage {stage} are both given; leave one of them out.")
     kept = {kind: _kept(kind, value) for kind, value in structure.items()}

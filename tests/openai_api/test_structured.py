@@ -112,8 +112,6 @@ def of_property(**schema: Any) -> dict[str, Any]:
             "guided_regex",
             "response_format and guided_regex are both given",
         ),
-        ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens", "says where the answer ends"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "is true, but guided_regex says where"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], param: str | None, fragment: str) -> None:

@@ -96,6 +96,15 @@ def test_entries_as_vllm_omni_s_clients_send_them() -> None:
 
 
 TEXT, CODEC, SOUND = (stage.model_stage for stage in CONFIG.stages)
+JSON = {"response_format": {"type": "json_object"}}
+CALLED = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+
+
+def test_what_no_structure_has_beside_it_is_taken_where_there_is_none() -> None:
+    fields = {"min_tokens": 2, "ignore_eos": True, "bad_words": ["a"], "allowed_token_ids": [5]}
+    assert stage_sampling(chat(**fields, **CALLED), CONFIG)[TEXT] == fields
+    codec = {"min_tokens": 2, "ignore_eos": True, "allowed_token_ids": [5]}
+    assert stage_sampling(chat(**JSON, stage_sampling_params={CODEC: codec}), CONFIG)[CODEC] == codec
 
 
 def test_a_stage_s_own_entry_wins_over_the_request_s_fields() -> None:
@@ -153,7 +162,25 @@ def test_entries_by_a_stage_s_name_are_those_by_its_place() -> None:
         ),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "is 9, but it should be at most its max_tokens, which is 8"),
         ({"min_tokens": 65}, "min_tokens", "at most its max_tokens, which is 64"),  # the configuration's
-        ({"sampling_params_list": [None, {"min_tokens": 121}, None]}, "min_tokens", "which is 120"),
+        (
+            {"sampling_params_list": [None, {"min_tokens": 121}, None]},
+            "sampling_params_list[1].min_tokens",
+            "which is 120",
+        ),
+        ({**JSON, "min_tokens": 2}, "min_tokens", "is 2, but response_format says what the text is; leave one"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "is true, but guided_regex says"),
+        ({**JSON, "bad_words": ["a"]}, "bad_words", 'is ["a"], but response_format says'),
+        (
+            {**JSON, "stage_sampling_params": {TEXT: {"allowed_token_ids": [5]}}},
+            f"stage_sampling_params.{TEXT}.allowed_token_ids",
+            "is [5], but response_format says",
+        ),
+        ({**CALLED, "tool_choice": "required", "bad_words": ["a"]}, "bad_words", "but tool_choice says"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "ignore_eos": True},
+            "ignore_eos",
+            "but tools says",
+        ),
     ],
 )
 def test_sampling_that_no_stage_can_take_is_refused(fields: dict[str, Any], param: str, words: str) -> None:

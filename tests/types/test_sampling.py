@@ -67,6 +67,8 @@ def test_door_configuration_and_stage_take_the_same(name: str, value: object) ->
         ("stop", "x" * 256, True),
         ("stop", "x" * 257, False),
         ("stop", 5, False),
+        ("bad_words", ["x"], True),
+        ("bad_words", ["x", " "], False),
         ("stop_token_ids", [0] * 64, True),
         ("stop_token_ids", [0] * 65, False),
         ("stop_token_ids", [-1], False),

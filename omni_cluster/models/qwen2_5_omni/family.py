@@ -130,6 +130,11 @@ class Qwen2_5Omni(Family):
     def vocab_size(self) -> int:
         return int(self._config["thinker_config"]["text_config"]["vocab_size"])
 
+    @property
+    def codec_vocab_size(self) -> int:
+        """Codes and marks of the talker."""
+        return int(self._config["talker_config"]["vocab_size"])
+
     def tokenize(self, text: str, has_marks: bool) -> list[int]:
         return self.prompts.marked_ids(text) if has_marks else self.prompts.text_ids(text)
 

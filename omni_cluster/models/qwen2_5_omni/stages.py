@@ -71,6 +71,10 @@ class Talker(ARSpec):
     def sizes(self, config: StageConfig) -> ARSizes:
         return memory.talker_sizes(self._family.folder)
 
+    @property
+    def vocab_size(self) -> int:
+        return self._family.codec_vocab_size
+
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk] | None, hold: Hold) -> ARSession:
         from omni_cluster.models.qwen2_5_omni.talker import TalkerSession
 
