@@ -80,6 +80,7 @@ CLIENTS = (
     Client("vllm-bench", "vllm_bench.py", None, ("load", "load of completions")),
     Client("aiperf", "aiperf_load.py", "aiperf", ("load", "load of completions", "load of responses")),
     Client("guidellm", "guidellm_load.py", "guidellm", ("load",)),
+    Client("lm-eval", "lm_eval_questions.py", "lm_eval", ("chat", "completions")),
 )  # fmt: skip
 
 _SPOKEN = ("spoken turn", "second turn", "interruption", "tool", "dropped connection")

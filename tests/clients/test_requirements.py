@@ -29,6 +29,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "open_webui": ("open-webui",),
     "aiperf": ("aiperf",),
     "guidellm": ("guidellm",),
+    "lm_eval": ("lm-eval",),
     "node": ("openai", "ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible"),
 }
 """What each environment is made for."""
