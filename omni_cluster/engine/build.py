@@ -35,8 +35,7 @@ class BoundPipeline:
 
         PromptTooLong for one whose tokens are counted already: others are counted by the stage that reads them.
         """
-        if wrong := not_made(request.modalities, self.made):
-            raise RequestError(f"modalities is {json.dumps(request.modalities)}, but {wrong}.")
+        self.check_made(request.modalities)
         self.family.check_voice(request.voice)
         for field, value in request.speaking.items():
             self.family.check_speaking(field, value)
@@ -46,6 +45,11 @@ class BoundPipeline:
         token_ids = request.prompt.token_ids if isinstance(request.prompt, Prompt) else None
         if token_ids is not None and len(token_ids) > (most := self.config.limits.max_prompt_tokens):
             raise PromptTooLong.of(f"at least {len(token_ids)} tokens", most)
+
+    def check_made(self, modalities: Sequence[Modality]) -> None:
+        """Raises RequestError for what no stage makes."""
+        if wrong := not_made(modalities, self.made):
+            raise RequestError(f"modalities is {json.dumps(modalities)}, but {wrong}.")
 
     def stages_for(self, request: OmniRequest) -> list[StageConfig]:
         """The stages that a request needs, sources before consumers: those that lead to what it asks for."""

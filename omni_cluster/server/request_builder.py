@@ -57,6 +57,8 @@ class RequestBuilder:
             conversation=conversation_of(chat),
             tool_use=chat.tool_use,
         )
+        with blamed_on("modalities"):
+            self._bound.check_made(draft.modalities)
         return self.build(draft, chat.seed)
 
     def of_speech(self, spoken: SpeechRequest, request_id: str) -> OmniRequest:

@@ -414,6 +414,8 @@ OPTIONS = (
     refused("another format", chat(audio={"voice": "Ethan", "format": "m4a"}), "audio.format", "is \"m4a\", but it"),
     refused("audio no object", chat(audio="Ethan"), "audio", "is \"Ethan\""),
     refused("another modality", chat(modalities=["text", "video"]), "modalities[1]", "is \"video\", but it should be"),
+    refused("pictures where no stage makes any", chat(modalities=["text", "image"]), "modalities",
+            "is [\"text\", \"image\"], but no stage here makes pictures, use [\"text\", \"audio\"]"),
     refused("stream a string", chat(stream="yes"), "stream", "is \"yes\", but it should be a valid boolean"),
     refused("stream options without a stream", chat(stream_options={"include_usage": True}), "stream_options",
             "only for streams"),
