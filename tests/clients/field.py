@@ -6,9 +6,9 @@ from tests.clients.runs import Client
 
 _CHAT = ("chat", "stream", "second turn", "image")
 _OPENAI = (
-    "models", *_CHAT, "sound in", "developer", "sound out", "spoken second turn", "streamed sound", "tool",
-    "structured", "parse", "completions", "transcription", "translation", "speech", "responses", "responses stream",
-    "responses second turn", "responses tool", "refused",
+    "models", *_CHAT, "sound in", "developer", "sound out", "spoken second turn", "streamed sound",
+    "program of the page", "tool", "structured", "parse", "completions", "transcription", "translation", "speech",
+    "responses", "responses stream", "responses second turn", "responses tool", "refused",
 )  # fmt: skip
 _TYPED = ("structured", "structured by a schema")
 _AI_SDK = ("second turn", "image", "structured", "tool")
@@ -71,7 +71,7 @@ CLIENTS = (
     ),
     Client(
         "litellm-proxy", "litellm_proxy.py", "litellm_proxy",
-        ("responses", "chat", "stream", "second turn", "transcription", "speech"),
+        ("responses", "chat", "stream", "second turn", "transcription", "speech", "messages", "chat after embeddings"),
     ),
     Client(
         "open-webui", "open_webui_headless.py", "open_webui",

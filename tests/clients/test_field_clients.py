@@ -155,6 +155,8 @@ def _names_the_field(plain: Plain, seen: Seen, folder: Path) -> None:
 CHECKS: Mapping[str, Callable[[Plain, Seen, Path], None]] = {
     "models": _is_the_model,
     "chat": _is_the_text,
+    "chat after embeddings": _is_the_text,
+    "messages": _is_the_text,
     "stream": _is_the_stream_s_text,
     "openai chat": _is_the_text,
     "second turn": _is(lambda plain: plain.second_text),
@@ -164,6 +166,7 @@ CHECKS: Mapping[str, Callable[[Plain, Seen, Path], None]] = {
     "sound out": _is_heard,
     "spoken second turn": _is(lambda plain: plain.second_text),
     "streamed sound": _is_heard_piece_by_piece,
+    "program of the page": _is_heard,
     "tool": _is_a_call,
     "switch": _is_a_switch,
     "structured": _is_an_object,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import re
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
 from openai import OpenAI
 from pydantic import BaseModel
 from told import (
+    ADDRESS,
     KEY,
     LAMP_SCHEMA,
     MAX_OBJECT_TOKENS,
@@ -28,6 +33,7 @@ from told import (
     kept,
 )
 
+PAGE = Path(__file__).parents[3] / "docs" / "use" / "chat.md"
 client = OpenAI(base_url=URL, api_key=KEY)
 ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0}
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "seed": 3}
@@ -94,6 +100,11 @@ with doing("streamed sound") as seen:
         "ids": [piece["id"] for piece in pieces if piece.get("id")],
         "text": "".join(delta.get("content") or "" for delta in deltas),
     }
+
+with doing("program of the page") as seen, contextlib.redirect_stdout(sys.stderr):
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    exec(compile(code.replace("http://127.0.0.1:8000", ADDRESS), str(PAGE), "exec"), {})
+    seen["file"] = "answer.wav"
 
 with doing("tool") as seen:
     named = {"type": "function", "function": {"name": "set_lamp"}}
