@@ -42,7 +42,7 @@ from omni_cluster.openai_api.wire import (
     StageSampling,
     Wire,
     at_most,
-    check_model,
+    named_model,
     not_blank,
     within,
 )
@@ -165,7 +165,7 @@ class ChatBody(Sampling):
     # `audio: {}` asks for sound in the default voice.
     kept: ClassVar[Mapping[str, tuple[type, ...]]] = {"audio": (dict,)}
 
-    model: str
+    model: str | None = None
     messages: Annotated[list[Message], AfterValidator(not_blank), SOME, at_most(MAX_MESSAGES)]
     modalities: Annotated[list[Modality], at_most(MAX_MODALITIES)] | None = None
     audio: _AnswerAudio | None = None
@@ -200,6 +200,7 @@ class CheckedChat:
     """A body that is accepted as far as it can be without its media; `urls`: what must be fetched for it."""
 
     wire: ChatBody
+    model: str
     voice: str | None
     modalities: Sequence[str]
     urls: tuple[MediaUrl, ...]
@@ -235,7 +236,7 @@ def check_translated(chat: Mapping[str, Any], *, models: Collection[str], limits
 def _checked(
     wire: ChatBody, models: Collection[str], voices: Collection[str], limits: ApiLimits, defaults: ApiDefaults
 ) -> CheckedChat:
-    check_model(wire.model, models)
+    model = named_model(wire.model, models)
     modalities = _modalities(wire, defaults)
     check_messages(wire.messages, wire.tools or (), limits, use_audio_in_video=_use_audio_in_video(wire))
     _include_usage(wire)
@@ -247,7 +248,7 @@ def _checked(
     voice = chosen_voice(named, voices, defaults.voice_aliases)
     structure = _structure(wire)
     tool_use = tool_use_of(wire.tools or (), wire.tool_choice, wire.parallel_tool_calls, structure)
-    return CheckedChat(wire, voice, modalities, media_urls(wire.messages), structure, tool_use)
+    return CheckedChat(wire, model, voice, modalities, media_urls(wire.messages), structure, tool_use)
 
 
 def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits: ApiLimits) -> ChatRequest:
@@ -259,7 +260,7 @@ def open_chat_request(checked: CheckedChat, fetched: Mapping[str, bytes], limits
     reader = MessageReader(wire.messages, limits, fetched, use_audio_in_video=_use_audio_in_video(wire))
     messages = tuple(reader.read(index, message) for index, message in enumerate(wire.messages))
     return ChatRequest(
-        model=wire.model,
+        model=checked.model,
         messages=messages,
         audios=tuple(reader.audios),
         images=tuple(reader.images),

@@ -154,7 +154,7 @@ class ResponsesBody(Sampling):
         },
     )
 
-    model: str
+    model: str | None = None
     input: _Input
     instructions: str | None = None
     max_output_tokens: int | None = within(BOUNDS["max_tokens"])

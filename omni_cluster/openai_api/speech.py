@@ -15,7 +15,7 @@ from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import NO_DEFAULTS, ApiDefaults
 from omni_cluster.openai_api.voices import chosen_voice
-from omni_cluster.openai_api.wire import ANY_SEED, NamedVoice, Wire, check_model, not_blank, within
+from omni_cluster.openai_api.wire import ANY_SEED, NamedVoice, Wire, named_model, not_blank, within
 from omni_cluster.types.sampling import BOUNDS
 
 MAX_INPUT_CHARS = 4096
@@ -64,7 +64,7 @@ class SpeechBody(Wire):
 
     others = Others(_HABITS, _IDLE, _INSTEAD)
 
-    model: str
+    model: str | None = None
     input: Annotated[
         str, Field(max_length=MAX_INPUT_CHARS, json_schema_extra={"minLength": 1}), AfterValidator(not_blank)
     ]
@@ -90,13 +90,13 @@ def parse_speech_request(
 ) -> SpeechRequest:
     """Raises BadRequest with one sentence and the field's path."""
     wire = parsed(SpeechBody, body)
-    check_model(wire.model, models)
+    model = named_model(wire.model, models)
     _check_can_be_spoken(wire.input, max_codec_tokens)
     _check_rate(wire.sample_rate, defaults.sample_rate_hz)
     asked = {"instructions": wire.instructions, "language": wire.language}
     given = {name: value for name, value in asked.items() if value is not None}
     return SpeechRequest(
-        wire.model,
+        model,
         wire.input,
         chosen_voice({"voice": wire.voice, "speaker": wire.speaker}, voices, defaults.voice_aliases),
         wire.response_format or DEFAULT_FORMAT,

@@ -17,7 +17,7 @@ from omni_cluster.openai_api.completion import Usage, token_logprob
 from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
-from omni_cluster.openai_api.wire import ANY_SEED, Sampling, Wire, check_model, within
+from omni_cluster.openai_api.wire import ANY_SEED, Sampling, Wire, named_model, within
 from omni_cluster.types.outputs import TokenChoice
 from omni_cluster.types.sampling import BOUNDS, TOKEN_ID
 
@@ -123,7 +123,7 @@ class CompletionBody(Sampling):
 
     others = Others(_HABITS, _IDLE, _INSTEAD)
 
-    model: str
+    model: str | None = None
     max_tokens: Annotated[
         int | None,
         AfterValidator(_some_or_as_many_as_fit),
@@ -141,11 +141,11 @@ class CompletionBody(Sampling):
 def parse_completion(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> CompletionRequest:
     """Raises BadRequest with one sentence and the field's path."""
     wire = parsed(CompletionBody, body, limits.max_marks)
-    check_model(wire.model, models)
+    model = named_model(wire.model, models)
     _check_choices(wire)
     _check_stream_and_echo(wire)
     return CompletionRequest(
-        model=wire.model,
+        model=model,
         prompts=wire.prompt,
         n=wire.n or 1,
         echo=bool(wire.echo),

@@ -16,7 +16,7 @@ from omni_cluster.openai_api.fields import Others
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import Message, MessageReader, TemplateMessage, check_messages, has_media
 from omni_cluster.openai_api.tools import Tool, template_tools
-from omni_cluster.openai_api.wire import SOME, Wire, at_most, check_model, not_blank
+from omni_cluster.openai_api.wire import SOME, Wire, at_most, named_model, not_blank
 from omni_cluster.types.sampling import TOKEN_ID
 
 
@@ -62,7 +62,7 @@ class DetokenizeBody(Wire):
 def parse_tokenize(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> TokenizeRequest:
     """Raises BadRequest with one sentence and the field's path."""
     wire = parsed(TokenizeBody, body, limits.max_marks)
-    _check_named(wire.model, models)
+    named_model(wire.model, models)
     if (wire.prompt is None) == (wire.messages is None):
         raise BadRequest(
             "The request should have prompt or messages, one of them.",
@@ -87,11 +87,5 @@ def parse_tokenize(body: bytes | bytearray, *, models: Collection[str], limits: 
 def parse_detokenize(body: bytes | bytearray, *, models: Collection[str], limits: ApiLimits) -> list[int]:
     """The tokens. Raises BadRequest with one sentence and the field's path."""
     wire = parsed(DetokenizeBody, body, limits.max_marks)
-    _check_named(wire.model, models)
+    named_model(wire.model, models)
     return wire.tokens
-
-
-def _check_named(model: str | None, models: Collection[str]) -> None:
-    """vLLM takes requests that name none."""
-    if model is not None:
-        check_model(model, models)

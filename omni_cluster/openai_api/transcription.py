@@ -20,7 +20,7 @@ from omni_cluster.openai_api.media import SAMPLE_RATE_HZ, decode_audio
 from omni_cluster.openai_api.multipart import FILE, FORM_TYPE, Part, parse_form, text_of
 from omni_cluster.openai_api.openapi import request_body
 from omni_cluster.openai_api.sound_formats import audio_format_of
-from omni_cluster.openai_api.wire import Wire, at_most, check_model, refusal, within
+from omni_cluster.openai_api.wire import Wire, at_most, named_model, refusal, within
 from omni_cluster.types.sampling import BOUNDS
 
 Task = Literal["transcribe", "translate"]
@@ -97,7 +97,7 @@ class _Fields(Wire):
     model_config = ConfigDict(strict=False)
     others = Others(_HABITS, _IDLE, _INSTEAD)
 
-    model: str
+    model: str | None = None
     prompt: Annotated[str, at_most(MAX_HINT_CHARS)] | None = None
     response_format: TranscriptFormat | None = None
     temperature: float | None = within(BOUNDS["temperature"])
@@ -144,7 +144,7 @@ def transcription_body(task: Task, models: Collection[str]) -> dict[str, Any]:
     made = request_body(_KINDS[task], models, FORM_TYPE)
     schema = made["requestBody"]["content"][FORM_TYPE]["schema"]
     schema["properties"][FILE] = {"type": "string", "format": "binary"}
-    schema["required"] = [FILE, *schema["required"]]
+    schema["required"] = [FILE]
     return made
 
 
@@ -154,13 +154,13 @@ def open_transcription(
     """Checks a form and decodes its file. Call it in a process of its own. Raises BadRequest that names the field."""
     parts = parse_form(body, content_type)
     wire = _checked([part for part in parts if part.name != FILE], task)
-    check_model(wire.model, models)
+    model = named_model(wire.model, models)
     language = language_name(wire.language, "language") if wire.language is not None else None
     _check_format(wire)
     check_at_most("max_completion_tokens", wire.max_completion_tokens, limits.max_output_tokens)
     samples = _samples(parts, limits)
     return TranscriptionRequest(
-        model=wire.model,
+        model=model,
         samples=samples,
         duration_s=samples.size / SAMPLE_RATE_HZ,
         language=language,

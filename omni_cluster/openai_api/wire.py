@@ -356,6 +356,14 @@ def _dumped(value: object) -> str:
     return json.dumps(short, ensure_ascii=False, default=lambda _: "...")
 
 
+def named_model(model: str | None, models: Collection[str]) -> str:
+    """The first of `models` for a request that names none, as vLLM has it. Raises BadRequest for another one."""
+    if not model:
+        return next(iter(models))
+    check_model(model, models)
+    return model
+
+
 def check_model(model: str, models: Collection[str]) -> None:
     if model not in models:
         raise BadRequest(

@@ -60,7 +60,7 @@ BAD = [
     (b"[" * 100_000, None, "not valid JSON"),
     (b'{"model": "\\ud800"}', None, "not valid JSON"),
     (b"[]", None, "The request body is [], but it should be an object"),
-    ({}, "model", "model is required"),
+    ({}, "messages", "messages is required"),
     ({"model": "omni"}, "messages", "messages is required"),
     (with_fields(model=5), "model", "model is 5, but it should be a valid string"),
     (with_fields(model="gpt"), "model", 'The model "gpt" does not exist; use one of omni'),
@@ -301,6 +301,11 @@ STATUS = {
     "is no mp4": 415,
     "has 5 frames": 413,
 }
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
+def test_a_request_that_names_no_model_means_the_only_one(named: dict[str, Any]) -> None:
+    assert parse({**{key: value for key, value in with_fields().items() if key != "model"}, **named}).model == "omni"
 
 
 @pytest.mark.parametrize(("body", "param", "words"), BAD)

@@ -101,4 +101,4 @@ def test_a_form_s_schema_has_its_file(task: Task) -> None:
     schema = content["multipart/form-data"]["schema"]
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["properties"]["file"] == {"type": "string", "format": "binary"}
-    assert schema["required"] == ["file", "model"] and list(content) == ["multipart/form-data"]
+    assert schema["required"] == ["file"] and list(content) == ["multipart/form-data"]

@@ -87,10 +87,13 @@ def test_a_translation_is_into_english_or_what_is_named() -> None:
     assert (asked.into, asked.language) == ("Chinese", "French")
 
 
+def test_a_form_that_names_no_model_means_the_only_one() -> None:
+    assert opened().model == opened(MODEL).model == "omni"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ([], "model", "model is required"),
         ([("model", "whisper-1")], "model", '"whisper-1" does not exist; use one of omni'),
         ([MODEL, MODEL], "model", "model twice"),
         ([MODEL, ("speaker", "x")], "speaker", 'speaker is "x", which is not supported'),

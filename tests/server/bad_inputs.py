@@ -150,7 +150,6 @@ FORMS = (
     refused("a form, as JSON", {"model": MODEL}, None, "is 'application/json', but it should be 'multipart/form-data'",
             code="unsupported_content_type", status=415, path=TRANSCRIPTIONS),
     missing("a form without a file", form(("model", MODEL)), "file", path=TRANSCRIPTIONS, content_type=FORM),
-    missing("a form without a model", form(file=sound()), "model", path=TRANSLATIONS, content_type=FORM),
     refused("a form that is cut off", form(("model", MODEL), file=sound())[:-9], None, "ends before its form does",
             code="invalid_form", path=TRANSCRIPTIONS, content_type=FORM),
     refused("a form of another boundary", form(("model", MODEL), file=sound()), None, "no form with the boundary",
@@ -208,7 +207,6 @@ BODIES = (
              "request_too_large"),
     too_much("speech, body above its limit", lambda: b" " * (65_536 + 1), None, "more than 65536 bytes",
              "request_too_large", path=SPEECH),
-    missing("no model", {"messages": [{"role": "user", "content": "Hi"}]}, "model"),
     missing("no messages", {"model": MODEL}, "messages"),
     refused("another model", chat(model="gpt"), "model", "\"gpt\" does not exist; use one of preset:tiny",
             code="model_not_found", status=404),
@@ -530,7 +528,6 @@ def in_speech(name: str, fields: Mapping[str, Any], param: str, words: str, **mo
 
 SPOKEN = (
     missing("no text", {"model": MODEL}, "input", path=SPEECH),
-    missing("speech of no model", {"input": "Hi."}, "model", path=SPEECH),
     in_speech("spoken by another", {"model": "tts-1"}, "model", "\"tts-1\" does not exist; use one of preset:tiny",
               code="model_not_found", status=404),
     in_speech("an empty text", {"input": ""}, "input", "should not be empty"),

@@ -324,6 +324,8 @@ def changes_nothing(endpoint: Endpoint, body: dict[str, Any], place: Place) -> b
     """Whether the docs say that the field, or what it is set to, changes nothing of this request."""
     if place[0] in endpoint.ignored_fields or SAME_AS.get(str(place[0])) in body:
         return True
+    if place == ("model",):
+        return True  # it names the only one; another name is refused
     if IGNORED_INSIDE & set(place[1:]) or is_earlier_sound(body, place):
         return True
     if "json_schema" in place and place[-1] in ("description", "strict"):
