@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from omni_cluster.types.errors import VersionError
 from omni_cluster.vllm_engine.members import has_member, looks_up, signature_of
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA, Names
@@ -72,6 +70,8 @@ def _refuse_first(missing: Iterator[str]) -> None:
 
 def _refuse_without_kernels() -> None:
     """vLLM itself goes on with a warning, until something calls one."""
+    import torch  # here, as vLLM: processes without an engine import this module too
+
     if not hasattr(torch.ops._C, "init_cpu_memory_env"):
         raise VersionError(
             f"vLLM {_installed()} could not load its library for CPUs, and says why in its line 'Failed to import'; "
