@@ -29,8 +29,9 @@ from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory
 from omni_cluster.memory.needs import CUDA_CONTEXT_BYTES, NCCL_BYTES, ar_parts, cache_bytes_per_token, sequence_bytes
 from omni_cluster.memory.sizes import GIB, ARSizes, SoundSizes, StageSizes, WeightGroup, weight_bytes
 from omni_cluster.models.checkpoint_files import load_tensors
+from omni_cluster.models.checkpoint_maker import count_by_part
 from omni_cluster.models.qwen2_5_omni import memory
-from omni_cluster.models.qwen2_5_omni.checkpoint import _count_by_part, _weights
+from omni_cluster.models.qwen2_5_omni.checkpoint import _weights
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, vocoder_frame_bytes
@@ -115,7 +116,7 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
 
 
 def test_weights_of_7b_are_its_parameters(seven_b: Path) -> None:
-    parameters = _count_by_part(_weights("7b"))
+    parameters = count_by_part(_weights("7b"))
     for stage, part in {"thinker": "thinker", "talker": "talker", "code2wav": "token2wav"}.items():
         sizes = stage_sizes(seven_b, stage)
         groups = sizes.groups if isinstance(sizes, SoundSizes) else sizes.weights

@@ -3,9 +3,10 @@
 # transformers takes seconds to import and a reader of a cached checkpoint needs none of it, so the functions import it.
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from omni_cluster.models.checkpoint_vocabulary import trained_pairs
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
@@ -89,7 +90,9 @@ def build_tokenizer(preset: str) -> Qwen2Tokenizer:
     from transformers import Qwen2Tokenizer
 
     tokens = token_layout(preset)
-    vocab, merges = _trained_pairs(tokens.base) if preset == "tiny" else (_bytes_then_words(tokens.base), [])
+    vocab, merges = (
+        trained_pairs(tokens.base, TRAINING_TEXT * 4) if preset == "tiny" else (_bytes_then_words(tokens.base), [])
+    )
     # Already in the vocabulary, so that each keeps its own id whatever the order in which the tokenizer adds them.
     vocab.update({token: tokens.id_of(token) for token in tokens.named})
     tokenizer = Qwen2Tokenizer(
@@ -98,25 +101,6 @@ def build_tokenizer(preset: str) -> Qwen2Tokenizer:
     )  # fmt: skip
     tokenizer.add_tokens([AddedToken(t, special=t in SPECIAL_TOKENS, normalized=False) for t in tokens.named])
     return tokenizer
-
-
-# ------------------------------------------------------------------ checks
-
-
-def _trained_pairs(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A vocabulary of `size` ids: the bytes, and pairs of a short text, so that merging is exercised."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, min_frequency=1, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator([TRAINING_TEXT * 4], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    vocab = {str(piece): int(index) for piece, index in model["vocab"].items()}
-    vocab.update({f"ĠĠunused{index}": index for index in range(len(vocab), size)})
-    return vocab, [(str(left), str(right)) for left, right in model["merges"]]
 
 
 def _bytes_then_words(size: int) -> dict[str, int]:

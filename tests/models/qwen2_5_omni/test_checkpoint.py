@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
+from omni_cluster.models.checkpoint_maker import CheckpointSummary, count_by_part
 from omni_cluster.models.qwen2_5_omni import checkpoint as checkpoint_module
 from omni_cluster.models.qwen2_5_omni.checkpoint import (
     RECIPE_VERSION,
-    CheckpointSummary,
-    _count_by_part,
     _weights,
     embedded_checkpoint,
     make_checkpoint,
@@ -59,7 +58,7 @@ def test_layout_is_the_hubs(made: CheckpointSummary) -> None:
 def test_summary_counts_what_was_written(made: CheckpointSummary) -> None:
     weights = load_file(made.path / "model.safetensors")
     talker = sum(tensor.numel() for name, tensor in weights.items() if name.startswith("talker."))
-    assert made.talker_parameters == talker
+    assert made.parts["talker"] == talker
     assert made.parameters == sum(tensor.numel() for tensor in weights.values())
     assert made.size_bytes == sum(file.stat().st_size for file in made.path.iterdir())
 
@@ -144,7 +143,7 @@ def test_ids_that_no_tokenizer_or_codec_has_are_never_greedy(made: CheckpointSum
     [("7b", 8.93, 1.35, 0.449), ("3b", 4.70, 0.385, 0.449)],
 )
 def test_parameter_counts(preset: str, thinker: float, talker: float, token2wav: float) -> None:
-    counts = _count_by_part(_weights(preset))
+    counts = count_by_part(_weights(preset))
     assert counts["thinker"] / 1e9 == pytest.approx(thinker, abs=0.005)
     assert counts["talker"] / 1e9 == pytest.approx(talker, abs=0.005)
     assert counts["token2wav"] / 1e9 == pytest.approx(token2wav, abs=0.0005)
