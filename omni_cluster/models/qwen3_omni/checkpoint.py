@@ -1,0 +1,200 @@
+"""A random-weight Qwen3-Omni checkpoint in the hub's layout, for tests: tiny.
+
+Weights that training begins at nothing are drawn too, or all behind them would be dead: the layer scales and the
+ConvNeXt gammas of code2wav, and what its snake activations bend by.
+"""
+
+# torch and transformers take seconds to import and a cached checkpoint needs neither, so the functions import them.
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omni_cluster.models.checkpoint_maker import (
+    MAX_SHARD_BYTES,
+    CheckpointSummary,
+    Weight,
+    check_preset,
+    check_vacant,
+    made_once,
+    pick_device,
+    renamed_when_whole,
+    summary,
+    write_weights,
+)
+from omni_cluster.models.qwen3_omni.checkpoint_configs import CODES, build_config, text_ends
+from omni_cluster.models.qwen3_omni.checkpoint_tokens import BASE, CHAT_TEMPLATE, build_tokenizer, id_of
+
+if TYPE_CHECKING:
+    import torch
+
+PRESETS = ("tiny",)
+RECIPE_VERSION = 1
+SEED = 1
+
+_EMBEDDING = re.compile(r"embed_tokens|codec_embedding|code_embedding")
+_HEAD = re.compile(r"lm_head|codec_head")
+_SNAKE = re.compile(r"\.(alpha|beta)$")
+_LAYER_SCALE = re.compile(r"\.(scale|gamma)$")
+_TRANSPOSED = re.compile(r"\.block\.1\.conv\.weight$|\.upsample\.\d\.0\.conv\.weight$")
+_BIAS_STD = 0.02
+_SNAKE_STD = 0.3
+_LOGIT_STD = 2.0
+_WAVE_GAIN = 0.05
+"""Of the last convolution: waves reach some half of their range, so that nothing is cut off."""
+_RESIDUAL = re.compile(r"\.block\.\d\.conv[12]\.conv\.weight$")
+_RESIDUAL_GAIN = 0.5
+"""Of code2wav's residual units: they would make of a rounding a difference that can be heard."""
+
+
+def make_checkpoint(
+    preset: str,
+    out: Path,
+    *,
+    device: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    progress: Callable[[str], None] = lambda message: None,
+) -> CheckpointSummary:
+    """Write the checkpoint of `preset`, in float32, to the folder `out`, which appears only when it is whole.
+
+    Raises ConfigError for an unknown preset, a device that is not there, and an `out` that exists and is not empty.
+    """
+    check_preset(preset, PRESETS)
+    check_vacant(out)
+    tensor = partial(_draw, device=pick_device(preset, device))
+    weights = _weights()
+    with renamed_when_whole(out) as folder:
+        _write_tokenizer_and_processor(folder)
+        _write_configs(folder)
+        write_weights(weights, tensor, folder, max_shard_bytes, progress)
+    return summary(preset, out, weights)
+
+
+def embedded_checkpoint(preset: str = "tiny", cache_dir: Path | None = None) -> Path:
+    """The checkpoint that needs no download, made in the cache on first use, once for processes that ask together.
+
+    Raises ConfigError for an unknown preset.
+    """
+    check_preset(preset, PRESETS)
+    return made_once(f"qwen3_omni-{preset}-{RECIPE_VERSION}", partial(make_checkpoint, preset), cache_dir)
+
+
+# ------------------------------------------------------------------- weights
+
+
+def _weights() -> list[Weight]:
+    """Names and shapes of the hub, in the order of the module that transformers builds."""
+    import torch
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    with torch.device("meta"):
+        model = Qwen3OmniMoeForConditionalGeneration(build_config())
+    tensors = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+    return [Weight(*each, torch.float32) for name, shape in tensors for each in _apart(name, shape)]
+
+
+def _apart(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """transformers has all experts of a layer in one tensor, two of three products at once; the hub has each alone."""
+    layer, is_experts, kind = name.partition(".experts.")
+    if not is_experts:
+        yield name, shape
+        return
+    projections = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    for expert in range(shape[0]):
+        for projection in projections:
+            yield f"{layer}.experts.{expert}.{projection}.weight", (shape[1] // len(projections), shape[2])
+
+
+def _draw(weight: Weight, device: torch.device) -> torch.Tensor:
+    import torch
+
+    std = _std(weight)
+    tensor = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+    tensor.normal_(_mean(weight), std, generator=weight.generator(SEED, device))
+    if weight.name == "talker.codec_head.weight":
+        tensor[CODES:] = 0
+    if weight.name == "thinker.lm_head.weight":
+        _silence_absent_ids(tensor)
+    return tensor
+
+
+def _mean(weight: Weight) -> float:
+    if _LAYER_SCALE.search(weight.name):
+        return 0.5
+    return 1.0 if _is_norm(weight) else 0.0
+
+
+def _std(weight: Weight) -> float:
+    if _is_norm(weight) or _LAYER_SCALE.search(weight.name):
+        return 0.1
+    if _SNAKE.search(weight.name):
+        return _SNAKE_STD
+    if weight.name.endswith("bias"):
+        return _BIAS_STD
+    if _EMBEDDING.search(weight.name):
+        return 1.0
+    return float(_gain(weight) * _fan_in(weight) ** -0.5)
+
+
+def _gain(weight: Weight) -> float:
+    if _HEAD.search(weight.name):
+        return _LOGIT_STD
+    if _RESIDUAL.search(weight.name):
+        return _RESIDUAL_GAIN
+    return _WAVE_GAIN if weight.name == "code2wav.decoder.6.conv.weight" else 1.0
+
+
+def _is_norm(weight: Weight) -> bool:
+    return len(weight.shape) == 1 and weight.name.endswith("weight")
+
+
+def _fan_in(weight: Weight) -> int:
+    """A transposed convolution is stored [in, out, kernel], and two of its taps at most meet in one output sample."""
+    if _TRANSPOSED.search(weight.name):
+        return weight.shape[0] * (2 if ".block." in weight.name else 1)
+    return math.prod(weight.shape[1:])
+
+
+def _silence_absent_ids(head: torch.Tensor) -> None:
+    """Zero rows give logit 0, below the largest of the others, so no id is made that the tokenizer lacks."""
+    end = id_of("<|im_end|>")
+    head[BASE:end] = 0
+    head[end + 1 :] = 0
+
+
+# --------------------------------------------- tokenizer, processor, configs
+
+
+def _write_tokenizer_and_processor(folder: Path) -> None:
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+        Qwen3OmniMoeProcessor,
+        WhisperFeatureExtractor,
+    )
+
+    patches = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    pixels = {"shortest_edge": 16 * 16, "longest_edge": 8 * 8 * 64}
+    Qwen3OmniMoeProcessor(
+        image_processor=Qwen2VLImageProcessor(size=pixels, **patches),
+        video_processor=Qwen2VLVideoProcessor(size=pixels, **patches),
+        feature_extractor=WhisperFeatureExtractor(
+            feature_size=128, sampling_rate=16000, hop_length=160, chunk_length=30, n_fft=400, padding_value=0.0,
+            return_attention_mask=True, dither=0.0,
+        ),
+        tokenizer=build_tokenizer(),
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def _write_configs(folder: Path) -> None:
+    from transformers import GenerationConfig
+
+    config = build_config()
+    config.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
+    config.save_pretrained(folder)
+    GenerationConfig(**text_ends()).save_pretrained(folder)
