@@ -1,0 +1,79 @@
+"""The causal vocoder as the sound engine runs it: a job takes one step, and has neither voice, seed nor look-ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from omni_cluster.models.qwen3_omni.vocoder import Vocoder, VocoderStream
+from omni_cluster.models.sound import SoundJob, StepTime
+from omni_cluster.models.step_clock import StepClock
+from omni_cluster.types.errors import NotFinite
+
+
+@dataclass(slots=True)
+class Piece:
+    """A job, and its wave on the device once its step was taken."""
+
+    job: SoundJob
+    stream: VocoderStream
+    wave: torch.Tensor
+
+
+class Code2WavModel:
+    """A `SoundModel`: waveforms at 24 kHz, piece by piece what one decode of all codes gives.
+
+    A stream of a request that is begun again starts with the request's first code: what a code leaves in those behind
+    it does not fade within the bound of what a stream keeps, and making it again takes little.
+    """
+
+    steps = 1
+
+    def __init__(self, vocoder: Vocoder, device: torch.device) -> None:
+        self._vocoder = vocoder
+        self._clock = StepClock(device)
+        self._pieces: dict[int, Piece] = {}
+        self._streams: dict[str, VocoderStream] = {}
+
+    def begin(self, number: int, job: SoundJob) -> None:
+        """See `SoundModel.begin`."""
+        self._vocoder.check(job.codes)
+        self._pieces[number] = Piece(job, self._stream(job), torch.empty(0))
+
+    def _stream(self, job: SoundJob) -> VocoderStream:
+        if job.stream is None:
+            return self._vocoder.stream()
+        if job.stream not in self._streams:
+            self._streams[job.stream] = self._vocoder.stream()
+        return self._streams[job.stream]
+
+    def step(self, numbers: Sequence[int]) -> StepTime | None:
+        """See `SoundModel.step`."""
+        pieces = [self._pieces[number] for number in numbers]
+        with self._clock.measured(sum(piece.job.size for piece in pieces)):
+            waves = self._vocoder.take([piece.stream for piece in pieces], [piece.job.codes for piece in pieces])
+        for piece, wave in zip(pieces, waves, strict=True):
+            piece.wave = wave
+        return self._clock.latest()
+
+    def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """See `SoundModel.finish`."""
+        waves = [self._pieces[number].wave for number in numbers]
+        samples = torch.cat(waves).float().cpu().numpy()  # one copy, which waits for the device
+        if not np.isfinite(samples).all():
+            raise NotFinite("sound was computed that is infinite or no number; send the request with another seed.")
+        self.drop(numbers)
+        return list(np.split(samples, np.cumsum([len(wave) for wave in waves])[:-1]))
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """See `SoundModel.drop`."""
+        for number in numbers:
+            self._pieces.pop(number, None)
+
+    def forget(self, streams: Sequence[str]) -> None:
+        """See `SoundModel.forget`."""
+        for name in streams:
+            self._streams.pop(name, None)
