@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import math
-from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from omni_cluster.models.code_reader import CodeReader
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
 from omni_cluster.models.sound import SoundJob
-from omni_cluster.types.errors import TokenError
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import StageChunk
 
@@ -154,69 +149,3 @@ def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:
         blocks = min(FIRST_BLOCKS[number], max_piece_blocks)
         return blocks, min(2 * blocks, max_piece_blocks)
     return min(LATER_BLOCKS, max_piece_blocks), max_piece_blocks
-
-
-class CodeReader:
-    """A request's codes, read in the background while its jobs run; as many as the talker may make.
-
-    An invalid code ends its request here: in a batch it would be an index out of range, which ends all requests.
-    """
-
-    def __init__(self, upstream: AsyncIterator[StageChunk], num_codes: int) -> None:
-        self._upstream = upstream
-        self._num_codes = num_codes
-        self._codes = array("h")
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[None]:
-        """Reads as long as the context is open; however that ends, no reader is left."""
-        self._task = asyncio.create_task(self._read())
-        self._task.add_done_callback(lambda _: self._changed.set())
-        try:
-            yield
-        finally:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _read(self) -> None:
-        async for chunk in self._upstream:
-            new = None if chunk.codes is None else chunk.codes.after(len(self._codes))  # what comes twice is dropped
-            self._codes.extend(map(self._checked, () if new is None else new.first_values))
-            self._changed.set()
-
-    def _checked(self, code: int) -> int:
-        if not 0 <= code < self._num_codes:
-            raise TokenError(f"token {code} is no code of sound; codes are 0 to {self._num_codes - 1}.")
-        return code
-
-    @property
-    def complete(self) -> bool:
-        """No more codes will come."""
-        return self._task is not None and self._task.done()
-
-    async def wait_for(self, count: int) -> None:
-        """Waits until `count` codes are there, or all that will come. Raises what the upstream raised."""
-        while len(self) < count and not self.complete:
-            self._changed.clear()
-            await self._changed.wait()
-        self._raise_error()
-
-    async def wait_for_all(self) -> None:
-        """Waits until no more codes will come. Raises what the upstream raised."""
-        while not self.complete:
-            self._changed.clear()
-            await self._changed.wait()
-        self._raise_error()
-
-    def _raise_error(self) -> None:
-        if self._task is not None and self._task.done():
-            self._task.result()
-
-    def between(self, start: int, end: int) -> np.ndarray:
-        """Codes int16 `[n, 1]`: there is one codebook."""
-        return np.array(self._codes[start:end], np.int16)[:, None]
-
-    def __len__(self) -> int:
-        return len(self._codes)
