@@ -10,7 +10,6 @@ convolutions, and a state of each. That is by count; neither was measured on a c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,11 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_cluster.models.checkpoint_files import load_tensors, read_config
+from omni_cluster.models.qwen3_omni.code2wav import Reach
 from omni_cluster.types.errors import PayloadError
 
 PASS_CODES = 64
 """Codes of a stream in a pass at most: activations take some 3 MB a code in float32."""
-_KERNEL, _DILATIONS = 7, (1, 3, 9)
-"""Of the decoder's convolutions; no checkpoint says them."""
 
 
 def load_vocoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Vocoder:
@@ -37,35 +35,6 @@ def load_vocoder(folder: Path, device: torch.device, dtype: torch.dtype) -> Voco
     model = Qwen3OmniMoeCode2Wav._from_config(config, attn_implementation="sdpa")
     model.load_state_dict(load_tensors(folder, "code2wav.", device))
     return Vocoder(model.to(device, dtype).eval())
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How samples lie in codes: `samples_per_code`, `missing_samples` of a request's end, and the `context` codes
-    before a piece that its samples depend on through the convolutions.
-    """
-
-    samples_per_code: int
-    missing_samples: int
-    context: int
-
-    @classmethod
-    def of(cls, ratios: Sequence[int], rates: Sequence[int]) -> Reach:
-        """`ratios` of the convolutions before the decoder, `rates` of those in it, whose kernels are of two strides."""
-        missing = 0
-        for rate in rates:
-            missing = (missing + 1) * rate
-        first = -missing - (_KERNEL - 1)
-        for rate in reversed(rates):
-            first = (first - (_KERNEL - 1) * sum(_DILATIONS)) // rate
-        first -= _KERNEL - 1
-        for ratio in reversed(ratios):
-            first = (first - (_KERNEL - 1)) // ratio
-        return cls(math.prod(ratios) * math.prod(rates), missing, -first)
-
-    def samples(self, codes: int) -> int:
-        """Samples that so many codes of a request allow."""
-        return max(0, codes * self.samples_per_code - self.missing_samples)
 
 
 @dataclass(frozen=True, slots=True)

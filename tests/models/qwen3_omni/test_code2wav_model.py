@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,15 @@ from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
+from omni_cluster.models.qwen3_omni.code2wav import Code2WavSession
 from omni_cluster.models.qwen3_omni.code2wav_model import Code2WavModel
-from omni_cluster.models.qwen3_omni.vocoder import Reach, load_vocoder
+from omni_cluster.models.qwen3_omni.vocoder import load_vocoder
 from omni_cluster.models.sound import LinearCost, SoundJob, SoundPriors
+from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import NotFinite, PayloadError, SoundEngineStopped
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.outputs import StageChunk
+from tests.engine.stages import at_once
 
 CPU = torch.device("cpu")
 OPTIONS = SoundOptions(max_streams=2, max_wait_ms=0, max_batch_frames=40)
@@ -33,28 +38,6 @@ PRIORS = SoundPriors(
     piece_size=5.0,
     cushion_s=0.05,
 )
-
-
-class Pieces:
-    """A `SoundSession` of the given pieces, or of all their codes at once."""
-
-    def __init__(self, name: str, parts: Sequence[np.ndarray], reach: Reach, streams: bool) -> None:
-        self._stream, self._reach = name if streams else None, reach
-        self._parts = parts if streams else [np.concatenate(parts)]
-        self._job: SoundJob | None = None
-
-    async def jobs(self) -> AsyncIterator[SoundJob]:
-        start = 0
-        for part in self._parts:
-            end = start + len(part)
-            samples = range(self._reach.samples(start), self._reach.samples(end))
-            self._job = SoundJob(part, samples, size=len(part), stream=self._stream)
-            yield self._job
-            start = end
-
-    def latest(self) -> SoundJob:
-        assert self._job is not None
-        return self._job
 
 
 class Stage:
@@ -76,9 +59,13 @@ class Stage:
             self.batches.append(len(args[0]))
         return getattr(self.model, method)(*args)
 
-    async def sound(self, name: str, parts: Sequence[np.ndarray], streams: bool = True) -> np.ndarray:
-        made = self.loop.waveforms(Pieces(name, parts, self.reach, streams), Playback())
-        return np.concatenate([wave async for _, wave in made])
+    async def sound(self, name: str, codes: np.ndarray, most: int, delivered: int = 0) -> list[tuple[int, np.ndarray]]:
+        """In pieces of so many codes at most; 0: whole."""
+        known = {"code2wav": KnownOutput(num_samples=delivered)}
+        request = OmniRequest(name, "", streams_audio=most > 0, known=known)
+        upstream = at_once([StageChunk(codes=Codes.of(0, codes)), StageChunk(finish_reason="stop")])
+        session = Code2WavSession(request, upstream, self.reach, 256, 4, most)
+        return [piece async for piece in self.loop.waveforms(session, Playback())]
 
 
 @pytest.fixture
@@ -90,26 +77,43 @@ async def stage(qwen3_folder: Path) -> AsyncIterator[Stage]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def parts_of(seed: int, *sizes: int) -> list[np.ndarray]:
-    codes = np.random.RandomState(seed).randint(0, 256, (sum(sizes), 4)).astype(np.int16)
-    return np.split(codes, np.cumsum(sizes)[:-1])
+def codes_of(count: int, seed: int) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, 256, (count, 4)).astype(np.int16)
+
+
+def whole(model: Any, codes: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return model.code2wav(torch.from_numpy(codes.astype(np.int64)).T[None])[0, 0].numpy()
 
 
 async def test_streams_at_once_and_whole_answers_are_transformers(stage: Stage, qwen3_reference: Any) -> None:
     """More streams than may hold state, and a whole answer that is larger than a step may be."""
-    asked = {"a": (1, 2, 4, 8), "b": (14,), "c": (3, 3), "d": (1, 1, 20), "whole": (45,)}
-    parts = {name: parts_of(seed, *sizes) for seed, (name, sizes) in enumerate(asked.items())}
-    made = await asyncio.gather(*(stage.sound(name, each, name != "whole") for name, each in parts.items()))
-    for sound, each in zip(made, parts.values(), strict=True):
-        codes = torch.from_numpy(np.concatenate(each).astype(np.int64)).T[None]
-        with torch.inference_mode():
-            wanted = qwen3_reference.code2wav(codes)[0, 0].numpy()
+    asked = [
+        (codes_of(15, 0), 4),
+        (codes_of(14, 1), 14),
+        (codes_of(6, 2), 3),
+        (codes_of(22, 3), 9),
+        (codes_of(45, 4), 0),
+    ]
+    made = await asyncio.gather(*(stage.sound(f"r{i}", *each) for i, each in enumerate(asked)))
+    for pieces, (codes, most) in zip(made, asked, strict=True):
+        assert [start for start, _ in pieces] == [stage.reach.samples(most * i) for i in range(len(pieces))]
+        sound, wanted = np.concatenate([wave for _, wave in pieces]), whole(qwen3_reference, codes)
         assert sound.dtype == np.float32 and len(sound) == len(wanted)
         assert np.abs(sound - wanted).max() < 1e-5
     assert max(stage.batches) > 1
     while any(stage.loop.counts().values()):
         await asyncio.sleep(0)
     assert not (stage.model._pieces or stage.model._streams)
+
+
+async def test_a_stream_that_is_begun_again_goes_on_exactly(stage: Stage, qwen3_reference: Any) -> None:
+    codes = codes_of(33, 5)
+    wanted, delivered = whole(qwen3_reference, codes), 1920 * 18 - 555
+    for start, wave in await stage.sound("again", codes, 5, delivered):
+        if start + len(wave) > delivered:
+            assert np.abs(wave - wanted[start : start + len(wave)]).max() < 1e-5
+    assert start + len(wave) == len(wanted)
 
 
 def test_invalid_codes_are_refused_before_anything_is_begun(qwen3_folder: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.models.qwen3_omni.vocoder import PASS_CODES, Reach, Vocoder, load_vocoder
+from omni_cluster.models.qwen3_omni.code2wav import Reach
+from omni_cluster.models.qwen3_omni.vocoder import PASS_CODES, Vocoder, load_vocoder
 from omni_cluster.types.errors import PayloadError
 
 CODEBOOKS, CODES, WINDOW = 4, 256, 8
