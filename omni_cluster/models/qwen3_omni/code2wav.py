@@ -63,7 +63,8 @@ class Reach:
 class Code2WavSession:
     """One request in code2wav.
 
-    Whole mode is one job of all codes. Streaming, a piece is what codes are there, without look-ahead. A request that
+    Whole mode is one job of all codes. Streaming, a piece is what codes are there, without look-ahead; its size counts
+    those before it that the convolutions see again. A request that
     is begun again begins with its first code, in pieces as large as they may be, of which those are not heard that the
     client has: so its sound goes on exactly, and even minutes of it are made again in a fraction of a second.
     """
@@ -115,7 +116,7 @@ class Code2WavSession:
         return SoundJob(
             self._codes.between(self._start, self._end),
             samples,
-            size=self._end - self._start,
+            size=self._end - self._start + (min(self._start, self._reach.context) if streams else 0),
             stream=self._request.request_id if streams else None,
             is_heard=not streams or samples.stop > self._delivered,
         )

@@ -126,7 +126,7 @@ class Vocoder:
             keys, values = kept.after(place, len(each))
             outputs = windows[place][-self.reach.context :].clone()
             first, end = (self.reach.samples(count) for count in (len(state.outputs), len(windows[place])))
-            yield waves[place, first:end].clone(), StreamState(state.count + len(each), keys, values, outputs)
+            yield waves[place][first:end].clone(), StreamState(state.count + len(each), keys, values, outputs)
 
     def _rows(self, states: Sequence[StreamState], codes: Sequence[np.ndarray], kept: _Kept) -> torch.Tensor:
         """The transformer's rows `[B, n, hidden]` of the longest piece's length; those behind a piece's end are any."""
@@ -150,15 +150,32 @@ class Vocoder:
         is_there = counts + seen >= 0
         return (is_near & is_there[:, None])[:, None]
 
-    def _waves(self, windows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Of rows `[n, hidden]` each; a wave `[B, samples]` is right as far as its own rows allow."""
-        hidden = pad_sequence(list(windows), batch_first=True).transpose(1, 2)
+    def _waves(self, windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of rows `[n, hidden]` each; a wave is right as far as its own rows allow."""
+        waves = [windows[0].new_empty(0)] * len(windows)
+        for places in alike([len(window) for window in windows]):
+            made = self._convolved(pad_sequence([windows[place] for place in places], batch_first=True))
+            for place, wave in zip(places, made, strict=True):
+                waves[place] = wave
+        return waves
+
+    def _convolved(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows `[B, n, hidden]` -> waves `[B, samples]`."""
+        hidden = rows.transpose(1, 2)
         for blocks in self._model.upsample:
             for block in blocks:
                 hidden = block(hidden)
         for block in self._model.decoder:
             hidden = block(hidden)
         return hidden[:, 0].clamp(-1, 1)
+
+
+def alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Places of lengths that share a pass: no one is twice as long as another, so padding is less than half of it."""
+    by_size: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        by_size.setdefault((length - 1).bit_length(), []).append(place)
+    return list(by_size.values())
 
 
 class _Kept:

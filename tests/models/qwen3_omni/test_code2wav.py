@@ -75,6 +75,7 @@ async def test_pieces_follow_each_other_and_the_first_is_shorter(most: int) -> N
     assert max(sizes(made)) == most and set(sizes(made)[:-1]) <= {most}
     assert [made[0].samples.start, made[0].samples.stop, made[-1].samples.stop] == [0, 1920 * most - 555, 249_045]
     assert all(one.samples.stop == next_.samples.start for one, next_ in itertools.pairwise(made))
+    assert [job.size - len(job.codes) for job in made] == [min(i * most, 10) for i in range(len(made))]
     assert all((job.stream, job.look_ahead, job.is_heard) == ("r", 0, True) for job in made)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omni_cluster.models.qwen3_omni.code2wav import Reach
-from omni_cluster.models.qwen3_omni.vocoder import PASS_CODES, Vocoder, load_vocoder
+from omni_cluster.models.qwen3_omni.vocoder import PASS_CODES, Vocoder, alike, load_vocoder
 from omni_cluster.types.errors import PayloadError
 
 CODEBOOKS, CODES, WINDOW = 4, 256, 8
@@ -119,6 +119,15 @@ def test_streams_of_different_ages_share_passes_and_sound_as_each_does_alone(exa
         assert largest(torch.cat(waves[place]) - decoded(exact, codes_of(36, place))) < EXACT
 
 
+def test_less_than_half_of_a_pass_is_padding() -> None:
+    lengths = [1, 74, 11, 9, 16, 2, 17, 64, 33, 65]
+    groups = alike(lengths)
+    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    for group in groups:
+        assert max(lengths[place] for place in group) < 2 * min(lengths[place] for place in group)
+    assert [len(group) for group in alike([5, 8, 6])] == [3]
+
+
 def test_what_a_stream_keeps_is_bounded(vocoder: Vocoder) -> None:
     stream, kept = vocoder.stream(), []
     for part in cut(codes_of(90), 7, 3, 60):
@@ -170,7 +179,7 @@ def test_a_pass_that_fails_leaves_all_streams_as_they_were(vocoder: Vocoder, mon
     streams, parts = [vocoder.stream(), vocoder.stream()], [codes_of(3), codes_of(PASS_CODES + 2)]
     before, waves = [stream.state for stream in streams], vocoder._waves
 
-    def failing(windows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def failing(windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(windows) == 1:
             raise RuntimeError("out of memory")
         return waves(windows)
