@@ -26,15 +26,20 @@ SESSION = {"type": "realtime", "instructions": "Be brief.", "audio": {"output": 
 
 async def follow(connection, player):
     """What the server says: it finds the turns, and ends an answer when speech begins."""
+    line_is_open = False
     async for event in connection:
         if event.type == "response.output_audio_transcript.delta":
+            line_is_open = True
             print(event.delta, end="", flush=True)
         elif event.type == "response.output_audio.delta":
             player.add(event.item_id, base64.b64decode(event.delta))
         elif event.type == "input_audio_buffer.speech_started":
             player.turn = "spoken"
             if (played_ms := player.stop()) is not None:
-                print(f"\n[interrupted after {played_ms} ms]", flush=True)
+                if line_is_open:  # else the answer had ended, and was played still
+                    print()
+                line_is_open = False
+                print(f"[interrupted after {played_ms} ms]", flush=True)
                 # The conversation keeps what was played of the answer, and no more.
                 await connection.conversation.item.truncate(
                     item_id=player.item_id, content_index=0, audio_end_ms=played_ms
@@ -42,7 +47,7 @@ async def follow(connection, player):
         elif event.type == "input_audio_buffer.committed":
             player.turn = "committed"
         elif event.type == "response.done" and player.turn == "committed":
-            player.turn = "answered"
+            player.turn, line_is_open = "answered", False
             print(flush=True)
         elif event.type == "error":
             print(event.error.message, file=sys.stderr)
