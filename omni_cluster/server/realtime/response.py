@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from omni_cluster.openai_api.realtime.items import Conversation, Item, new_id
 from omni_cluster.openai_api.realtime.session import Choice, NamedFunction, ResponseAsked, chat_tools, checked
 from omni_cluster.openai_api.realtime.sound import Speaking
 from omni_cluster.openai_api.tools import NamedTool, ToolChoice, template_arguments, tool_use_of
+from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason
 from omni_cluster.server.realtime.outlet import Outlet
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.services import Services
-from omni_cluster.server.streamed import open_stream
+from omni_cluster.server.streamed import AnswerStream, open_stream
 from omni_cluster.types.errors import PromptTooLong
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import CallDelta, StageChunk
@@ -172,25 +174,37 @@ class Response:
         async with self._its.admission.admit(self._connection) as admitted:
             if self._asked.response.wants_sound:
                 admitted.allowance.check_sound()
-            request = await self._its.reader.off_loop(self._request)
-            stream = await open_stream(self._its.pipeline, request, admitted, self._progress)
-            async with contextlib.aclosing(stream):
+            async with contextlib.aclosing(await self._opened(admitted)) as stream:
                 async for chunk in stream:
                     admitted.meter.count_sent(await self._say(chunk))
 
-    def _request(self) -> OmniRequest:
-        """Raises RequestError. A prompt that is too long is tried with its latest items, where it may."""
+    async def _opened(self, admitted: AdmittedRequest) -> AnswerStream[AnswerProgress]:
+        """A prompt that is too long is tried with its latest items, where it may; one with media is known by its stage.
+
+        Raises RequestError.
+        """
         items = list(self._asked.items)
-        request_id = self._connection.scope["state"]["request_id"]
         while True:
             try:
-                return self._its.builder.of_chat(self._chat(items), request_id, "input")
+                request = await self._its.reader.off_loop(functools.partial(self._request, items))
+                return await open_stream(self._its.pipeline, request, admitted, self._progress)
             except PromptTooLong:
-                oldest = [each for each in items[:-1] if each.message["role"] != "system"]
-                if not (self._asked.drops_oldest and oldest):
+                items = self._without_oldest(items)
+                if not items:
                     raise
-                gone = {each.id for each in oldest[: -(-len(oldest) // DROPPED_SHARE)]}
-                items = [each for each in items if each.id not in gone]
+
+    def _request(self, items: Sequence[Item]) -> OmniRequest:
+        """Raises RequestError."""
+        request_id = self._connection.scope["state"]["request_id"]
+        return self._its.builder.of_chat(self._chat(items), request_id, "input")
+
+    def _without_oldest(self, items: Sequence[Item]) -> list[Item]:
+        """The latest of them; none where none may be left out."""
+        oldest = [each for each in items[:-1] if each.message["role"] != "system"]
+        if not (self._asked.drops_oldest and oldest):
+            return []
+        gone = {each.id for each in oldest[: -(-len(oldest) // DROPPED_SHARE)]}
+        return [each for each in items if each.id not in gone]
 
     def _chat(self, items: Sequence[Item]) -> ChatRequest:
         asked, config = self._asked.response, self._its.bound.config

@@ -63,6 +63,25 @@ async def test_a_spoken_turn_and_one_that_follows_are_answered_as_in_a_chat(loca
     assert await local.nothing_is_left()
 
 
+async def test_the_oldest_spoken_turn_is_left_out_where_all_are_too_long(local: LocalApp) -> None:
+    """Only the thinker's stage counts the tokens of media."""
+    turns = [speech(25.0 + i) for i in range(3)]
+    async with talk(local.url) as client:
+        text_alone = {"max_output_tokens": TOKENS, "output_modalities": ["text"]}
+        await client.update(**text_alone, audio={"input": {"turn_detection": None}})
+        for turn in turns:
+            await push_to_talk(client, turn)
+        answered = await client.answer()
+        assert answered[-1]["response"]["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+        latest = [{"role": "user", "content": [part_of(turn)]} for turn in turns[1:]]
+        assert text_of(answered) == chatted(local, *latest)["content"]
+        await client.update(truncation="disabled")
+        await client.send("response.create")
+        refused = (await client.until("error"))[-1]["error"]
+        assert refused["code"] == "context_length_exceeded" and "maximum context length" in refused["message"]
+    assert await local.nothing_is_left()
+
+
 async def test_what_was_not_heard_is_not_in_the_next_prompt(local: LocalApp) -> None:
     async with talk(local.url) as client:
         await client.update(max_output_tokens=TOKENS, output_modalities=["audio"])
