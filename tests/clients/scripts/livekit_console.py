@@ -24,7 +24,7 @@ PIECE_S = 0.04
 PIECE_BYTES = int(PIECE_S * RATE_HZ) * 2
 PLAYED_BYTES = int(PIECE_S * WIRE_HZ) * 2
 INTERRUPTS_S = 4.0
-"""Into the first answer: an agent lets nobody interrupt its first three seconds."""
+"""Into the first answer, once its first three seconds are over: an agent cannot be interrupted before."""
 PATIENCE_S = 180
 
 Message = agent_session.AgentSessionMessage
