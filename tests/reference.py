@@ -224,12 +224,17 @@ class Reference:
         )
 
     @torch.inference_mode()
-    def waveform(self, codes: Sequence[int], voice: str = "Chelsie", seed: int = 0) -> NDArray[np.float32]:
+    def waveform(
+        self, codes: Sequence[int], voice: str = "Chelsie", seed: int = 0, num_steps: int = 10
+    ) -> NDArray[np.float32]:
         """float32 [480 * len(codes)] at 24 kHz, from the noise of `seed` as in `speech`."""
         voices = self.model.speaker_map[voice]
         torch.manual_seed(seed)
         waveform = self.model.token2wav(
-            torch.tensor([list(codes)]), conditioning=voices["cond"].float(), reference_mel=voices["ref_mel"].float()
+            torch.tensor([list(codes)]),
+            conditioning=voices["cond"].float(),
+            reference_mel=voices["ref_mel"].float(),
+            num_steps=num_steps,
         )
         array: NDArray[np.float32] = waveform.reshape(-1).float().numpy()
         return array

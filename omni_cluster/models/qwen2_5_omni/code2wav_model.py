@@ -17,7 +17,7 @@ from omni_cluster.kernels import float8
 from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen2_5_omni.bigvgan import Vocoder
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, FIRST_SLOT, NO_BLOCK, BlockDiT
-from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow, FlowJob, evaluation_times, graph_sizes
+from omni_cluster.models.qwen2_5_omni.flow import Flow, FlowJob, evaluation_times, graph_sizes
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.token2wav import load_token2wav
 from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
@@ -83,8 +83,6 @@ class Code2WavModel:
     that fails leaves all jobs and streams as they were before it.
     """
 
-    steps = STEPS
-
     def __init__(
         self,
         folder: Path,
@@ -94,6 +92,7 @@ class Code2WavModel:
         shares_card: bool = False,
     ) -> None:
         self._config = config or Code2WavOptions()
+        self.steps = self._config.num_steps - 1
         self._shares_card = shares_card
         self._device = device
         self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}
@@ -109,7 +108,7 @@ class Code2WavModel:
     def _load(self, model: Qwen2_5OmniToken2WavModel, voices: list[Voice]) -> None:
         config, device = self._config, self._device
         captures = config.cuda_graphs and device.type == "cuda"
-        times = evaluation_times(device)
+        times = evaluation_times(device, config.num_steps)
         dtype = tensor_dtype(config.dtype)
         in_float8 = config.dtype == "float8"
         if in_float8:
@@ -120,7 +119,7 @@ class Code2WavModel:
             dit = BlockDiT(model.code2wav_dit_model, voices, times, dtype, slots, resident, in_float8)
         with products_in(config.dtype):
             sizes = graph_sizes(config.max_batch_frames // dit.block_size) if captures else ()
-            self._flow = Flow(dit, device, sizes)
+            self._flow = Flow(dit, device, sizes, config.num_steps)
         self._dit = dit
         with products_in(config.vocoder_dtype):
             vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))

@@ -12,24 +12,24 @@ from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_le
 from omni_cluster.models.qwen2_5_omni.dit import BLOCK_ROWS, NO_BLOCK, BlockDiT, PackedBlocks
 
 NUM_STEPS = 10
+"""Points of time in the reference, whose name for them this is: a step lies between two of them."""
 SWAY_COEFFICIENT = -1.0
 EVALUATIONS = 4
 """Of the velocity in one step."""
-STEPS = NUM_STEPS - 1
 NEIGHBOURS, KEEP, STEP = slice(0, 2), 3, 5
 """Rows of a table of blocks; see `PackedBlocks.of`."""
 
 
-def time_points(device: torch.device) -> torch.Tensor:
-    """The reference's sway-sampled times, float32 `[NUM_STEPS]` from 0 to 1."""
-    times = torch.linspace(0, 1, NUM_STEPS, device=device)
+def time_points(device: torch.device, num_steps: int = NUM_STEPS) -> torch.Tensor:
+    """The reference's sway-sampled times, float32 `[num_steps]` from 0 to 1."""
+    times = torch.linspace(0, 1, num_steps, device=device)
     return times + SWAY_COEFFICIENT * (torch.cos(torch.pi / 2 * times) - 1 + times)
 
 
-def evaluation_times(device: torch.device) -> torch.Tensor:
-    """All times at which the velocity is evaluated, in order: float32 `[EVALUATIONS * STEPS]`."""
+def evaluation_times(device: torch.device, num_steps: int = NUM_STEPS) -> torch.Tensor:
+    """All times at which the velocity is evaluated, in order: float32 `[EVALUATIONS * (num_steps - 1)]`."""
     times = []
-    for start, end in itertools.pairwise(time_points(device)):
+    for start, end in itertools.pairwise(time_points(device, num_steps)):
         step = end - start
         times += [start, start + step * (1 / 3), start + step * (2 / 3), end]
     return torch.stack(times)
@@ -55,16 +55,18 @@ class FlowJob:
 
 
 class Flow:
-    """Takes jobs from noise to mel in `STEPS` steps; those of one step may each be at another of them.
+    """Takes jobs from noise to mel in `num_steps - 1` steps; those of one step may each be at another of them.
 
-    On CUDA one step is captured for usual numbers of blocks: `graph_blocks`, the sizes to capture. A step is filled up
+    The DiT is one of the same `num_steps`, by `evaluation_times`. On CUDA one step is captured for usual numbers of blocks: `graph_blocks`, the sizes to capture. A step is filled up
     to the next of them, one larger than all of them runs without a graph.
     """
 
-    def __init__(self, dit: BlockDiT, device: torch.device, graph_blocks: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, dit: BlockDiT, device: torch.device, graph_blocks: tuple[int, ...] = (), num_steps: int = NUM_STEPS
+    ) -> None:
         self._dit = dit
         self._device = device
-        self._step_sizes = time_points(device).diff()
+        self._step_sizes = time_points(device, num_steps).diff()
         pool = GraphPool() if graph_blocks else None
         self._graphs = {size: self._capture(size, pool) for size in sorted(graph_blocks, reverse=True) if pool}
 

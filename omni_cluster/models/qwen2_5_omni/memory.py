@@ -12,8 +12,8 @@ from omni_cluster.memory.sizes import ARSizes, SoundSizes, StoredWeights, TowerS
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 
 FLOAT32_BYTES = 4
-EVALUATIONS = 36
-"""Of the velocity in one sample: nine Runge-Kutta steps of four."""
+EVALUATIONS = 4
+"""Of the velocity in one Runge-Kutta step of the flow."""
 
 VOCODER_BUFFERS = 12
 """Tensors as wide as BigVGAN's widest that are alive at once: 11.02 by tracing its forward pass on the meta device."""
@@ -110,7 +110,7 @@ def code2wav_sizes(folder: Path, options: Code2WavOptions) -> SoundSizes:
             StoredWeights((WeightGroup("token2wav.code2wav_dit_model."),), dtype + twice),
             StoredWeights((WeightGroup("token2wav.code2wav_bigvgan_model."),), vocoder_dtype),
         ),
-        state_bytes=stream_elements(config.dit_config) * dtype,
+        state_bytes=stream_elements(config.dit_config, options.num_steps - 1) * dtype,
         frames_per_code=config.dit_config.repeats,
         # The DiT's stay in its graphs' pool while the vocoder runs.
         frame_bytes=dit_frame_bytes(config.dit_config) + vocoder_frame_bytes(config.bigvgan_config),
@@ -118,10 +118,10 @@ def code2wav_sizes(folder: Path, options: Code2WavOptions) -> SoundSizes:
     )
 
 
-def stream_elements(dit: Any) -> int:
+def stream_elements(dit: Any, steps: int) -> int:
     """Keys and values, guided and unguided, of one block, for each evaluation and each layer that looks back."""
     inner = dit.num_attention_heads * dit.head_dim
-    elements: int = EVALUATIONS * len(dit.look_backward_layers) * 2 * 2 * dit.block_size * inner
+    elements: int = steps * EVALUATIONS * len(dit.look_backward_layers) * 2 * 2 * dit.block_size * inner
     return elements
 
 

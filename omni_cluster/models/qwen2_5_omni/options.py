@@ -30,6 +30,15 @@ class Code2WavOptions(SoundOptions):
     max_piece_blocks: int = Field(
         default=16, ge=2, description="Blocks of one chunk of a stream at most, 0.24 s each.", examples=[16]
     )
+    # 2 is one step. Above 32 the keys and values that a stream keeps of each evaluation take more than they give.
+    num_steps: int = Field(
+        default=10,
+        ge=2,
+        le=32,
+        description="Points in time of the flow, as transformers' `token2wav_num_steps`; `10` is the reference's. The "
+        "flow's work grows with them less one: `5` is 4/9 of it, in another sound.",
+        examples=[10],
+    )
     dtype: LayerPrecision = Field(
         default="float32",
         description="Precision of the DiT's products; `float32` is the reference's. `float8`: bfloat16, with the "

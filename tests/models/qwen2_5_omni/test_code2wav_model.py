@@ -91,6 +91,19 @@ def test_batch_of_different_lengths_voices_and_seeds_is_the_reference(
         assert_close(made, wanted(reference, one))
 
 
+@pytest.mark.parametrize("num_steps", [2, 5])
+def test_another_number_of_steps_is_the_references(tiny: Path, reference: Reference, num_steps: int) -> None:
+    options = Code2WavOptions(num_steps=num_steps)
+    model = Code2WavModel(tiny, load_voices(tiny), torch.device("cpu"), options)
+    jobs = [job(60), job(37, "Ethan", seed=1)]
+    for one, wave in zip(jobs, made_by(model, jobs), strict=True):
+        assert one.voice is not None and one.seed is not None
+        assert_close(wave, reference.waveform(codes_of(one), one.voice, one.seed, num_steps))
+    whole = job(60)
+    joined = streamed(model, whole, [1, 1])
+    assert snr_db(joined, reference.waveform(codes_of(whole), num_steps=num_steps)) > STREAMING_SNR_DB
+
+
 def test_equal_jobs_of_a_batch_are_equal(model: Code2WavModel) -> None:
     first, _, last = made_by(model, [job(20), job(24), job(20)])
     np.testing.assert_array_equal(first, last)

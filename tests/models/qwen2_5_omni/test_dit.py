@@ -21,7 +21,7 @@ from omni_cluster.models.qwen2_5_omni.dit import (
     gelu_of_linear,
     keep_on_host,
 )
-from omni_cluster.models.qwen2_5_omni.flow import STEPS, Flow
+from omni_cluster.models.qwen2_5_omni.flow import NUM_STEPS, Flow
 from tests.models.qwen2_5_omni.dit_cases import SIZE, blocks, make_dit, table
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ def dit(tiny: Path) -> BlockDiT:
 def solve(dit: BlockDiT, noise: torch.Tensor, layout: np.ndarray, flow: Flow | None = None) -> torch.Tensor:
     flow = flow or Flow(dit, dit.store.device)
     job = flow.begin(noise, layout)
-    for _ in range(STEPS):
+    for _ in range(NUM_STEPS - 1):
         flow.advance([job])
     return job.state.view(noise.shape)
 
