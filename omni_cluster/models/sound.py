@@ -95,8 +95,11 @@ class SoundModel(Protocol):
     def begin(self, number: int, job: SoundJob) -> None:
         """Takes a job in. PayloadError for invalid codes, before anything is indexed by them."""
 
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
-        """Advances jobs by one step. May return before the device has made it; gives the time of one that it has."""
+    def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
+        """Advances jobs by one step. May return before the device has made it; gives the time of one that it has.
+
+        `ending`: jobs that the next call finishes, in its order. A model that can makes their sound beside the step.
+        """
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """Float32 mono waveforms in [-1, 1], `len(job.samples)` of each job; the jobs are gone then.

@@ -143,16 +143,20 @@ class StepLoop:
             self._streams.forgotten(len(ended))
 
     async def _advance(self) -> None:
-        """Makes one step of the most urgent jobs, and finishes jobs that have had all their steps."""
+        """Makes one step of the most urgent jobs, and finishes those that had all their steps before it.
+
+        The model knows both at once: the device need not stand still while sound is read.
+        """
         unfinished = [job for job in self._jobs if job.may_advance]
         for job in unfinished:
             job.grow()
         chosen = [job for job in self._scheduler.choose(unfinished) if job.is_begun or await self._begin(job)]
-        if chosen:
-            await self._step(chosen)
         ended = [job for job in self._jobs if job.may_finish]
-        if to_finish := self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs)):
-            await self._finish(to_finish)
+        ending = self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs))
+        if chosen:
+            await self._step(chosen, ending)
+        if ending:
+            await self._finish(ending)
         elif not chosen:
             await asyncio.sleep(0)  # no job could advance: lets the callers of finished jobs run
 
@@ -168,10 +172,11 @@ class StepLoop:
             self._slack.began(job.size, job.due_s - time.monotonic())
         return True
 
-    async def _step(self, jobs: Sequence[LoopJob]) -> None:
-        taken, error = await self._tried("step", [job.number for job in jobs])
+    async def _step(self, jobs: Sequence[LoopJob], ending: Sequence[LoopJob] = ()) -> None:
+        taken, error = await self._tried("step", [job.number for job in jobs], [job.number for job in ending])
         if error is not None:
-            await self._one_by_one(self._step, jobs, error)
+            # What ends may be what broke: then these jobs' step is made without it.
+            await (self._step(jobs) if ending else self._one_by_one(self._step, jobs, error))
             return
         for job in jobs:
             job.steps_left -= 1

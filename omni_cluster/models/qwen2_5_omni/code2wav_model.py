@@ -76,6 +76,26 @@ class Piece:
         return self.flow.state[: self.frames]
 
 
+@dataclass(slots=True)
+class VocoderPass:
+    """Pieces on their way through the vocoder. It holds what the device reads, if their jobs are dropped meanwhile.
+
+    `sound`: of those that are heard, joined, on the device; None where none is. `are_finite`: bool `[pieces]`, of what
+    the vocoder sees, as a waveform does not tell of all that is clipped.
+    """
+
+    numbers: tuple[int, ...]
+    pieces: list[Piece]
+    windows: list[torch.Tensor]
+    sound: torch.Tensor | None
+    are_finite: torch.Tensor
+
+    @property
+    def heard(self) -> list[int]:
+        """Places of pieces that are heard."""
+        return [i for i, piece in enumerate(self.pieces) if piece.job.is_heard]
+
+
 class Code2WavModel:
     """A `SoundModel`: waveforms at 24 kHz, in the reference's arithmetic or in a faster one.
 
@@ -98,6 +118,8 @@ class Code2WavModel:
         self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
         self._clock = StepClock(device)
+        self._vocoder_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pass: VocoderPass | None = None
         self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, StreamState] = {}
         self._has_warned = False
@@ -152,8 +174,9 @@ class Code2WavModel:
         self._pieces[number] = Piece(job, state, self._flow.begin(padded, table), frames, kept)
 
     @torch.inference_mode()
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
-        """See `SoundModel.step`."""
+    def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
+        """See `SoundModel.step`. The vocoder has a stream of its own on a card, which waits for the steps before."""
+        self._pass = self._begin_pass(ending) if ending else None
         pieces = [self._pieces[number] for number in numbers]
         with products_in(self._config.dtype), self._clock.measured(sum(piece.job.size for piece in pieces)):
             self._flow.advance([piece.flow for piece in pieces])
@@ -162,13 +185,13 @@ class Code2WavModel:
     @torch.inference_mode()
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """See `SoundModel.finish`: `[480 * codes]` without those of the look-ahead, float32 in [-1, 1]."""
-        pieces = [self._pieces[number] for number in numbers]
-        windows = [self._window(piece) for piece in pieces]
-        with products_in(self._config.vocoder_dtype):
-            waves = self._sounds(pieces, windows)
-        _check_finite(waves, windows)
-        kept = [self._kept_mel(piece, window) for piece, window in zip(pieces, windows, strict=True)]
-        for piece, mel in zip(pieces, kept, strict=True):  # nothing fails from here on
+        begun, self._pass = self._pass, None
+        if begun is None or begun.numbers != tuple(numbers):
+            begun = self._begin_pass(numbers)
+        with torch.cuda.stream(self._vocoder_stream):
+            waves = self._waves(begun)
+            kept = [self._kept_mel(piece, window) for piece, window in zip(begun.pieces, begun.windows, strict=True)]
+        for piece, mel in zip(begun.pieces, kept, strict=True):  # nothing fails from here on
             if piece.stream is not None:
                 piece.stream.mel = mel
         self.drop(numbers)
@@ -245,29 +268,42 @@ class Code2WavModel:
     def _codes_per_block(self) -> int:
         return int(self._dit.block_size // self._dit.repeats)
 
-    def _sounds(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
-        """Silence for pieces that are not heard."""
-        heard = [i for i, piece in enumerate(pieces) if piece.job.is_heard]
-        waves = self._vocode([pieces[i] for i in heard], [windows[i] for i in heard]) if heard else []
-        made = dict(zip(heard, waves, strict=True))
-        silent = [np.zeros(piece.kept_frames * self._samples_per_frame, np.float32) for piece in pieces]
-        return [made.get(i, silence) for i, silence in enumerate(silent)]
+    def _begin_pass(self, numbers: Sequence[int]) -> VocoderPass:
+        """On a card it runs beside the steps that are begun later, in a stream that has waited for those before."""
+        pieces = [self._pieces[number] for number in numbers]
+        if self._vocoder_stream is not None:
+            self._vocoder_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._vocoder_stream), products_in(self._config.vocoder_dtype):
+            windows = [self._window(piece) for piece in pieces]
+            are_finite = torch.stack([window.sum().isfinite() for window in windows])
+            begun = VocoderPass(tuple(numbers), pieces, windows, None, are_finite)
+            heard = begun.heard
+            begun.sound = self._vocode([pieces[i] for i in heard], [windows[i] for i in heard]) if heard else None
+        return begun
 
-    def _vocode(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
-        waves = _heard_of(self._vocoding, pieces, windows)
-        return waves if self._wide_vocoding is None else self._within_range(self._wide_vocoding, waves, pieces, windows)
+    def _vocode(self, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _heard_of(self._vocoding, pieces, windows)
 
-    def _within_range(
-        self, wide: Vocoding, waves: Sequence[np.ndarray], pieces: Sequence[Piece], windows: Sequence[torch.Tensor]
-    ) -> list[np.ndarray]:
+    def _waves(self, begun: VocoderPass) -> list[np.ndarray]:
+        """Waits for the device. Silence for pieces that are not heard. Raises NotFinite."""
+        waves = [np.zeros(piece.kept_frames * self._samples_per_frame, np.float32) for piece in begun.pieces]
+        if begun.sound is not None:
+            _replace(waves, begun.heard, begun.sound)
+        if self._wide_vocoding is not None:
+            self._make_again_past_range(self._wide_vocoding, waves, begun)
+        if not (bool(begun.are_finite.all()) and all(np.isfinite(wave).all() for wave in waves)):
+            raise NotFinite("sound was computed that is infinite or no number; send the request with another seed.")
+        return waves
+
+    def _make_again_past_range(self, wide: Vocoding, waves: list[np.ndarray], begun: VocoderPass) -> None:
         """What an activation past float16's range has touched is not a number in the waveform: that is made again."""
         past = [i for i, wave in enumerate(waves) if not np.isfinite(wave).all()]
         if not past:
-            return list(waves)
+            return
         self._warn_of_range()
         with products_in(WIDE_DTYPE):
-            again = dict(zip(past, _heard_of(wide, [pieces[i] for i in past], [windows[i] for i in past]), strict=True))
-        return [again.get(i, wave) for i, wave in enumerate(waves)]
+            sound = _heard_of(wide, [begun.pieces[i] for i in past], [begun.windows[i] for i in past])
+        _replace(waves, past, sound)
 
     def _warn_of_range(self) -> None:
         if not self._has_warned:
@@ -294,19 +330,17 @@ def generator_of(job: SoundJob) -> torch.Generator:
     return torch.Generator().manual_seed(job.seed)
 
 
-def _check_finite(waves: Sequence[np.ndarray], windows: Sequence[torch.Tensor]) -> None:
-    """Raises NotFinite. A waveform tells of most that is infinite in its mel, but not of what is clipped."""
-    mels_are = torch.stack([window.sum().isfinite() for window in windows]).cpu()
-    if not (bool(mels_are.all()) and all(np.isfinite(wave).all() for wave in waves)):
-        raise NotFinite("sound was computed that is infinite or no number; send the request with another seed.")
-
-
-def _heard_of(vocoding: Vocoding, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """The pieces' own waveforms, of windows that have what is before and behind them too."""
-    waves = vocoding(windows)
+def _heard_of(vocoding: Vocoding, pieces: Sequence[Piece], windows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The pieces' own waveforms, joined, of windows that have what is before and behind them too."""
     heard = []
-    for wave, window, piece in zip(waves, windows, pieces, strict=True):
+    for wave, window, piece in zip(vocoding(windows), windows, pieces, strict=True):
         per_frame, start = len(wave) // len(window), len(window) - piece.frames
         heard.append(wave[start * per_frame : (start + piece.kept_frames) * per_frame])
-    samples = torch.cat(heard).cpu().numpy()  # one copy, which waits for the device
-    return list(np.split(samples, np.cumsum([len(wave) for wave in heard])[:-1]))
+    return torch.cat(heard)
+
+
+def _replace(waves: list[np.ndarray], places: Sequence[int], sound: torch.Tensor) -> None:
+    """Puts joined waveforms, on a device, in those places. Waits for the device, in one copy."""
+    ends = np.cumsum([len(waves[i]) for i in places])[:-1]
+    for i, wave in zip(places, np.split(sound.cpu().numpy(), ends), strict=True):
+        waves[i] = wave

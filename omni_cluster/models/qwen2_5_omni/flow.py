@@ -57,8 +57,9 @@ class FlowJob:
 class Flow:
     """Takes jobs from noise to mel in `num_steps - 1` steps; those of one step may each be at another of them.
 
-    The DiT is one of the same `num_steps`, by `evaluation_times`. On CUDA one step is captured for usual numbers of blocks: `graph_blocks`, the sizes to capture. A step is filled up
-    to the next of them, one larger than all of them runs without a graph.
+    The DiT is one of the same `num_steps`, by `evaluation_times`. On CUDA one step is captured for usual numbers of
+    blocks: `graph_blocks`, the sizes to capture. A step is filled up to the next of them, one larger than all of them
+    runs without a graph.
     """
 
     def __init__(

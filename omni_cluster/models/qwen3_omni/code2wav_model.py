@@ -50,7 +50,7 @@ class Code2WavModel:
             self._streams[job.stream] = self._vocoder.stream()
         return self._streams[job.stream]
 
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
+    def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         """See `SoundModel.step`."""
         pieces = [self._pieces[number] for number in numbers]
         with self._clock.measured(sum(piece.job.size for piece in pieces)):

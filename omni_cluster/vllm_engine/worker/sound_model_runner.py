@@ -41,8 +41,8 @@ class GPUSoundModelRunner:
     def begin(self, number: int, job: SoundJob) -> None:
         self.model.begin(number, job)
 
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
-        return self.model.step(numbers)
+    def step(self, numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
+        return self.model.step(numbers, ending)
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
         return self.model.finish(numbers)

@@ -29,8 +29,8 @@ class GPUSoundWorker(PlatformWorker):
     def begin(self, number: int, job: SoundJob) -> None:
         self.model_runner.begin(number, job)
 
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
-        return self.model_runner.step(numbers)
+    def step(self, numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
+        return self.model_runner.step(numbers, ending)
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
         return self.model_runner.finish(numbers)

@@ -54,7 +54,7 @@ class CausalModel:
     def begin(self, number: int, job: SoundJob) -> None:
         self._jobs[number] = job
 
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
+    def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         jobs = [self._jobs[number] for number in numbers]
         for number, job in zip(numbers, jobs, strict=True):
             self._waves[number] = self._wave(job)

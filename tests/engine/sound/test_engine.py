@@ -95,9 +95,9 @@ class Watch:
         self.said.append(f"begin {job.stream}")
         self._model["begin"](number, job)
 
-    def step(self, numbers: Sequence[int]) -> StepTime | None:
+    def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         assert self._open.wait(PATIENCE_S)
-        taken: StepTime | None = self._model["step"](numbers)
+        taken: StepTime | None = self._model["step"](numbers, ending)
         return taken
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
@@ -776,7 +776,7 @@ async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_fo
         model = await model_of(stage)
         seen, steps = Watch(model), []
 
-        def breaks(numbers: Sequence[int]) -> StepTime | None:
+        def breaks(numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
             steps.append(numbers)
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 

@@ -158,10 +158,10 @@ async def test_a_request_that_leaves_while_another_is_dropped_keeps_no_place_in_
         others[0].cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    def busy_step(numbers: Sequence[int]) -> Any:
+    def busy_step(numbers: Sequence[int], ending: Sequence[int]) -> Any:
         if not others:
             asyncio.run_coroutine_threadsafe(come_and_let_the_first_leave(), on_loop).result(PATIENCE_S)
-        return step(numbers)
+        return step(numbers, ending)
 
     def slow_drop(numbers: Sequence[int]) -> None:
         asyncio.run_coroutine_threadsafe(leave(), on_loop).result(PATIENCE_S)
@@ -193,11 +193,11 @@ async def test_jobs_that_break_together_are_made_one_by_one_and_the_one_that_bre
     wanted = await stage.sound("good", 0, at_once([codes(5, 0)]))
     make, of_bad, broke = getattr(stage.model, method), 14 * 2, []
 
-    def breaks(numbers: Sequence[int]) -> Any:
+    def breaks(numbers: Sequence[int], *ending: Sequence[int]) -> Any:
         if any(stage.model._pieces[number].frames == of_bad for number in numbers):
             broke.append(len(numbers))
             raise Broke
-        return make(numbers)
+        return make(numbers, *ending)
 
     monkeypatch.setattr(stage.model, method, breaks)
     monkeypatch.setattr(stage.loop._scheduler, "choose", list)
@@ -213,12 +213,39 @@ async def test_jobs_that_break_together_are_made_one_by_one_and_the_one_that_bre
     assert not stage.model._pieces and not stage.model._streams
 
 
+async def test_sound_that_breaks_beside_a_step_leaves_the_steps_job(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's second piece has a step left as the whole answer's sound is made, and that of its first piece."""
+    wanted = await stage.sound("good", 0, at_once([codes(50, 0)]))
+    vocode, of_bad, broke = stage.model._vocode, 17 * 2, []
+
+    def breaks(pieces: Any, windows: Any) -> Any:
+        if any(piece.frames == of_bad for piece in pieces):
+            broke.append(len(pieces))
+            raise Broke
+        return vocode(pieces, windows)
+
+    monkeypatch.setattr(stage.model, "_vocode", breaks)
+    monkeypatch.setattr(stage.loop._scheduler, "choose", list)
+    monkeypatch.setattr(stage.loop._scheduler, "to_finish", lambda ended, others: list(ended))
+    good, bad = await asyncio.gather(
+        stage.sound("good", 0, at_once([codes(50, 0)])),
+        stage.sound("bad", 0, at_once([codes(17, 0)]), streams=False),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, Broke) and broke == [2, 2, 1]
+    np.testing.assert_allclose(good, wanted, atol=1e-5, rtol=0)  # type: ignore[arg-type]
+    await stage.until_free()
+    assert not stage.model._pieces and not stage.model._streams
+
+
 async def test_a_model_that_can_be_called_no_more_ends_the_loop_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
-    def breaks(numbers: Sequence[int]) -> StepTime | None:
+    def breaks(numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
         calls.append(numbers)
         raise SoundEngineStopped("the device broke")
 
@@ -238,9 +265,9 @@ async def test_it_gets_on_with_each_call_and_has_work_while_jobs_are_there(
 ) -> None:
     step, seen = stage.model.step, []
 
-    def watched(numbers: Sequence[int]) -> StepTime | None:
+    def watched(numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
         seen.append(stage.loop.progress)
-        return step(numbers)
+        return step(numbers, ending)
 
     monkeypatch.setattr(stage.model, "step", watched)
     assert stage.loop.progress == Progress(0, has_work=False)
@@ -257,9 +284,9 @@ async def test_no_more_pieces_of_a_stream_are_made_at_once_than_configured_and_s
 ) -> None:
     step, begun = stage.model.step, set()
 
-    def watched(numbers: Sequence[int]) -> StepTime | None:
+    def watched(numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
         begun.add(len(stage.model._pieces))
-        return step(numbers)
+        return step(numbers, ending)
 
     async def sound(most: int) -> np.ndarray:
         stage.loop._config = CONFIG.model_copy(update={"max_pieces_at_once": most})

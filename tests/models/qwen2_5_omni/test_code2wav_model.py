@@ -304,6 +304,48 @@ def test_as_many_streams_as_there_is_room_for(tiny: Path) -> None:
     assert len(made_by(small, begun[2:])) == 1
 
 
+def test_sound_that_is_made_beside_a_step_is_what_it_is_alone(model: Code2WavModel) -> None:
+    check_sound_beside_steps(model)
+
+
+def check_sound_beside_steps(model: Code2WavModel) -> None:
+    """Two streams' pieces are finished beside a neighbour's steps: those that the step was told, or others of them."""
+    full, neighbour = [job(100, "Ethan", 1), job(100, "Chelsie", 2)], job(200, "Ethan", 7)
+    alone = [streamed(model, one, [1, 1, 2]) for one in full]
+    (neighbour_alone,) = made_by(model, [neighbour])
+    model.begin(9, neighbour)
+    made: list[list[np.ndarray]] = []
+    told: list[list[int]] = [[0, 1], [0], [1], []]
+    batches = list(zip(*(pieces(one, [1, 1, 2], f"s{i}") for i, one in enumerate(full)), strict=True))
+    for batch, ending in zip(batches, told, strict=True):
+        for number, piece in enumerate(batch):
+            model.begin(number, piece)
+        for _ in range(model.steps):
+            model.step([0, 1])
+        model.step([9], ending)
+        made.append(model.finish([0, 1]))
+    for _ in range(model.steps - len(batches)):
+        model.step([9])
+    np.testing.assert_allclose(model.finish([9])[0], neighbour_alone, atol=1e-4, rtol=0)
+    model.forget(["s0", "s1"])
+    for joined, wanted_alone in zip(zip(*made, strict=True), alone, strict=True):
+        np.testing.assert_allclose(np.concatenate(joined), wanted_alone, atol=1e-4, rtol=0)
+
+
+def test_a_job_that_is_dropped_while_its_sound_is_made_leaves_its_neighbour(model: Code2WavModel) -> None:
+    asked = [job(30, "Ethan", 1), job(30, "Chelsie", 2), job(13)]
+    expected = [made_by(model, [one])[0] for one in asked]
+    for number, one in enumerate(asked):
+        model.begin(number, one)
+    for _ in range(model.steps - 1):
+        model.step([0, 1, 2])
+    model.step([0, 1])
+    model.step([2], ending=[0, 1])
+    model.drop([0])
+    for number in (1, 2):
+        np.testing.assert_allclose(model.finish([number])[0], expected[number], atol=1e-5, rtol=0)
+
+
 def breaks(*args: object, **kwargs: object) -> Any:
     raise RuntimeError("it broke")
 
@@ -484,6 +526,12 @@ def test_each_precision_on_cuda_is_near_the_reference(
     (whole,) = made_by(model, [full])
     assert snr_db(whole, wanted(reference, full)) >= least_db
     assert snr_db(streamed(model, full, [1, 1, 2]), wanted(reference, full)) >= min(least_db, STREAMING_SNR_DB)
+
+
+@pytest.mark.gpu
+def test_sound_that_is_made_beside_a_step_is_what_it_is_alone_on_cuda(tiny: Path) -> None:
+    for _ in range(5):
+        check_sound_beside_steps(on_cuda(tiny, "float32", "float32"))
 
 
 @pytest.mark.gpu
