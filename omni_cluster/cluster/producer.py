@@ -46,6 +46,9 @@ MAX_STRANGERS = 16
 REPORT_S = 0.1
 """How often readers are sent a new load of this replica."""
 SECRET_BYTES = 32
+GATHER_S = 0.02
+"""A reader without rows reads for a client. Between its first item and its last it gets one so often at most: text
+comes a token every few milliseconds, and each item is an event in four processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Cursor:
         self._log = log
         self._notify = notify
         self._next = 0
+        self._gathers_until_s = 0.0
         log.listen(self._tell)
 
     def _tell(self) -> None:
@@ -97,8 +101,13 @@ class Cursor:
             MessageItem(self._subscription.reader, None, None if error is None else portable(error)), 0, self._next
         )
 
-    def advance(self, item: Item) -> None:
+    def advance(self, item: Item, now_s: float) -> None:
         self._next = item.following
+        self._gathers_until_s = now_s + GATHER_S if self._subscription.rows is None else 0.0
+
+    def gathers_for_s(self, now_s: float) -> float:
+        """How long its next item waits for more; the request's last one does not."""
+        return 0.0 if self._log.closed else max(0.0, self._gathers_until_s - now_s)
 
     def abandon(self) -> None:
         """Its reader disappeared without closing."""
@@ -128,6 +137,8 @@ class MessagePublisher:
         self._rows_publisher_name = ""
         self._cursors: set[Cursor] = set()
         self._ready: dict[Cursor, None] = {}  # in the order in which they became ready
+        self._gathering: dict[Cursor, asyncio.TimerHandle] = {}
+        self._loop = asyncio.get_running_loop()
         self._refusals: list[MessageItem] = []
         self._filled = asyncio.Event()
         self._expectations: set[asyncio.Task[None]] = set()
@@ -191,6 +202,16 @@ class MessagePublisher:
             cursor.abandon()
 
     def _make_ready(self, cursor: Cursor) -> None:
+        """Now, or when it has gathered for long enough."""
+        wait_s = cursor.gathers_for_s(self._loop.time())
+        if not wait_s:
+            self._end_gathering(cursor)
+        elif cursor not in self._gathering:
+            self._gathering[cursor] = self._loop.call_later(wait_s, self._end_gathering, cursor)
+
+    def _end_gathering(self, cursor: Cursor) -> None:
+        if (timer := self._gathering.pop(cursor, None)) is not None:
+            timer.cancel()
         self._ready[cursor] = None
         self._filled.set()
 
@@ -216,6 +237,8 @@ class MessagePublisher:
     def _close(self) -> None:
         for expectation in self._expectations:
             expectation.cancel()
+        for timer in self._gathering.values():
+            timer.cancel()
         for cursor in self._cursors:
             cursor.close()
         if self._rows_publisher is not None:
@@ -243,7 +266,7 @@ class MessagePublisher:
             self._cursors.discard(cursor)
             cursor.close()
         else:
-            cursor.advance(item)
+            cursor.advance(item, self._loop.time())
             self._ready[cursor] = None
 
     def _with_rows_published(self, item: Item) -> MessageItem:

@@ -24,17 +24,22 @@ from omni_cluster.types.rows import PrefixHashes, Rows
 
 @dataclass(frozen=True, slots=True)
 class StreamInterval:
-    """How many tokens a chunk has at least: one until `first` tokens are handed on, then `then`.
+    """How many tokens a chunk has at least: one until `first` tokens are handed on, then `then`, at last `late`.
 
     A consumer that takes tokens in blocks would do nothing with less, and every chunk keeps three processes busy.
+    `late`: from `late_from` tokens on, when the consumer has so much ahead of it that more may come at once.
     """
 
     first: int
     then: int
+    late: int
+    late_from: int
 
     def after(self, handed_on: int) -> int:
         """The least number of tokens of the next chunk, after `handed_on` tokens."""
-        return 1 if handed_on < self.first else self.then
+        if handed_on < self.first:
+            return 1
+        return self.then if handed_on < self.late_from else self.late
 
 
 @dataclass(frozen=True, slots=True)

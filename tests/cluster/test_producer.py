@@ -13,7 +13,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from omni_cluster.cluster import wire
+from omni_cluster.cluster import producer, wire
 from omni_cluster.cluster.consumer import SocketClient
 from omni_cluster.cluster.failures import StageFailed
 from omni_cluster.cluster.loads import Loads
@@ -106,6 +106,52 @@ async def test_a_message_names_its_rows_which_are_kept_until_the_reader_confirms
     async with asyncio.timeout(60):
         while logs.budget.held_bytes != held_bytes:
             await asyncio.sleep(0.01)
+    await messages.aclose()
+
+
+CLIENTS = Subscription(4, "r", None)
+"""Of a reader that reads for a client: without rows."""
+
+
+def said(number: int, **fields: Any) -> StageChunk:
+    return StageChunk(number, (number,), str(number), **fields)
+
+
+async def test_a_clients_reader_gets_the_first_token_and_the_end_at_once_and_what_is_between_gathered(
+    server: SocketServer, logs: OutputLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "GATHER_S", 3600.0)
+    log = logs.open("r")
+    client = await client_to(server)
+    of_client, of_stage = client.messages(CLIENTS), client.messages(READER)
+    for messages in (of_client, of_stage):
+        assert await anext(messages) == []
+    log.put(said(0))
+    first = await anext(of_client)
+    assert [item.chunk and item.chunk.text for item in first] == ["0"]
+    gathered = asyncio.ensure_future(anext(of_client))
+    for number in range(3):
+        if number:
+            log.put(said(number))
+        (for_stage,) = await anext(of_stage)  # a stage's reader gets each as it comes
+        assert for_stage.chunk is not None and for_stage.chunk.text == str(number)
+    assert not gathered.done()
+    log.put(said(3, finish_reason="stop"))
+    log.close()
+    rest, end = await asyncio.wait_for(gathered, 60)
+    assert rest.chunk is not None and (rest.chunk.text, rest.chunk.finish_reason) == ("123", "stop")
+    assert end.chunk is None and end.error is None
+    await asyncio.gather(of_client.aclose(), of_stage.aclose())
+
+
+async def test_what_was_gathered_comes_without_anything_behind_it(server: SocketServer, logs: OutputLogs) -> None:
+    log = logs.open("r")
+    messages = (await client_to(server)).messages(CLIENTS)
+    assert await anext(messages) == []
+    for number in range(3):
+        log.put(said(number))
+        (item,) = await asyncio.wait_for(anext(messages), 60)
+        assert item.chunk is not None and item.chunk.text == str(number)
     await messages.aclose()
 
 

@@ -178,9 +178,9 @@ def test_first_rows_must_be_those_of_position_zero() -> None:
         sink.take()
 
 
-@pytest.mark.parametrize(("handed_on", "interval"), [(0, 1), (23, 1), (24, 12), (36, 12)])
+@pytest.mark.parametrize(("handed_on", "interval"), [(0, 1), (23, 1), (24, 12), (36, 12), (143, 12), (144, 48)])
 def test_the_stream_interval_is_at_once_until_what_is_needed_first_was_handed_on(handed_on: int, interval: int) -> None:
-    assert StreamInterval(24, 12).after(handed_on) == interval
+    assert StreamInterval(24, 12, late=48, late_from=144).after(handed_on) == interval
 
 
 # ------------------------------------------------------------- among vLLM's outputs

@@ -80,8 +80,9 @@ class Talker(ARSpec):
 
         family = self._family
         voice, block = family.check_voice(request.voice), family.blocks.codes_per_block
-        # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others.
-        stream_interval = StreamInterval(first=2 * block, then=block // 2)
+        # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others. Behind
+        # twelve blocks, 2.9 s, all but a talker that is slower than speech is far enough ahead for two blocks.
+        stream_interval = StreamInterval(first=2 * block, then=block // 2, late=2 * block, late_from=12 * block)
         return TalkerSession(request, upstream, family.ids, family.text_embeddings, voice, stream_interval, hold)
 
 

@@ -28,7 +28,7 @@ PROMPT = 4
 POSITIONS = torch.arange(PROMPT).expand(3, -1).contiguous()
 EOS, PAD, CHELSIE, ETHAN = (torch.full((WIDTH,), value) for value in (-1.0, -2.0, -3.0, -4.0))
 EMBEDDINGS = TextEmbeddings(EOS, PAD, {"Chelsie": CHELSIE, "Ethan": ETHAN})
-STREAM_INTERVAL = StreamInterval(24, 12)
+STREAM_INTERVAL = StreamInterval(24, 12, 24, 144)
 IDS = SpecialIds(
     codec_pad=92, codec_bos=93, codec_eos=94, codec_mask=96, text_pad=1, text_eos=2, num_codes=80
 )  # fmt: skip
