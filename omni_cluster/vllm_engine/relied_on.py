@@ -39,6 +39,8 @@ EVERYWHERE: Names = {
     ),
     "vllm.config:VllmConfig": ("additional_config", "lora_config", "model_config", "scheduler_config"),
     "vllm.config:set_current_vllm_config": (),
+    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue": ("_spin_condition",),
+    "vllm.distributed.device_communicators.shm_broadcast:SpinCondition": ("busy_loop_s", "poller"),
     "vllm.distributed.parallel_state:get_pp_group": (),
     "vllm.distributed.parallel_state:get_tp_group": (),
     "vllm.entrypoints.generate.base.protocol:DeltaFunctionCall": ("arguments", "name"),
