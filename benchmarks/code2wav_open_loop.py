@@ -463,6 +463,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--vocoder-dtype", default="tfloat32")
+    parser.add_argument("--num-steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     config = Code2WavOptions(
@@ -471,6 +472,7 @@ def main() -> None:
         max_batch_frames=options.max_batch_frames,
         max_streams=128 if options.device == "cuda" else 8,
         max_piece_blocks=16,
+        num_steps=options.num_steps,
         dtype=options.dtype,
         vocoder_dtype=options.vocoder_dtype,
     )
