@@ -98,7 +98,8 @@ class SoundModel(Protocol):
     def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         """Advances jobs by one step. May return before the device has made it; gives the time of one that it has.
 
-        `ending`: jobs that the next call finishes, in its order. A model that can makes their sound beside the step.
+        `ending`: jobs that the next call of `finish` is of, in its order. A model that can makes their sound beside the
+        steps from this one on.
         """
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:

@@ -51,6 +51,7 @@ class StepLoop:
         self._config, self._scheduler, self._stopped, self._slack = config, scheduler, stopped, slack
         self._numbers = itertools.count()
         self._jobs: list[LoopJob] = []
+        self._ending: list[LoopJob] = []
         self._work = asyncio.Event()
         self._streams = Streams(config.max_streams, self._work.set)
         self._has_ended = False
@@ -143,22 +144,28 @@ class StepLoop:
             self._streams.forgotten(len(ended))
 
     async def _advance(self) -> None:
-        """Makes one step of the most urgent jobs, and finishes those that had all their steps before it.
+        """Makes one step of the most urgent jobs, and finishes jobs that have had all their steps.
 
-        The model knows both at once: the device need not stand still while sound is read.
+        Their sound begins with a step, and is read behind the next one: the device has work meanwhile.
         """
         unfinished = [job for job in self._jobs if job.may_advance]
         for job in unfinished:
             job.grow()
         chosen = [job for job in self._scheduler.choose(unfinished) if job.is_begun or await self._begin(job)]
-        ended = [job for job in self._jobs if job.may_finish]
-        ending = self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs))
+        ending, self._ending = [job for job in self._ending if not job.is_left], []
+        begins = [] if ending else self._to_finish()
         if chosen:
-            await self._step(chosen, ending)
-        if ending:
-            await self._finish(ending)
+            await self._step(chosen, begins)
+        if chosen and begins:
+            self._ending = begins
+        elif ending or begins:
+            await self._finish(ending or begins)
         elif not chosen:
             await asyncio.sleep(0)  # no job could advance: lets the callers of finished jobs run
+
+    def _to_finish(self) -> list[LoopJob]:
+        ended = [job for job in self._jobs if job.may_finish]
+        return self._scheduler.to_finish(ended, any(job.steps_left for job in self._jobs))
 
     async def _begin(self, job: LoopJob) -> bool:
         """Begins the job. Returns False if that failed; then only this job fails."""

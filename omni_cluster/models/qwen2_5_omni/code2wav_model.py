@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 VOCODER_OVERLAP_FRAMES = 24
 """Mel frames before a piece that the vocoder sees again; what follows is the look-ahead's."""
+FIRST = -1
+"""Priority of the vocoder's stream: its kernels are small, and its sound is due before that of the flow's steps."""
 RESIDENT_BLOCKS = 8
 """Beside all other stages on a card the layers of so many blocks at most are one kernel. Alone on a card a step takes
 longer so; beside kernels of other stages, which each of its own would wait for, less."""
@@ -118,7 +120,7 @@ class Code2WavModel:
         self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
         self._clock = StepClock(device)
-        self._vocoder_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._vocoder_stream = torch.cuda.Stream(device, priority=FIRST) if device.type == "cuda" else None
         self._pass: VocoderPass | None = None
         self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, StreamState] = {}
@@ -145,7 +147,7 @@ class Code2WavModel:
         self._dit = dit
         with products_in(config.vocoder_dtype):
             vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))
-            self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures)
+            self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures, FIRST)
         self._wide_vocoding = self._wide(model, dit.mel_dim) if config.vocoder_dtype == "float16" else None
         self._samples_per_frame = math.prod(model.code2wav_bigvgan_model.config.upsample_rates)
 
@@ -176,7 +178,8 @@ class Code2WavModel:
     @torch.inference_mode()
     def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         """See `SoundModel.step`. The vocoder has a stream of its own on a card, which waits for the steps before."""
-        self._pass = self._begin_pass(ending) if ending else None
+        if ending:
+            self._pass = self._begin_pass(ending)
         pieces = [self._pieces[number] for number in numbers]
         with products_in(self._config.dtype), self._clock.measured(sum(piece.job.size for piece in pieces)):
             self._flow.advance([piece.flow for piece in pieces])

@@ -40,13 +40,14 @@ class Vocoding:
     """Waveforms of windows of any lengths. Windows of similar lengths share a pass.
 
     On CUDA every pass of a stream's windows has a shape that was run as this was made: the first pass of a shape may
-    have kernels to load and to compile, and all streams would stand still meanwhile.
+    have kernels to load and to compile, and all streams would stand still meanwhile. `priority`: see `CapturedWork`.
     """
 
-    def __init__(self, vocoder: Vocoder, mel_dim: int, device: torch.device, captures: bool) -> None:
+    def __init__(self, vocoder: Vocoder, mel_dim: int, device: torch.device, captures: bool, priority: int = 0) -> None:
         self._vocoder = vocoder
         self._mel_dim = mel_dim
         self._device = device
+        self._priority = priority
         pool = GraphPool() if captures else None
         sizes = sorted(graph_sizes(), key=lambda size: -size[0] * size[1])
         self._graphs = {size: self._capture(*size, pool) for size in sizes if pool is not None}
@@ -92,7 +93,7 @@ class Vocoding:
 
     def _capture(self, batch: int, frames: int, pool: GraphPool) -> CapturedWork[VocoderInputs, torch.Tensor]:
         inputs = VocoderInputs(batch, frames, self._mel_dim, self._device)
-        return CapturedWork(inputs, lambda: self._vocoder(inputs.mels, inputs.lengths), pool)
+        return CapturedWork(inputs, lambda: self._vocoder(inputs.mels, inputs.lengths), pool, self._priority)
 
 
 def graph_sizes() -> list[tuple[int, int]]:
