@@ -369,7 +369,8 @@ class Bench:
         rate_hz = SAMPLE_RATE_HZ
         slack = Slack(self.model.steps, config.max_batch_frames, PRIORS, cost_of_steps(), time.monotonic)
         stopped = functools.partial(SoundEngineStopped, "ended")
-        loop = StepLoop(self.call, self.model.steps, rate_hz, config, watched, stopped, slack)
+        steps, overlaps = self.model.steps, self.model.overlaps
+        loop = StepLoop(self.call, steps, rate_hz, config, watched, stopped, slack, overlaps=overlaps)
         tasks = [asyncio.create_task(loop.run()), asyncio.create_task(talkers.run())]
         gaps = random.Random(seed)
         arrivals = itertools.accumulate(gaps.expovariate(rate) for _ in itertools.count())

@@ -91,6 +91,8 @@ class SoundModel(Protocol):
 
     steps: int
     """Of every job, from its beginning until it can be finished: those of a flow, or one."""
+    overlaps: bool
+    """Whether the sound of finished jobs is made beside the steps of others."""
 
     def begin(self, number: int, job: SoundJob) -> None:
         """Takes a job in. PayloadError for invalid codes, before anything is indexed by them."""
@@ -98,8 +100,8 @@ class SoundModel(Protocol):
     def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         """Advances jobs by one step. May return before the device has made it; gives the time of one that it has.
 
-        `ending`: jobs that the next call of `finish` is of, in its order. A model that can makes their sound beside the
-        steps from this one on.
+        `ending`: jobs that the next call of `finish` is of, in its order, where the model `overlaps`: their sound is
+        begun with this step.
         """
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from vllm.v1.executor import Executor
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 
-LONGEST_LOOK_MS = 2
+LONGEST_LOOK_MS = 1
 """vLLM's notice of an answer is lost where two come within about a millisecond; the answer is there all the same."""
 
 

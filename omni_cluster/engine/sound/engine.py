@@ -52,13 +52,13 @@ class SoundEngine:
 
     async def start(self) -> None:
         self._worker = await self._in_thread(lambda: StageWorker(self._args))
-        steps, config, priors = await self._call("steps_of_a_job"), self._options, self._spec.priors
+        config, priors = self._options, self._spec.priors
+        steps, overlaps = await self._call("steps_of_a_job"), await self._call("overlaps")
         cost, most = StepCost(priors.step, priors.usual_sizes), config.max_batch_frames
         scheduler = StepScheduler(most, config.max_batch_size, priors, cost, time.monotonic)
         self._slack = Slack(steps, most, priors, cost, time.monotonic)
-        self._loop = StepLoop(
-            self._call, steps, self._spec.sample_rate_hz, config, scheduler, self._stopped, self._slack
-        )
+        rate_hz, slack = self._spec.sample_rate_hz, self._slack
+        self._loop = StepLoop(self._call, steps, rate_hz, config, scheduler, self._stopped, slack, overlaps=overlaps)
         self._loop_task = asyncio.create_task(self._loop.run())
 
     def check(self, request: OmniRequest) -> None:

@@ -33,8 +33,8 @@ state the model may hold."""
 class StepLoop:
     """The jobs of one model, from when they are asked for until their sound is made.
 
-    `call` is used by one caller at a time. `steps`: how many each job takes. `stopped` makes the error of jobs
-    that still wait when the loop ends. `slack` learns from pieces and passes.
+    `call` is used by one caller at a time. `steps`, `overlaps`: the model's, see `SoundModel`. `stopped` makes the
+    error of jobs that still wait when the loop ends. `slack` learns from pieces and passes.
     """
 
     def __init__(
@@ -46,8 +46,11 @@ class StepLoop:
         scheduler: StepScheduler,
         stopped: Callable[[], SoundEngineStopped],
         slack: Slack,
+        *,
+        overlaps: bool = False,
     ) -> None:
         self._call, self._steps, self._sample_rate_hz = call, steps, sample_rate_hz
+        self._overlaps = overlaps
         self._config, self._scheduler, self._stopped, self._slack = config, scheduler, stopped, slack
         self._numbers = itertools.count()
         self._jobs: list[LoopJob] = []
@@ -146,20 +149,20 @@ class StepLoop:
     async def _advance(self) -> None:
         """Makes one step of the most urgent jobs, and finishes jobs that have had all their steps.
 
-        Their sound begins with a step, and is read behind the next one: the device has work meanwhile.
+        Where a model `overlaps`, their sound begins with a step and is read behind the next one: the device has work
+        meanwhile.
         """
         unfinished = [job for job in self._jobs if job.may_advance]
         for job in unfinished:
             job.grow()
         chosen = [job for job in self._scheduler.choose(unfinished) if job.is_begun or await self._begin(job)]
         ending, self._ending = [job for job in self._ending if not job.is_left], []
-        begins = [] if ending else self._to_finish()
+        is_beside = self._overlaps and bool(chosen)
+        self._ending = self._to_finish() if is_beside and not ending else []
         if chosen:
-            await self._step(chosen, begins)
-        if chosen and begins:
-            self._ending = begins
-        elif ending or begins:
-            await self._finish(ending or begins)
+            await self._step(chosen, self._ending)
+        if to_finish := ending if is_beside else ending or self._to_finish():
+            await self._finish(to_finish)
         elif not chosen:
             await asyncio.sleep(0)  # no job could advance: lets the callers of finished jobs run
 

@@ -115,12 +115,14 @@ class Code2WavModel:
     ) -> None:
         self._config = config or Code2WavOptions()
         self.steps = self._config.num_steps - 1
+        # Beside the vocoder's kernels the one that has all layers would wait for its last parts, and hold the card.
+        self.overlaps = device.type == "cuda" and not shares_card
         self._shares_card = shares_card
         self._device = device
         self._voices: dict[str | None, int] = {name: i for i, name in enumerate(voices)}
         self._load(load_token2wav(folder, device), list(voices.values()))
         self._clock = StepClock(device)
-        self._vocoder_stream = torch.cuda.Stream(device, priority=FIRST) if device.type == "cuda" else None
+        self._vocoder_stream = torch.cuda.Stream(device, priority=FIRST) if self.overlaps else None
         self._pass: VocoderPass | None = None
         self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, StreamState] = {}
@@ -147,7 +149,7 @@ class Code2WavModel:
         self._dit = dit
         with products_in(config.vocoder_dtype):
             vocoder = Vocoder(model.code2wav_bigvgan_model, device, tensor_dtype(config.vocoder_dtype))
-            self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures, FIRST)
+            self._vocoding = Vocoding(vocoder, dit.mel_dim, device, captures, FIRST if self.overlaps else 0)
         self._wide_vocoding = self._wide(model, dit.mel_dim) if config.vocoder_dtype == "float16" else None
         self._samples_per_frame = math.prod(model.code2wav_bigvgan_model.config.upsample_rates)
 

@@ -30,6 +30,7 @@ class Code2WavModel:
     it does not fade within the bound of what a stream keeps, and making it again takes little.
     """
 
+    overlaps = False
     steps = 1
 
     def __init__(self, vocoder: Vocoder, device: torch.device) -> None:

@@ -47,3 +47,6 @@ class GPUSoundWorker(PlatformWorker):
 
     def steps_of_a_job(self) -> int:
         return self.model_runner.model.steps
+
+    def overlaps(self) -> bool:
+        return self.model_runner.model.overlaps

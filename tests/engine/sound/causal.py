@@ -42,6 +42,7 @@ class CausalModel:
     """A `SoundModel`: a leaky sum of what each code adds. Its jobs have neither voice nor seed."""
 
     steps = 1
+    overlaps = False
 
     def __init__(self) -> None:
         self._tables = np.random.RandomState(0).uniform(-0.02, 0.02, (CODEBOOKS, NUM_CODES, SAMPLES_PER_CODE))
