@@ -91,8 +91,8 @@ class Limits(Strict):
     max_wait_s: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds that a request may wait for a slot, by how often one is given back, before it gets a 429. "
-        "Not set: as long as those before it take.",
+        description="Seconds that a request waits for a slot at most. It gets a 429 then, or at once if it would wait "
+        "longer by how often a slot is given back. Not set: as long as those before it take.",
         examples=[1.0],
     )
     max_sessions: int = Field(

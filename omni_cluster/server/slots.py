@@ -19,7 +19,8 @@ MOST_RETRY_S: Final = 60.0
 class AdmissionSlots:
     """Admission slots: `most` may be taken, `most_waiting` requests wait for one in order, others are refused.
 
-    So are those that would wait longer than `max_wait_s`, once it is known how often a slot is given back.
+    So are those that would wait longer than `max_wait_s`, by how often a slot was given back of late, and those that
+    have waited so long.
     """
 
     def __init__(
@@ -51,10 +52,16 @@ class AdmissionSlots:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            await turn
+            async with asyncio.timeout(self._max_wait_s):
+                await turn
         except asyncio.CancelledError:
             self._leave(turn)
             raise
+        except TimeoutError:
+            self._leave(turn)
+            raise self._refused(
+                f"{self._most} requests run, and none of their slots was free within max_wait_s = {self._max_wait_s:g}"
+            ) from None
 
     def check_room(self) -> None:
         """Raises BadRequest, 429, if one more could neither be worked on nor wait, or would wait too long."""

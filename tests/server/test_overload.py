@@ -140,20 +140,32 @@ async def test_who_cannot_be_served_is_told_so_before_the_body_comes(tmp_path: P
 
 async def test_a_request_that_would_wait_too_long_for_its_slot_is_refused() -> None:
     now_s = [0.0]
-    slots = AdmissionSlots(2, 100, max_wait_s=1.0, clock=lambda: now_s[0])
+    slots = AdmissionSlots(2, 100, max_wait_s=40.0, clock=lambda: now_s[0])
     waiting = [asyncio.create_task(slots.take()) for _ in range(10)]  # how long they wait is not known yet
     await asyncio.sleep(0)
     for _ in range(4):
-        now_s[0] += 0.25
+        now_s[0] += 10
         slots.give_back()
-    with pytest.raises(BadRequest, match=r"would wait 1.2 s, longer than max_wait_s = 1; send") as refused:
+    with pytest.raises(BadRequest, match=r"would wait 50 s, longer than max_wait_s = 40; send") as refused:
         await slots.take()
-    assert (refused.value.status, refused.value.retry_after_s) == (429, pytest.approx(1.25))
+    assert (refused.value.status, refused.value.retry_after_s) == (429, pytest.approx(50))
     waiting.pop().cancel()
     await asyncio.sleep(0)
-    slots.check_room()  # a second
+    slots.check_room()  # 40 s
     for task in waiting:
         task.cancel()
+
+
+async def test_a_request_that_has_waited_too_long_for_its_slot_is_refused_and_leaves_its_place() -> None:
+    slots = AdmissionSlots(1, 1, max_wait_s=0.05)
+    await slots.take()
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=r"1 requests run, and none .* within max_wait_s = 0.05; send") as refused:
+            await slots.take()
+        assert refused.value.status == 429 and (slots.taken, slots.waiting) == (1, 0)
+    slots.give_back()
+    await slots.take()
+    assert (slots.taken, slots.waiting) == (1, 0)
 
 
 async def test_when_to_come_again_is_how_long_those_that_wait_will_take() -> None:
