@@ -118,6 +118,7 @@ def _add_plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     command.add_argument("--streams", type=positive, metavar="N", help="at the same time (default: what fits)")
     command.add_argument("--voices", type=positive, action=_Voices, dest="streams", help=argparse.SUPPRESS)
     command.add_argument("--cards", type=count, metavar="N", help="there are (default: as many as it takes)")
+    command.add_argument("--card", metavar="KIND", help="h100 or h200 (default: the one of the family's measured.json)")
     command.add_argument("--cards-per-host", type=count, default=8, metavar="N", help="(default: 8)")
     command.add_argument(
         "--without-gap", type=share, default=0.99, metavar="P", help="of the streams at least (default: 0.99)"
@@ -199,7 +200,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     target = _plan_target(options)
     config = load_config(options.config, known_families=known_families())
-    measured = measured_of(config.family)
+    measured = measured_of(config.family, options.card)
     plan = plan_cluster(measured, target)
     planned = planned_config(config, plan, options.follow_load)
     check_stages(planned)
@@ -236,7 +237,7 @@ def _simulated_day(plan: ClusterPlan, measured: Measured, options: argparse.Name
     from omni_cluster.planning.report import render_day
     from omni_cluster.planning.simulation import day_rates, simulate
 
-    if plan.layout != "apart":
+    if plan.layout == "together":
         raise UsageError("--day is for plans of two cards or more; one card has nothing to give back.")
     rules = plan.pipeline.rules({part.name: part.replicas for part in plan.stages})
     rates = day_rates(plan.rate_per_s, options.day, options.seed)

@@ -1,12 +1,11 @@
-"""Lines through measured points, and how long an answer takes with others at once."""
+"""Lines through measured points, and what clients notice by the load of a card."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_cluster.planning.measured import Layout, Measured
+from omni_cluster.planning.measured import Card, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +43,6 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerTime:
-    """Seconds until a whole answer is there with `n` requests at once: `alone + each * n`, at least `work * n`.
-
-    `work` is what a request takes of the card that makes the sound: `1 / work` answers a second are all it makes.
-    """
-
-    alone_s: float
-    each_s: float
-    work_s: float
-
-    @classmethod
-    def fitted(cls, measured: Measured, layout: Layout = "together", version: str = "steps") -> AnswerTime:
-        """To the first, second and last level of the cells with all stages on one card; other layouts by `slowdown`."""
-        cells = measured.chosen("together", version)
-        one, some, most = (cell.level / (cell.answers_per_s or 1) for cell in (cells[0], cells[1], cells[-1]))
-        each_s = (some - one) / (cells[1].level - cells[0].level)
-        part = measured.slowdown.of(layout) / measured.slowdown.together
-        return cls(one - each_s * cells[0].level, each_s * part, part * most / cells[-1].level)
-
-    def seconds(self, at_once: float) -> float:
-        return max(self.alone_s + self.each_s * at_once, self.work_s * at_once)
-
-    def answers_per_s(self, at_once: float) -> float:
-        return at_once / self.seconds(at_once)
-
-
-@dataclass(frozen=True, slots=True)
 class OpenLoop:
     """What clients notice by the answers a second that one sound card makes, of requests as those measured."""
 
@@ -79,15 +51,15 @@ class OpenLoop:
     first_audio_p95_s: Curve
 
     @classmethod
-    def measured(cls, measured: Measured, layout: Layout, version: str = "steps") -> OpenLoop:
+    def measured(cls, card: Card, layout: Layout) -> OpenLoop:
         """A burst of one is one stream alone on a card; where none was measured, the lowest rate is."""
-        cells = measured.chosen(layout, version, is_open=True)
-        quiet = measured.chosen(layout, version)[:1]
-        points = [(0.0, cell) for cell in quiet] + [(cell.level, cell) for cell in cells]
+        cells = card.chosen(layout)
+        points = [(0.0, cell) for cell in cells if cell.is_alone]
+        points += [(cell.each_per_s, cell) for cell in cells if cell.arrivals == "open"]
         return cls(
-            _curve([(x, cell.without_gap) for x, cell in points]),
-            _curve([(x, cell.first_audio_p50_s) for x, cell in points]),
-            _curve([(x, cell.first_audio_p95_s) for x, cell in points]),
+            Curve(tuple((x, cell.without_gap) for x, cell in points)),
+            Curve(tuple((x, cell.first_audio_p50_s) for x, cell in points)),
+            Curve(tuple((x, cell.first_audio_p95_s) for x, cell in points)),
         )
 
     def stretched(self, factor: float) -> OpenLoop:
@@ -101,7 +73,3 @@ class OpenLoop:
         if first_audio_p95_s is None:
             return carried
         return min(carried, self.first_audio_p95_s.most(first_audio_p95_s, rises=True))
-
-
-def _curve(points: Sequence[tuple[float, float | None]]) -> Curve:
-    return Curve(tuple((x, y) for x, y in points if y is not None))

@@ -1,18 +1,18 @@
 """How many cards a number of streams takes, how the stages share them, and what their listeners notice.
 
-One card has all stages, as it was measured. From two cards on the sound stage has cards of its own, for beside the
-others its work takes 1.6 times as long; the others share the rest.
+Each layout that was measured on the card is tried; the one with the fewest cards is taken, or with the most streams.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from omni_cluster.planning.curves import AnswerTime, OpenLoop
+from omni_cluster.planning.curves import OpenLoop
 from omni_cluster.planning.measured import Layout, Measured, Request
-from omni_cluster.planning.work import Pipeline, apart, prompt_s, together
+from omni_cluster.planning.policy import ROUNDING
+from omni_cluster.planning.work import Pipeline, pipeline, prompt_s
 from omni_cluster.types.errors import ConfigError
 
 NEAR = 0.05
@@ -61,6 +61,10 @@ class StagePart:
     replicas: int
     gpus: float
     shares: tuple[str, ...]
+    cards: tuple[int, ...] = ()
+    """Those that it is pinned to, where it is said which stages meet on a card."""
+    goes_last: bool = False
+    """Its kernels wait for those of the stages beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,6 @@ class ClusterPlan:
     """What was chosen. `sound_cards`: those that make the sound share the rate evenly."""
 
     target: Target
-    layout: Layout
     stages: tuple[StagePart, ...]
     cards: int
     rate_per_s: float
@@ -86,9 +89,16 @@ class ClusterPlan:
     sound_cards: int
     late_s: float
     """What a long prompt adds to the first audio."""
-    open_loop: OpenLoop
     pipeline: Pipeline
     figures: tuple[Figure, ...]
+
+    @property
+    def layout(self) -> Layout:
+        return self.pipeline.layout
+
+    @property
+    def open_loop(self) -> OpenLoop:
+        return self.pipeline.open_loop
 
     @property
     def hosts(self) -> int:
@@ -112,6 +122,28 @@ def plan_cluster(measured: Measured, target: Target) -> ClusterPlan:
     return _Planner(measured, target).plan()
 
 
+def mean_request(measured: Measured, target: Target) -> Request:
+    """As long as those that are asked for are in the mean; longer sound is of more text."""
+    like, sound_s = measured.card.request, target.sound_s.mean
+    longer = sound_s / like.sound_s
+    return Request(target.prompt_tokens.mean, like.text_tokens * longer, like.sound_tokens * longer, sound_s)
+
+
+def late_s(measured: Measured, target: Target) -> float:
+    """What a long prompt adds to the first audio."""
+    return prompt_s(measured, target.prompt_tokens.at(LATE_PROMPTS))
+
+
+def noticed(measured: Measured, target: Target, pipeline: Pipeline, each_per_s: float) -> tuple[float, float, float]:
+    """The part without a gap, first audio p50 and p95, by the requests a second for each card that makes sound."""
+    curves, usual_s = pipeline.open_loop, prompt_s(measured, target.prompt_tokens.at(0.5))
+    return (
+        curves.without_gap.at(each_per_s),
+        curves.first_audio_p50_s.at(each_per_s) + usual_s,
+        curves.first_audio_p95_s.at(each_per_s) + late_s(measured, target),
+    )
+
+
 def _check(target: Target) -> None:
     for option, lengths, (least, most) in (
         ("--mix-sound", target.sound_s, SOUND_S),
@@ -123,117 +155,148 @@ def _check(target: Target) -> None:
         raise ConfigError(f"--cards is {target.cards}; use a number up to {MOST_CARDS}.")
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Cards in one layout: `fronts` replicas of each stage before the sound, and cards that make it."""
+
+    pipeline: Pipeline
+    sound_per_s: float
+    """What a card of these carries within the target."""
+    fronts: int
+    sound: int
+
+    @property
+    def cards(self) -> int:
+        return self.fronts * self.pipeline.front_cards + self.sound
+
+    @property
+    def most_per_s(self) -> float:
+        sound_per_s = self.sound * self.sound_per_s
+        return min(self.fronts * self.pipeline.codes.carries_per_s, sound_per_s) if self.fronts else sound_per_s
+
+    @property
+    def never_resting_per_s(self) -> tuple[float, float]:
+        """Answers of the stages before the sound, and of those that make it."""
+        stages = self.pipeline
+        return self.replicas(stages.codes.name) * stages.codes.most_per_s, self.sound * stages.sound.most_per_s
+
+    def replicas(self, name: str) -> int:
+        return self.sound if name == self.pipeline.sound.name or not self.fronts else self.fronts
+
+
 class _Planner:
     def __init__(self, measured: Measured, target: Target) -> None:
         self._measured, self._target = measured, target
-        like, sound_s = measured.request, target.sound_s.mean
-        longer = sound_s / like.sound_s
-        request = Request(target.prompt_tokens.mean, like.text_tokens * longer, like.sound_tokens * longer, sound_s)
-        self._pipeline, self._together = apart(measured, request), together(measured, request)
-        self._late_s = prompt_s(measured, target.prompt_tokens.at(LATE_PROMPTS))
-        self._usual_s = prompt_s(measured, target.prompt_tokens.at(0.5))
-        self._one_per_s, self._sound_per_s = self._carried(self._together), self._carried(self._pipeline.open_loop)
-        self._front_per_s = self._pipeline.codes.carries_per_s
-
-    def _carried(self, open_loop: OpenLoop) -> float:
-        return open_loop.carried_per_s(self._target.without_gap, self._target.first_audio_s - self._late_s)
+        self._late_s = late_s(measured, target)
+        self._pipelines = [pipeline(measured, layout, mean_request(measured, target)) for layout in measured.layouts]
 
     def plan(self) -> ClusterPlan:
-        if not max(self._one_per_s, self._sound_per_s):
-            raise ConfigError(self._out_of_reach())
         streams, cards = self._target.streams, self._target.cards
+        if not any(self._sound_per_s(each) for each in self._pipelines):
+            raise ConfigError(self._out_of_reach())
         if streams is None:
-            front, sound = self._best(cards or 1)
-            return self._made(front, sound, self._most_per_s(front, sound))
+            best = self._best(cards or 1)
+            return self._made(best, best.most_per_s)
         rate_per_s = streams / self._target.sound_s.mean
-        front, sound = self._fewest(rate_per_s)
-        if front + sound > MOST_CARDS:
+        fewest = self._fewest(rate_per_s)
+        if fewest.cards > MOST_CARDS:
             raise ConfigError(f"--streams is {streams:g}; that takes more than {MOST_CARDS} cards, ask for fewer.")
-        if cards is not None and front + sound > cards:
-            most = math.floor(self._most_per_s(*self._best(cards)) * self._target.sound_s.mean)
-            raise ConfigError(f"--cards is {cards}; {streams:g} streams need {front + sound}, or use --streams {most}.")
-        return self._made(front, sound, rate_per_s)
+        if cards is not None and fewest.cards > cards:
+            most = math.floor(self._best(cards).most_per_s * self._target.sound_s.mean)
+            raise ConfigError(f"--cards is {cards}; {streams:g} streams need {fewest.cards}, or use --streams {most}.")
+        return self._made(fewest, rate_per_s)
 
-    def _fewest(self, rate_per_s: float) -> tuple[int, int]:
-        """Cards of the first stages and of the sound; one card alone is a sound card with all stages."""
-        if rate_per_s <= self._one_per_s:
-            return 0, 1
-        if not self._sound_per_s:
-            return 0, math.ceil(rate_per_s / self._one_per_s)
-        return math.ceil(rate_per_s / self._front_per_s), math.ceil(rate_per_s / self._sound_per_s)
+    def _sound_per_s(self, pipeline: Pipeline) -> float:
+        return pipeline.open_loop.carried_per_s(self._target.without_gap, self._target.first_audio_s - self._late_s)
 
-    def _best(self, cards: int) -> tuple[int, int]:
-        splits = [(front, cards - front) for front in range(1, cards)] if self._sound_per_s else []
-        return max(splits, key=lambda split: self._most_per_s(*split), default=(0, cards))
+    def _fewest(self, rate_per_s: float) -> _Choice:
+        """With as many cards, the one that carries more."""
+        return min(self._choices(lambda each: [_for_rate(each, self._sound_per_s(each), rate_per_s)]), key=_cost)
 
-    def _most_per_s(self, front: int, sound: int) -> float:
-        return min(front * self._front_per_s, sound * self._sound_per_s) if front else sound * self._one_per_s
+    def _best(self, cards: int) -> _Choice:
+        """Raises ConfigError for fewer cards than each layout that was measured takes."""
+        there = self._choices(lambda each: _of_cards(each, self._sound_per_s(each), cards))
+        if not there:
+            least = min(each.front_cards + 1 for each in self._pipelines if self._sound_per_s(each))
+            name = self._measured.card.name
+            raise ConfigError(
+                f"--cards is {cards}; no layout of so few {name} was measured to do it, use --cards {least}."
+            )
+        return max(there, key=lambda choice: choice.most_per_s)
 
-    def _made(self, front: int, sound: int, rate_per_s: float) -> ClusterPlan:
-        layout: Layout = "apart" if front else "together"
-        open_loop = self._pipeline.open_loop if front else self._together
-        sound_stage = self._measured.makers["sound"]
-        replicas = {name: sound if name == sound_stage else front or sound for name in self._measured.gpus[layout]}
+    def _choices(self, made: Callable[[Pipeline], list[_Choice]]) -> list[_Choice]:
+        return [choice for each in self._pipelines if self._sound_per_s(each) for choice in made(each)]
+
+    def _made(self, choice: _Choice, rate_per_s: float) -> ClusterPlan:
         return ClusterPlan(
             target=self._target,
-            layout=layout,
-            stages=tuple(self._part(layout, name, count) for name, count in replicas.items()),
-            cards=front + sound,
+            stages=tuple(self._part(choice, stage.name) for stage in choice.pipeline.stages),
+            cards=choice.cards,
             rate_per_s=rate_per_s,
-            most_per_s=self._most_per_s(front, sound),
-            sound_cards=sound,
+            most_per_s=choice.most_per_s,
+            sound_cards=choice.sound,
             late_s=self._late_s,
-            open_loop=open_loop,
-            pipeline=self._pipeline,
-            figures=self._figures(layout, open_loop, rate_per_s / sound, replicas),
+            pipeline=choice.pipeline,
+            figures=self._figures(choice, rate_per_s / choice.sound),
         )
 
-    def _part(self, layout: Layout, name: str, replicas: int) -> StagePart:
-        gpus = self._measured.gpus[layout]
+    def _part(self, choice: _Choice, name: str) -> StagePart:
+        gpus = self._measured.gpus[choice.pipeline.layout]
         others = tuple(other for other in gpus if other != name and gpus[other] < 1) if gpus[name] < 1 else ()
-        return StagePart(name, replicas, gpus[name], others)
+        is_first = name == choice.pipeline.text.name
+        pinned = (0 if others else 1,) if (choice.fronts, choice.cards) == (1, 2) else ()
+        return StagePart(name, choice.replicas(name), gpus[name], others, pinned, is_first and bool(others))
 
-    def _figures(
-        self, layout: Layout, open_loop: OpenLoop, each_per_s: float, replicas: Mapping[str, int]
-    ) -> tuple[Figure, ...]:
-        source = self._source(layout, each_per_s)
-        p50_s = open_loop.first_audio_p50_s.at(each_per_s) + self._usual_s
-        p95_s = open_loop.first_audio_p95_s.at(each_per_s) + self._late_s
+    def _figures(self, choice: _Choice, each_per_s: float) -> tuple[Figure, ...]:
+        source = self._source(choice, each_per_s)
+        without_gap, p50_s, p95_s = noticed(self._measured, self._target, choice.pipeline, each_per_s)
+        front_per_s, sound_per_s = choice.never_resting_per_s
+        fullest = self._measured.card.fullest(choice.pipeline.layout)
+        last = fullest if front_per_s >= sound_per_s else self._measured.fronts[choice.pipeline.layout]
         return (
-            Figure("streams without a gap", f"{100 * open_loop.without_gap.at(each_per_s):.1f} %", source),
+            Figure("streams without a gap", f"{100 * without_gap:.1f} %", source),
             Figure("first audio p50 / p95", f"{p50_s:.2f} / {p95_s:.2f} s", source),
-            Figure(
-                "answers/s at most, with gaps",
-                f"{self._never_resting_per_s(replicas, layout):.1f}",
-                self._most_source(layout),
-            ),
+            Figure("answers/s at most, with gaps", f"{min(front_per_s, sound_per_s):.1f}", f"fitted: {last.source}"),
         )
 
-    def _never_resting_per_s(self, replicas: Mapping[str, int], layout: Layout) -> float:
-        """Answers of the stage that makes the fewest."""
-        if layout == "apart":
-            return min(replicas[stage.name] * stage.most_per_s for stage in self._pipeline.stages)
-        longer = self._target.sound_s.mean / self._measured.request.sound_s
-        return replicas[self._pipeline.sound.name] / (AnswerTime.fitted(self._measured).work_s * longer)
-
-    def _source(self, layout: Layout, each_per_s: float) -> str:
-        cells = self._measured.chosen(layout, "steps", is_open=True)
+    def _source(self, choice: _Choice, each_per_s: float) -> str:
+        cells = [cell for cell in self._measured.card.chosen(choice.pipeline.layout) if cell.arrivals == "open"]
         files = ", ".join(dict.fromkeys(cell.source for cell in cells))
-        if layout == "apart":
-            return f"modelled: the sound stage alone, the others played ({files}), and their cost"
-        like, target = self._measured.request, self._target
-        is_like = target.sound_s == Range(like.sound_s, like.sound_s) and not self._late_s
-        if is_like and any(abs(each_per_s / cell.level - 1) <= NEAR for cell in cells):
+        like, target = self._measured.card.request, self._target
+        if target.sound_s != Range(like.sound_s, like.sound_s) or self._late_s:
+            return f"modelled: {files}, and what lengths cost"
+        if any(cell.is_played for cell in cells):
+            return f"modelled: the sound stage alone, the others played: {files}"
+        if any(cell.sound_cards != choice.sound for cell in cells):
+            return f"modelled: each card that makes sound as in {files}"
+        if any(abs(each_per_s / cell.each_per_s - 1) <= NEAR for cell in cells):
             return f"measured: {files}"
         return f"interpolated: {files}"
 
-    def _most_source(self, layout: Layout) -> str:
-        cells = self._measured.chosen("together", "steps")
-        return f"fitted: {cells[-1].source}" + (" and slowdown by neighbours" if layout == "apart" else "")
-
     def _out_of_reach(self) -> str:
-        least_s = min(curve.first_audio_p95_s.at(0) for curve in (self._together, self._pipeline.open_loop))
+        least_s = min(each.open_loop.first_audio_p95_s.at(0) for each in self._pipelines)
         return (
             f"--first-audio is {self._target.first_audio_s:g}; no card was measured to give that at p95 with such "
             f"prompts, use at least {math.ceil(100 * (least_s + self._late_s)) / 100:g}."
         )
+
+
+def _for_rate(pipeline: Pipeline, sound_per_s: float, rate_per_s: float) -> _Choice:
+    fronts = _whole(rate_per_s / pipeline.codes.carries_per_s) if pipeline.front_cards else 0
+    return _Choice(pipeline, sound_per_s, fronts, _whole(rate_per_s / sound_per_s))
+
+
+def _of_cards(pipeline: Pipeline, sound_per_s: float, cards: int) -> list[_Choice]:
+    """All ways to part so many cards; each stage has one at least."""
+    if not pipeline.front_cards:
+        return [_Choice(pipeline, sound_per_s, 0, cards)]
+    fronts = range(1, (cards - 1) // pipeline.front_cards + 1)
+    return [_Choice(pipeline, sound_per_s, each, cards - each * pipeline.front_cards) for each in fronts]
+
+
+def _whole(need: float) -> int:
+    return math.ceil(need - ROUNDING)
+
+
+def _cost(choice: _Choice) -> tuple[int, float]:
+    return choice.cards, -choice.most_per_s

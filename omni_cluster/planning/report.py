@@ -21,7 +21,7 @@ def render(plan: ClusterPlan, measured: Measured) -> str:
     hosts = f"{_count(plan.cards, 'card')}, {_count(plan.hosts, 'host')} of {target.cards_per_host}"
     lines = [
         f"{plan.streams:.0f} streams, {plan.rate_per_s:.2f} requests/s, sound {sound} s, prompts {prompts} tokens",
-        f"{hosts}; costs: {measured.card}, {measured.dimensions} dimensions",
+        f"{hosts}; costs: {measured.card.name}, {measured.dimensions} dimensions",
         "",
         *columns([("stage", "replicas", "GPUs", "beside it"), *_stages(plan)]),
         "",

@@ -1,12 +1,12 @@
-"""What one replica of each stage carries with the sound stage on cards of its own, and the policy's rules for that."""
+"""What one replica of each stage carries in a layout, and the policy's rules for that."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from omni_cluster.planning.curves import AnswerTime, Curve, OpenLoop
-from omni_cluster.planning.measured import Measured, Request
+from omni_cluster.planning.curves import Curve, OpenLoop
+from omni_cluster.planning.measured import Layout, Measured, Request
 from omni_cluster.planning.policy import StageRule
 
 GAPLESS = 0.99
@@ -35,6 +35,7 @@ class StageWork:
 class Pipeline:
     """Text, codes, sound: the three stages in the order of the data."""
 
+    layout: Layout
     text: StageWork
     codes: StageWork
     sound: StageWork
@@ -45,6 +46,11 @@ class Pipeline:
     @property
     def stages(self) -> tuple[StageWork, StageWork, StageWork]:
         return self.text, self.codes, self.sound
+
+    @property
+    def front_cards(self) -> int:
+        """Cards of one replica of each stage before the sound; 0: they are on its card."""
+        return 0 if self.layout == "together" else round(self.text.gpus + self.codes.gpus)
 
     def rules(self, most: Mapping[str, int]) -> dict[str, StageRule]:
         """Each stage by its own signal, up to so many replicas."""
@@ -61,35 +67,41 @@ class Pipeline:
         }
 
 
-def prompt_s(measured: Measured, tokens: float) -> float:
-    """What a prompt takes longer than those of the cells; for a shorter one 0."""
+def prompt_s(measured: Measured, tokens: float, than_tokens: float | None = None) -> float:
+    """What a prompt takes longer than those of the cells, or than another; for a shorter one 0."""
+    than = measured.card.request.prompt_tokens if than_tokens is None else than_tokens
     by_length = measured.first_audio_by_prompt
     curve = Curve(tuple(zip(by_length.prompt_tokens, by_length.seconds, strict=True)))
-    return curve.at(tokens) - by_length.seconds[0]
+    return max(0.0, curve.at(tokens) - curve.at(than))
 
 
-def together(measured: Measured, request: Request) -> OpenLoop:
-    """What clients notice of one card with all stages, by its answers a second of such requests."""
-    work_s = AnswerTime.fitted(measured).work_s
-    longer = request.sound_s / measured.request.sound_s + prompt_s(measured, request.prompt_tokens) / work_s
-    return OpenLoop.measured(measured, "together").stretched(1 / longer)
+def pipeline(measured: Measured, layout: Layout, request: Request) -> Pipeline:
+    """The stages in such a layout, of such requests."""
+    card, prompt = measured.card, prompt_s(measured, request.prompt_tokens)
+    longer, most_per_s = request.sound_s / card.request.sound_s, card.most_per_s(layout)
+    work_s = longer / most_per_s + (prompt if layout == "together" else 0.0)
+    open_loop = OpenLoop.measured(card, layout).stretched(1 / (work_s * most_per_s))
+    carries = open_loop.carried_per_s(GAPLESS)
+    name = measured.makers["sound"]
+    sound = StageWork(name, measured.gpus[layout][name], max(carries, 1 / work_s), carries, longer, 0.0)
+    text, codes = _front(measured, layout, request, sound)
+    return Pipeline(layout, text, codes, sound, open_loop, request.sound_s)
 
 
-def apart(measured: Measured, request: Request) -> Pipeline:
-    """The first two stages on half a card each, the sound stage on whole ones, of such requests."""
-    text, codes, sound = (measured.makers[part] for part in ("text", "codes", "sound"))
-    text_gpus, codes_gpus, sound_gpus = (measured.gpus["apart"][name] for name in (text, codes, sound))
-    front, longer = measured.front, request.sound_s / measured.request.sound_s
-    token_s, code_s = front.token_s, front.sound_token_s * front.beside
-    carries = front.answers_per_s(request, prompt_s(measured, request.prompt_tokens))
-    open_loop = OpenLoop.measured(measured, "apart").stretched(1 / longer)
-    most = 1 / (AnswerTime.fitted(measured, "apart").work_s * longer)
-    return Pipeline(
-        StageWork(text, text_gpus, carries / front.busy, carries, request.text_tokens * token_s, request.text_tokens),
-        StageWork(
-            codes, codes_gpus, carries / front.busy, carries, request.sound_tokens * code_s, request.sound_tokens
-        ),
-        StageWork(sound, sound_gpus, most, open_loop.carried_per_s(GAPLESS), 1.0 * longer, 0.0),
-        open_loop,
-        request.sound_s,
+def _front(measured: Measured, layout: Layout, request: Request, sound: StageWork) -> tuple[StageWork, StageWork]:
+    """On the sound stage's card they carry what the card does."""
+    text, codes = (replace(sound, name=name, gpus=measured.gpus[layout][name]) for name in _before_sound(measured))
+    if layout == "together":
+        return text, codes
+    front = measured.fronts[layout]
+    prompt = prompt_s(measured, request.prompt_tokens, front.prompt_tokens)
+    longer = request.sound_s / measured.card.request.sound_s
+    most, carries = (1 / (longer / per_s + prompt) for per_s in (front.most_per_s, front.carries_per_s))
+    return (
+        StageWork(text.name, text.gpus, most, carries, front.text_s * longer, request.text_tokens),
+        StageWork(codes.name, codes.gpus, most, carries, front.codes_s * longer, request.sound_tokens),
     )
+
+
+def _before_sound(measured: Measured) -> tuple[str, str]:
+    return measured.makers["text"], measured.makers["codes"]

@@ -47,7 +47,7 @@ def planned_config(config: PipelineConfig, plan: ClusterPlan, follows: bool = Fa
 
 
 def _replicas(part: StagePart, plan: ClusterPlan, follows: bool) -> dict[str, Any]:
-    if not follows or plan.layout != "apart" or part.replicas == 1:
+    if not follows or plan.layout == "together" or part.replicas == 1:
         return {"num_replicas": part.replicas}
     rule = plan.pipeline.rules({each.name: each.replicas for each in plan.stages})[part.name]
     signals = {name: getattr(rule, name) for name in SignalsConfig.model_fields}

@@ -11,11 +11,12 @@ import yaml
 from omni_cluster.cli import main
 from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.models.registry import known_families
-from omni_cluster.planning.measured import measured_of
+from omni_cluster.planning.measured import Measured, measured_of
 from omni_cluster.planning.plan import ClusterPlan, Range, Target, plan_cluster
 from omni_cluster.types.errors import ConfigError
 
 MEASURED = measured_of(known_families()[0])
+H100 = measured_of(known_families()[0], "h100")
 CONFIG = str(STAGE_CONFIGS / "qwen2_5_omni.yaml")
 LIKE_THE_CELLS = ["--mix-sound", "10.24", "10.24", "--mix-prompt", "100", "100"]
 
@@ -30,27 +31,59 @@ def replicas(plan: ClusterPlan) -> list[tuple[int, float]]:
 
 
 def test_what_one_card_was_measured_to_carry_takes_one_card() -> None:
-    plan = planned(streams=3 * 10.24)
+    plan = planned(streams=2.378 * 10.24)
     assert (plan.layout, plan.cards, plan.hosts) == ("together", 1, 1)
     assert replicas(plan) == [(1, 0.5), (1, 0.25), (1, 0.25)]
     shown = {figure.name: figure for figure in plan.figures}
-    assert shown["first audio p50 / p95"].value == "0.43 / 0.59 s"
-    assert shown["first audio p50 / p95"].source == "measured: 2026-11-22-h200-night.txt"
-    assert 3 < plan.most_per_s < 3.5  # 85 % of the streams have no gap at 5
+    assert shown["first audio p50 / p95"].value == "0.40 / 0.47 s"
+    assert shown["first audio p50 / p95"].source == "measured: 2026-11-25-h200-capacity.txt"
+    assert 2.378 < plan.most_per_s < 2.828  # 98 % of the streams have no gap there
 
 
-def test_between_two_measured_loads_the_source_says_so() -> None:
-    assert planned(streams=15).figures[0].source.startswith("interpolated: ")
-    assert planned(streams=300).figures[0].source.startswith("modelled: ")
+def test_the_source_says_how_a_figure_is_known() -> None:
+    def known(measured: Measured, streams: float, sound_s: float = 10.24) -> str:
+        tokens = measured.card.request.prompt_tokens
+        target = Target(Range(sound_s, sound_s), Range(tokens, tokens), streams=streams)
+        return plan_cluster(measured, target).figures[0].source.partition(":")[0]
+
+    assert known(MEASURED, 15) == "interpolated"  # between two measured loads
+    assert known(MEASURED, 300) == "modelled"  # the others were played
+    assert [known(H100, streams) for streams in (153, 130, 310)] == ["measured", "interpolated", "modelled"]
+    assert known(H100, 153, sound_s=12) == "modelled"
 
 
-@pytest.mark.parametrize("streams", [40, 72, 73, 300, 1_000, 20_000])
-def test_no_fewer_cards_would_do(streams: int) -> None:
-    plan = planned(streams=streams)
+def test_the_stage_that_ends_first_says_where_the_end_is_from() -> None:
+    few, many = planned(cards=4).figures[-1], planned(cards=10).figures[-1]
+    assert (few.value, few.source) == ("16.2", "fitted: 2026-11-27-code2wav-open-loop.txt")
+    assert (many.value, many.source) == ("48.4", "fitted: 2026-11-27-h100x4-fewer-steps.txt")  # two talkers
+
+
+def test_layouts_of_two_to_four_cards() -> None:
+    like: dict[str, Range] = {"sound_s": Range(10.24, 10.24), "prompt_tokens": Range(650, 650)}
+    plans = [plan_cluster(H100, Target(cards=cards, **like)) for cards in (2, 3, 4)]
+    assert [plan.layout for plan in plans] == ["pair", "apart", "apart"]
+    assert [replicas(plan) for plan in plans] == [
+        [(1, 0.5), (1, 0.5), (1, 1)],
+        [(1, 1), (1, 1), (1, 1)],
+        [(1, 1), (1, 1), (2, 1)],
+    ]
+    with pytest.raises(ConfigError, match=r"^--cards is 1; .* use --cards 2\.$"):
+        plan_cluster(H100, Target(cards=1, **like))
+    with pytest.raises(ConfigError, match=r"^--cards is 2; .* use --cards 3\.$"):  # two cards were never that soon
+        plan_cluster(H100, Target(cards=2, first_audio_s=0.4, **like))
+
+
+@pytest.mark.parametrize("streams", [72, 73, 110, 300, 1_000, 20_000])
+@pytest.mark.parametrize("measured", [MEASURED, H100], ids=["h200", "h100"])
+def test_no_fewer_cards_would_do(measured: Measured, streams: int) -> None:
+    def best(**asked: int) -> ClusterPlan:
+        return plan_cluster(measured, Target(Range(10.24, 10.24), Range(104, 104), **asked))
+
+    plan = best(streams=streams)
     assert plan.most_streams >= streams
-    assert plan.cards == sum(part.replicas for part in plan.stages[1:])
-    assert planned(cards=plan.cards).most_streams >= plan.most_streams
-    assert planned(cards=plan.cards - 1).most_streams < streams
+    assert plan.cards == sum(part.replicas * part.gpus for part in plan.stages)
+    assert best(cards=plan.cards).most_streams >= plan.most_streams
+    assert best(cards=plan.cards - 1).most_streams < streams
     assert plan.hosts == math.ceil(plan.cards / 8)
 
 
@@ -72,9 +105,9 @@ def test_a_mix_has_the_mean_of_a_log_uniform_length() -> None:
 def test_a_sooner_first_audio_takes_more_cards_and_one_that_nothing_gives_is_named() -> None:
     assert planned(cards=1, first_audio_s=0.4).most_per_s < planned(cards=1).most_per_s
     quick = planned(streams=20, first_audio_s=0.25)  # sooner than a sound card alone was measured to be
-    assert (quick.layout, quick.cards) == ("together", 11)
-    assert planned(cards=10, first_audio_s=0.25).layout == "together"
-    with pytest.raises(ConfigError, match=r"--first-audio is 0\.1; .* use at least 0\.23\.$"):
+    assert (quick.layout, quick.cards) == ("together", 21)
+    assert planned(cards=20, first_audio_s=0.25).layout == "together"
+    with pytest.raises(ConfigError, match=r"--first-audio is 0\.1; .* use at least 0\.24\.$"):
         planned(streams=1, first_audio_s=0.1)
 
 
@@ -102,7 +135,7 @@ def test_what_it_writes_is_accepted_and_keeps_the_rest(tmp_path: Path, capsys: p
     assert main(["check", str(out)]) == 0
     assert "total GPUs: 8\n" in capsys.readouterr().out
     given, written = yaml.safe_load(Path(CONFIG).read_text()), yaml.safe_load(out.read_text())
-    assert [(s["num_replicas"], s["num_gpus"]) for s in written["stages"]] == [(3, 0.5), (3, 0.5), (5, 1.0)]
+    assert [(s["num_replicas"], s["num_gpus"]) for s in written["stages"]] == [(2, 1.0), (2, 1.0), (4, 1.0)]
     assert [s["engine_args"] for s in written["stages"][:2]] == [s["engine_args"] for s in given["stages"][:2]]
     assert written["limits"]["max_prompt_tokens"] == given["limits"]["max_prompt_tokens"]
     assert written["limits"]["max_ongoing_requests"] > 29 * 7 and written["ingress_replicas"] == 24
@@ -113,7 +146,7 @@ def test_a_plan_that_follows_its_load_has_the_signals_of_the_simulated_day(tmp_p
     assert main(["plan", CONFIG, "--cards", "8", "--follow-load", "--write", str(out), *LIKE_THE_CELLS]) == 0
     assert main(["check", str(out)]) == 0
     scales = [stage.autoscaling for stage in load_config(out, known_families=known_families()).stages]
-    assert [(scale.min_replicas, scale.max_replicas) for scale in scales if scale] == [(1, 3), (1, 3), (1, 5)]
+    assert [(scale.min_replicas, scale.max_replicas) for scale in scales if scale] == [(1, 2), (1, 2), (1, 4)]
     assert [[*scale.signals.model_dump(exclude_none=True)] for scale in scales if scale] == [
         ["max_requests"],
         ["max_backlog_tokens"],
@@ -137,7 +170,7 @@ def test_a_day_is_simulated_with_the_plans_replicas(capsys: pytest.CaptureFixtur
     ("argv", "sentence"),
     [
         ([], "plan needs --streams or --cards; add one, for example --streams 100."),
-        (["--streams", "300", "--cards", "3"], "--cards is 3; 300 streams need 8, or use --streams 120."),
+        (["--streams", "300", "--cards", "3"], "--cards is 3; 300 streams need 8, or use --streams 83."),
         (["--streams", "9", "--mix-sound", "9", "2"], "--mix-sound is 9 2; name the lower one first."),
         (["--cards", "99999"], "--cards is 99999; use a number up to 10000."),
         (["--streams", "1e15"], "--streams is 1e+15; that takes more than 10000 cards, ask for fewer."),
