@@ -14,13 +14,13 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.planning.plan import ClusterPlan, StagePart
 from omni_cluster.types.errors import ConfigError
 
-PLACED_BY = ("gpus", "tensor_parallel_size", "autoscaling", "num_replicas")
+PLACED_BY = ("gpus", "num_gpus", "tensor_parallel_size", "autoscaling", "num_replicas", "card_priority")
 """Keys of a stage that a plan decides anew."""
-RATE_OF_AN_INGRESS = 1.25
-"""Requests a second: four ingresses were measured with five."""
+RATE_OF_AN_INGRESS = 5.0
+"""Requests a second: four ingresses were measured with twenty."""
 MOST_INGRESSES = 64
-ANSWER_S = 8.0
-"""Until an answer of 10 s of sound is whole on a card at its end: the p95 that was measured at 5 requests a second."""
+ANSWER_OF_SOUND = 0.8
+"""The part of an answer's seconds of sound until it is whole, on a card at its end: the p95 measured at 5 a second."""
 
 
 def planned_config(config: PipelineConfig, plan: ClusterPlan, follows: bool = False) -> PipelineConfig:
@@ -36,14 +36,19 @@ def planned_config(config: PipelineConfig, plan: ClusterPlan, follows: bool = Fa
             raise ConfigError(f"stage {stage['model_stage']!r} was not measured; a plan is for {', '.join(parts)}.")
         part = parts[stage["model_stage"]]
         kept = {key: value for key, value in stage.items() if key not in PLACED_BY}
-        stages.append({**kept, "num_gpus": part.gpus, **_replicas(part, plan, follows)})
-    at_once = math.ceil(plan.most_per_s * ANSWER_S)
+        stages.append({**kept, **_placed(part), **_replicas(part, plan, follows)})
+    at_once = math.ceil(plan.most_streams * ANSWER_OF_SOUND)
     limits = {**given.get("limits", {}), "max_ongoing_requests": max(config.limits.max_ongoing_requests, at_once)}
     ingresses = min(MOST_INGRESSES, max(config.ingress_replicas, math.ceil(plan.rate_per_s / RATE_OF_AN_INGRESS)))
     return PipelineConfig.model_validate(
         {**given, "limits": limits, "ingress_replicas": ingresses, "stages": stages},
         context={"known_families": (config.family,)},
     )
+
+
+def _placed(part: StagePart) -> dict[str, Any]:
+    place: dict[str, Any] = {"gpus": list(part.cards)} if part.cards else {"num_gpus": part.gpus}
+    return {**place, "card_priority": "low"} if part.goes_last else place
 
 
 def _replicas(part: StagePart, plan: ClusterPlan, follows: bool) -> dict[str, Any]:

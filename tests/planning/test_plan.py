@@ -138,7 +138,7 @@ def test_what_it_writes_is_accepted_and_keeps_the_rest(tmp_path: Path, capsys: p
     assert [(s["num_replicas"], s["num_gpus"]) for s in written["stages"]] == [(2, 1.0), (2, 1.0), (4, 1.0)]
     assert [s["engine_args"] for s in written["stages"][:2]] == [s["engine_args"] for s in given["stages"][:2]]
     assert written["limits"]["max_prompt_tokens"] == given["limits"]["max_prompt_tokens"]
-    assert written["limits"]["max_ongoing_requests"] > 29 * 7 and written["ingress_replicas"] == 24
+    assert written["limits"]["max_ongoing_requests"] > 29 * 7 and written["ingress_replicas"] == 6
 
 
 def test_a_plan_that_follows_its_load_has_the_signals_of_the_simulated_day(tmp_path: Path) -> None:
@@ -154,11 +154,27 @@ def test_a_plan_that_follows_its_load_has_the_signals_of_the_simulated_day(tmp_p
     ]
 
 
-def test_pinned_cards_become_shares(tmp_path: Path) -> None:
-    out = tmp_path / "planned.yaml"
-    two = str(STAGE_CONFIGS / "qwen2_5_omni_two_gpus.yaml")
-    assert main(["plan", two, "--cards", "2", "--write", str(out)]) == 0
-    assert main(["check", str(out)]) == 0
+@pytest.mark.parametrize(("cards", "shipped"), [("2", "two"), ("4", "four")])
+@pytest.mark.parametrize("given", ["qwen2_5_omni", "qwen2_5_omni_one_gpu", "qwen2_5_omni_two_gpus"])
+def test_h100s_are_placed_as_the_shipped_files_place_them(cards: str, shipped: str, given: str, tmp_path: Path) -> None:
+    def layout(path: Path) -> list[tuple[object, ...]]:
+        config = load_config(path, known_families=known_families())
+        places = [(s.model_stage, s.gpus, s.gpus_per_replica, s.num_replicas, s.card_priority) for s in config.stages]
+        return [*places, (config.ingress_replicas, config.limits.max_ongoing_requests)]
+
+    out, config = tmp_path / "planned.yaml", str(STAGE_CONFIGS / f"{given}.yaml")
+    assert main(["plan", config, "--cards", cards, "--card", "h100", "--write", str(out)]) == 0
+    assert layout(out) == layout(STAGE_CONFIGS / f"qwen2_5_omni_{shipped}_gpus.yaml")
+
+
+def test_stages_that_meet_on_a_card_let_the_thinker_go_last(tmp_path: Path) -> None:
+    for card, cards in (("h200", "1"), ("h100", "6")):
+        out = tmp_path / f"{card}.yaml"
+        argv = ["plan", CONFIG, "--cards", cards, "--card", card, "--write", str(out), *LIKE_THE_CELLS]
+        assert main(argv) == 0 and main(["check", str(out)]) == 0
+        stages = load_config(out, known_families=known_families()).stages
+        assert [stage.card_priority for stage in stages] == ["low", "normal", "normal"]
+        assert {stage.gpus for stage in stages} == {None}
 
 
 def test_a_day_is_simulated_with_the_plans_replicas(capsys: pytest.CaptureFixture[str]) -> None:
