@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -46,7 +47,7 @@ RESERVED_ENGINE_ARGS = {
 }
 
 
-class SoundOptions(Strict):
+class SoundOptions(Strict, ABC):
     """How the engine of a sound stage forms its steps: what all families' options of such a stage have."""
 
     max_batch_size: int = Field(
@@ -57,9 +58,6 @@ class SoundOptions(Strict):
         ge=0,
         description="Milliseconds that the first job of an idle stage waits for others.",
         examples=[5.0],
-    )
-    max_batch_frames: int = Field(
-        ge=1, description="The size of one step, all its jobs together, in the model's measure.", examples=[6_144]
     )
     max_streams: int = Field(
         default=64,
@@ -76,6 +74,11 @@ class SoundOptions(Strict):
         "before; 1: once that one is made.",
         examples=[3],
     )
+
+    @property
+    @abstractmethod
+    def max_step_size(self) -> int:
+        """Of one step, all its jobs together, in the model's measure of a job: an option of the family's."""
 
     @property
     def stream_slots(self) -> int:

@@ -196,7 +196,7 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
 
 def sound_parts(config: PipelineConfig, folder: Path, sizes: SoundSizes) -> FixedParts:
     """What a sound stage takes. A job larger than a batch's bound runs alone; a loading model is there twice."""
-    frames = max(sizes.options.max_batch_frames, config.limits.max_codec_tokens * sizes.frames_per_code)
+    frames = max(sizes.options.max_step_size, config.limits.max_codec_tokens * sizes.frames_per_code)
     loading = weight_bytes(folder, sizes.groups, DTYPE_BYTES["float32"], 1)
     activations = max(frames * sizes.frame_bytes, loading)
     return FixedParts(

@@ -146,7 +146,7 @@ class SoundSpec(SoundFacts, StageSpec):
     emits = frozenset({"sound"})
     reads = frozenset({"codes"})
 
-    Options: ClassVar[type[SoundOptions]] = SoundOptions
+    Options: ClassVar[type[SoundOptions]]
 
     @abstractmethod
     def sizes(self, config: StageConfig) -> SoundSizes: ...

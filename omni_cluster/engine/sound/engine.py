@@ -54,7 +54,7 @@ class SoundEngine:
         self._worker = await self._in_thread(lambda: StageWorker(self._args))
         config, priors = self._options, self._spec.priors
         steps, overlaps = await self._call("steps_of_a_job"), await self._call("overlaps")
-        cost, most = StepCost(priors.step, priors.usual_sizes), config.max_batch_frames
+        cost, most = StepCost(priors.step, priors.usual_sizes), config.max_step_size
         scheduler = StepScheduler(most, config.max_batch_size, priors, cost, time.monotonic)
         self._slack = Slack(steps, most, priors, cost, time.monotonic)
         rate_hz, slack = self._spec.sample_rate_hz, self._slack

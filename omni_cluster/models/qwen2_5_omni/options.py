@@ -55,3 +55,7 @@ class Code2WavOptions(SoundOptions):
         description="On a GPU: graphs are captured at the start, for batches of usual sizes.",
         examples=[True],
     )
+
+    @property
+    def max_step_size(self) -> int:
+        return self.max_batch_frames

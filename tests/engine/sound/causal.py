@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from omni_cluster.config.schema import SoundOptions
 from omni_cluster.models.sound import LinearCost, SoundJob, SoundPriors, StepTime
 from omni_cluster.types.outputs import StageChunk
 
@@ -28,6 +29,14 @@ PRIORS = SoundPriors(
     piece_size=5.0,
     cushion_s=0.05,
 )
+
+
+class CausalOptions(SoundOptions):
+    max_batch_codes: int
+
+    @property
+    def max_step_size(self) -> int:
+        return self.max_batch_codes
 
 
 @dataclass(slots=True)

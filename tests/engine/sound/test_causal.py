@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
@@ -24,11 +23,12 @@ from tests.engine.sound.causal import (
     PRIORS,
     SAMPLE_RATE_HZ,
     CausalModel,
+    CausalOptions,
     CausalSession,
     samples_of,
 )
 
-CONFIG = SoundOptions(max_streams=3, max_wait_ms=0, max_batch_frames=40)
+CONFIG = CausalOptions(max_streams=3, max_wait_ms=0, max_batch_codes=40)
 
 
 class Stage:
@@ -36,7 +36,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.model = CausalModel()
-        cost, most, steps = StepCost(PRIORS.step, PRIORS.usual_sizes), CONFIG.max_batch_frames, self.model.steps
+        cost, most, steps = StepCost(PRIORS.step, PRIORS.usual_sizes), CONFIG.max_step_size, self.model.steps
         scheduler = StepScheduler(most, CONFIG.max_batch_size, PRIORS, cost, time.monotonic)
         slack, stopped = Slack(steps, most, PRIORS, cost, time.monotonic), SoundEngineStopped("ended")
         self.loop = StepLoop(self.call, steps, SAMPLE_RATE_HZ, CONFIG, scheduler, lambda: stopped, slack)

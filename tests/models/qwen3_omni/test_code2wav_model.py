@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import StepLoop
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
@@ -24,10 +23,11 @@ from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import NotFinite, PayloadError, SoundEngineStopped
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import StageChunk
+from tests.engine.sound.causal import CausalOptions
 from tests.engine.stages import at_once
 
 CPU = torch.device("cpu")
-OPTIONS = SoundOptions(max_streams=2, max_wait_ms=0, max_batch_frames=40)
+OPTIONS = CausalOptions(max_streams=2, max_wait_ms=0, max_batch_codes=40)
 PRIORS = SoundPriors(
     step=LinearCost(1e-3, 1e-4),
     finish=LinearCost(1e-4, 0.0),
@@ -46,7 +46,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         vocoder = load_vocoder(folder, CPU, torch.float64)
         self.model, self.reach, self.batches = Code2WavModel(vocoder, CPU), vocoder.reach, [0]
-        cost, most = StepCost(PRIORS.step, PRIORS.usual_sizes), OPTIONS.max_batch_frames
+        cost, most = StepCost(PRIORS.step, PRIORS.usual_sizes), OPTIONS.max_step_size
         scheduler = StepScheduler(most, OPTIONS.max_batch_size, PRIORS, cost, time.monotonic)
         slack = Slack(1, most, PRIORS, cost, time.monotonic)
         self.loop = StepLoop(
