@@ -195,10 +195,9 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
 
 
 def sound_parts(config: PipelineConfig, folder: Path, sizes: SoundSizes) -> FixedParts:
-    """What a sound stage takes. A job larger than a batch's bound runs alone; a loading model is there twice."""
-    frames = max(sizes.options.max_step_size, config.limits.max_codec_tokens * sizes.frames_per_code)
+    """What a sound stage takes. A loading model is there twice."""
     loading = weight_bytes(folder, sizes.groups, DTYPE_BYTES["float32"], 1)
-    activations = max(frames * sizes.frame_bytes, loading)
+    activations = max(sizes.activation_bytes(config.limits.max_codec_tokens), loading)
     return FixedParts(
         weights=sum(weight_bytes(folder, stored.groups, stored.element_bytes, 1) for stored in sizes.weights),
         activations=activations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,14 @@ class StoredWeights:
 class SoundSizes:
     """A sound stage as its `options` have it.
 
-    `state_bytes`: what a stream keeps between two pieces. `frame_bytes`: activations of one frame of a batch;
-    `frames_per_code`: of a request's frames. `has_graphs`: CUDA graphs are captured.
+    `state_bytes`: what a stream keeps between two pieces. `activation_bytes`: of the largest pass, where requests have
+    so many codes at most. `has_graphs`: CUDA graphs are captured.
     """
 
     options: SoundOptions
     weights: tuple[StoredWeights, ...]
     state_bytes: int
-    frames_per_code: int
-    frame_bytes: int
+    activation_bytes: Callable[[int], int]
     has_graphs: bool
 
     @property

@@ -104,6 +104,8 @@ def code2wav_sizes(folder: Path, options: Code2WavOptions) -> SoundSizes:
     twice = int(options.dtype == "float8")  # small steps need the layers in bfloat16 too
     if options.vocoder_dtype == "float16":
         vocoder_dtype += DTYPE_BYTES["float32"]  # for sound past its range
+    # The DiT's stay in its graphs' pool while the vocoder runs. A job larger than a step's bound runs alone.
+    frame_bytes = dit_frame_bytes(config.dit_config) + vocoder_frame_bytes(config.bigvgan_config)
     return SoundSizes(
         options=options,
         weights=(
@@ -111,9 +113,7 @@ def code2wav_sizes(folder: Path, options: Code2WavOptions) -> SoundSizes:
             StoredWeights((WeightGroup("token2wav.code2wav_bigvgan_model."),), vocoder_dtype),
         ),
         state_bytes=stream_elements(config.dit_config, options.num_steps - 1) * dtype,
-        frames_per_code=config.dit_config.repeats,
-        # The DiT's stay in its graphs' pool while the vocoder runs.
-        frame_bytes=dit_frame_bytes(config.dit_config) + vocoder_frame_bytes(config.bigvgan_config),
+        activation_bytes=lambda codes: frame_bytes * max(options.max_batch_frames, codes * config.dit_config.repeats),
         has_graphs=options.cuda_graphs,
     )
 
