@@ -19,6 +19,8 @@ class SoundJob:
     request, with nothing before it, but with the noise that a stream from the beginning has there. `context` `[m, Q]`:
     codes before the stream's first one whose sound is not the request's, such as those of a reference clip.
     `size` is what batching goes by, in the model's own measure (mel frames, codes), those of the look-ahead among them.
+    `parts`: a job in whole mode may be made part after part, each in all steps of the model, so that others have their
+    steps in between; `size` is that of the largest part.
     `voice` and `seed` are None where the model takes none. `is_heard`: False for a piece whose sound was delivered
     before its request was begun again: it is made for what it leaves to the next one.
     """
@@ -32,6 +34,7 @@ class SoundJob:
     stream: str | None = None
     look_ahead: int = 0
     is_heard: bool = True
+    parts: int = 1
 
 
 class SoundSession(Protocol):
@@ -90,7 +93,7 @@ class SoundModel(Protocol):
     """
 
     steps: int
-    """Of every job, from its beginning until it can be finished: those of a flow, or one."""
+    """Of every part of a job, from its beginning until it can be finished: those of a flow, or one."""
     overlaps: bool
     """Whether the sound of finished jobs is made beside the steps of others."""
 

@@ -17,7 +17,7 @@ class LoopJob:
     """A job, the time (`time.monotonic`) at which its sound is due, and the future of its waveform.
 
     `latest` returns the job at its present size: it may grow until it begins, which gives it a `number`.
-    `before`: the stream's previous job, while that is being made.
+    `steps`: of each of its parts. `before`: the stream's previous job, while that is being made.
     """
 
     def __init__(
@@ -25,10 +25,10 @@ class LoopJob:
         job: SoundJob,
         due_s: float,
         latest: Callable[[], SoundJob],
-        steps_left: int,
+        steps: int,
         before: LoopJob | None = None,
     ) -> None:
-        self.job, self.due_s, self.latest, self.steps_left, self.before = job, due_s, latest, steps_left, before
+        self.job, self.due_s, self.latest, self.steps_left, self.before = job, due_s, latest, steps * job.parts, before
         self.done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()
         self.number: int | None = None

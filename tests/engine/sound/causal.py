@@ -56,23 +56,32 @@ class CausalModel:
     def __init__(self) -> None:
         self._tables = np.random.RandomState(0).uniform(-0.02, 0.02, (CODEBOOKS, NUM_CODES, SAMPLES_PER_CODE))
         self._jobs: dict[int, SoundJob] = {}
-        self._waves: dict[int, np.ndarray] = {}
+        self._waves: dict[int, list[np.ndarray]] = {}
+        self._states: dict[int, Stream] = {}
         self.streams: dict[str, Stream] = {}
         self.batches: list[int] = []
         """Jobs of each step."""
+        self.sizes: list[int] = []
+        """Codes of each step."""
 
     def begin(self, number: int, job: SoundJob) -> None:
-        self._jobs[number] = job
+        self._jobs[number], self._waves[number] = job, []
+        self._states[number] = self._state(job)
 
     def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
-        jobs = [self._jobs[number] for number in numbers]
-        for number, job in zip(numbers, jobs, strict=True):
-            self._waves[number] = self._wave(job)
-        self.batches.append(len(jobs))
-        return StepTime(sum(job.size for job in jobs), 1e-3)
+        parts = [self._next_part(number) for number in numbers]
+        for number, part in zip(numbers, parts, strict=True):
+            self._waves[number].append(self._wave(self._jobs[number], part, self._states[number]))
+        self.batches.append(len(parts))
+        self.sizes.append(sum(map(len, parts)))
+        return StepTime(self.sizes[-1], 1e-3)
+
+    def _next_part(self, number: int) -> np.ndarray:
+        job = self._jobs[number]
+        return np.array_split(job.codes, job.parts)[len(self._waves[number])]
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        waves = [self._waves[number] for number in numbers]
+        waves = [np.concatenate(self._waves[number]) for number in numbers]
         self.drop(numbers)
         return waves
 
@@ -80,24 +89,27 @@ class CausalModel:
         for number in numbers:
             self._jobs.pop(number, None)
             self._waves.pop(number, None)
+            self._states.pop(number, None)
 
     def forget(self, streams: Sequence[str]) -> None:
         for stream in streams:
             self.streams.pop(stream, None)
 
     def is_empty(self) -> bool:
-        return not (self._jobs or self._waves or self.streams)
+        return not (self._jobs or self._waves or self._states or self.streams)
 
-    def _wave(self, job: SoundJob) -> np.ndarray:
-        state = self.streams.get(job.stream) if job.stream is not None else None
-        if state is None:
-            state = Stream()
-            if job.context is not None:
-                self._sound(job.context, state)
-            state.missing = MISSING
+    def _state(self, job: SoundJob) -> Stream:
+        if job.stream in self.streams:
+            return self.streams[job.stream]
+        state = Stream()
+        if job.context is not None:
+            self._sound(job.context, state)
         if job.stream is not None:
             self.streams[job.stream] = state
-        made, missing = self._sound(job.codes, state), state.missing
+        return state
+
+    def _wave(self, job: SoundJob, codes: np.ndarray, state: Stream) -> np.ndarray:
+        made, missing = self._sound(codes, state), state.missing
         state.missing = 0
         return made[missing:]
 
@@ -117,6 +129,8 @@ class CausalSession:
         self._upstream, self._context = upstream, context
         self._codes = NO_CODES
         self._start = self._end = 0
+        self.parts = 1
+        """Of a whole request."""
 
     async def jobs(self) -> AsyncGenerator[SoundJob, None]:
         async for chunk in self._upstream:
@@ -134,9 +148,10 @@ class CausalSession:
         return SoundJob(
             self._codes[self._start :],
             range(samples_of(self._start), samples_of(self._end)),
-            size=self._end - self._start,
+            size=-(-(self._end - self._start) // self.parts),
             context=self._context,
             stream=self._stream,
+            parts=1 if self._stream is not None else self.parts,
         )
 
 

@@ -46,9 +46,15 @@ class Stage:
         return getattr(self.model, method)(*args)
 
     async def pieces(
-        self, name: str, parts: Sequence[np.ndarray], streams: bool = True, context: np.ndarray = NO_CODES
+        self,
+        name: str,
+        chunks: Sequence[np.ndarray],
+        streams: bool = True,
+        context: np.ndarray = NO_CODES,
+        parts: int = 1,
     ) -> list[tuple[int, np.ndarray]]:
-        session = CausalSession(name, one_by_one(parts), streams, context)
+        session = CausalSession(name, one_by_one(chunks), streams, context)
+        session.parts = parts
         return [piece async for piece in self.loop.waveforms(session, Playback())]
 
 
@@ -106,11 +112,31 @@ async def test_requests_at_once_share_steps_and_sound_as_each_does_alone(stage: 
     assert stage.model.is_empty()
 
 
+async def test_a_whole_answer_in_parts_leaves_steps_to_others_and_no_step_is_larger_than_it_may_be(
+    stage: Stage,
+) -> None:
+    long, short = codes(100, 1), codes(5, 2)
+    ((_, wanted),) = await stage.pieces("alone", [long], streams=False)
+    stage.model.batches.clear()
+    stage.model.sizes.clear()
+    ended: list[str] = []
+
+    async def sound(name: str, made: np.ndarray, parts: int) -> np.ndarray:
+        ((_, wave),) = await stage.pieces(name, [made], streams=False, parts=parts)
+        ended.append(name)
+        return wave
+
+    whole, _ = await asyncio.gather(sound("long", long, 10), sound("short", short, 1))
+    np.testing.assert_array_equal(whole, wanted)
+    assert ended == ["short", "long"]
+    assert max(stage.model.sizes) <= CONFIG.max_step_size and sum(stage.model.sizes) == 105
+
+
 async def test_sound_of_another_length_than_its_job_states_fails_that_request_alone(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wave = stage.model._wave
-    monkeypatch.setattr(stage.model, "_wave", lambda job: wave(job)[1 if job.stream == "short" else 0 :])
+    monkeypatch.setattr(stage.model, "_wave", lambda job, *rest: wave(job, *rest)[1 if job.stream == "short" else 0 :])
     short, good = await asyncio.gather(
         stage.pieces("short", [codes(4, 1)]), stage.pieces("good", [codes(4, 2)]), return_exceptions=True
     )
