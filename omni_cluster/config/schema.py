@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -80,14 +80,17 @@ class SoundOptions(Strict, ABC):
     def max_step_size(self) -> int:
         """Of one step, all its jobs together, in the model's measure of a job: an option of the family's."""
 
+    states_per_stream: ClassVar[int] = 2
+    """Of each stream the one before its next piece, and the one after it.
+
+    Two are enough for any number of pieces at once: what a piece keeps of a step replaces what the piece two before it
+    kept of that step, which the piece between them has read. One is enough where a step replaces it at its end.
+    """
+
     @property
     def stream_slots(self) -> int:
-        """States of streams that have room: of each stream the one before its next piece, and the one after it.
-
-        Two are enough for any number of pieces at once: what a piece keeps of a step replaces what the piece two
-        before it kept of that step, which the piece between them has read.
-        """
-        return 2 * self.max_streams
+        """States of streams that have room."""
+        return self.states_per_stream * self.max_streams
 
 
 class StageConfig(Strict):

@@ -174,7 +174,8 @@ def _sound_need(stage: StageConfig, config: PipelineConfig, folder: Path, sizes:
                 f"{gib(fixed.total)} GiB; give it that much, or set a smaller options.max_streams."
             )
         fixed = replace(fixed, margin=fixed.margin + stated - fixed.total)
-    knob = Knob("options.max_streams", sizes.options.max_streams, 1, sizes.state_bytes)
+    per_stream = sizes.options.states_per_stream * sizes.state_bytes
+    knob = Knob("options.max_streams", sizes.options.max_streams, 1, per_stream)
     return EngineNeed(stage.stage_id, stage.model_stage, fixed, CacheNeed(), knob)
 
 
