@@ -98,6 +98,8 @@ class ARSpec(StageSpec):
     ids beside its positions there, `NO_ID` where there are none."""
     has_residual_codes: ClassVar[bool] = False
     """Whether its model is an `AfterSampling`, which makes more codes of each token. Such a stage emits no rows."""
+    codeless_ends: ClassVar[frozenset[str]] = frozenset({"stop"})
+    """Finish reasons of a stage of codes whose last token is none."""
 
     @property
     @abstractmethod

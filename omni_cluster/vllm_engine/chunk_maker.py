@@ -10,6 +10,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from omni_cluster.models.family import GivenReply
+from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import KnownOutput
 from omni_cluster.types.outputs import CallDelta, StageChunk, TokenChoice, TokenLogprob
@@ -135,12 +136,24 @@ class ChunkMaker:
 class CodesMaker(ChunkMaker):
     """Of a stage that emits codes: its tokens but for the one that ends them, each with its residual codes."""
 
-    _ahead: Rows | None = None
-    """Residual codes of tokens that vLLM has not put out yet."""
+    def __init__(
+        self,
+        sink: RowsSink,
+        known: KnownOutput,
+        given_reply: GivenReply | None,
+        bytes_of: Callable[[int], bytes],
+        calls: CallReader | None = None,
+        codeless_ends: frozenset[str] = ARSpec.codeless_ends,
+    ) -> None:
+        """`codeless_ends`: see `ARSpec`."""
+        super().__init__(sink, known, given_reply, bytes_of, calls)
+        self._codeless_ends = codeless_ends
+        self._ahead: Rows | None = None
+        """Residual codes of tokens that vLLM has not put out yet."""
 
     def _made(self, output: RequestOutput) -> StageChunk:
         chunk = super()._made(output)
-        tokens = chunk.token_ids[:-1] if chunk.finish_reason == "stop" else chunk.token_ids
+        tokens = chunk.token_ids[:-1] if chunk.finish_reason in self._codeless_ends else chunk.token_ids
         values = self._with_residual(chunk.token_start, tokens, chunk.rows)
         codes = Codes.of(chunk.token_start, values) if tokens else None
         return replace(chunk, token_start=0, token_ids=(), prompt_token_ids=None, rows=None, codes=codes)

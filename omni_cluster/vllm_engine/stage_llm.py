@@ -23,7 +23,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.models.family import ARSession, EngineInput
+from omni_cluster.models.family import ARSession, EngineInput, GivenReply
 from omni_cluster.models.progress import Probe, Progress, StallWatch
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.types.errors import (
@@ -167,8 +167,7 @@ class StageLLM:
             feeder = None
             if engine_input.is_part:
                 feeder = self._fed(request.request_id, session, sink, cleanup)
-            make = CodesMaker if "codes" in self._spec.emits else ChunkMaker
-            chunks = make(sink, known, engine_input.given_reply, self._bytes_of, self._call_reader(request))
+            chunks = self._chunk_maker(sink, known, engine_input.given_reply, self._call_reader(request))
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
                     feeder = self._fed(request.request_id, session, sink, cleanup)
@@ -348,6 +347,13 @@ class StageLLM:
         fitting = int(self.llm.model_config.max_model_len) - 1
         is_entry = not self._stage.engine_input_source
         return min(fitting, self._pipeline.limits.max_prompt_tokens) if is_entry else fitting
+
+    def _chunk_maker(
+        self, sink: RowsSink, known: KnownOutput, given_reply: GivenReply | None, calls: CallReader | None
+    ) -> ChunkMaker:
+        if "codes" not in self._spec.emits:
+            return ChunkMaker(sink, known, given_reply, self._bytes_of, calls)
+        return CodesMaker(sink, known, given_reply, self._bytes_of, calls, self._spec.codeless_ends)
 
     def _call_reader(self, request: OmniRequest) -> CallReader | None:
         if request.tool_use is None or not self._traits.tool_parser:

@@ -44,6 +44,14 @@ def test_the_token_that_ends_them_has_none(tokens: list[int]) -> None:
     assert made.codes == (Codes.of(0, [[5, 10, 20]]) if len(tokens) > 1 else None)
 
 
+@pytest.mark.parametrize(("reason", "kept"), [("stop", 1), ("length", 1), (None, 2)])
+def test_a_family_may_drop_the_code_of_a_request_that_ends_by_its_length(reason: str | None, kept: int) -> None:
+    sink = RowsSink()
+    put(sink, 0, [10, 20], [11, 21])
+    chunks = CodesMaker(sink, KnownOutput(), None, lambda _: b"", codeless_ends=frozenset({"stop", "length"}))
+    assert chunks.make(output([5, 6], reason)).codes == Codes.of(0, [[5, 10, 20], [6, 11, 21]][:kept])
+
+
 def test_known_ones_are_not_made_again() -> None:
     known = KnownOutput(codes=Codes.of(0, [[5, 10, 20], [6, 11, 21]]))
     sink = RowsSink(None, known.inputs, known.made)
