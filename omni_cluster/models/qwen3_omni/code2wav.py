@@ -21,6 +21,9 @@ FIRST_CODES = (1, 2, 4)
 least, and more when more wait."""
 LATER_CODES = 8
 
+PASS_CODES = 64
+"""Codes of a request in a pass at most: what a pass takes in memory is then the same whatever an answer's length."""
+
 _KERNEL, _DILATIONS = 7, (1, 3, 9)
 """Of the decoder's convolutions; no checkpoint says them."""
 
@@ -63,10 +66,10 @@ class Reach:
 class Code2WavSession:
     """One request in code2wav.
 
-    Whole mode is one job of all codes. Streaming, a piece is what codes are there, without look-ahead; its size counts
-    those before it that the convolutions see again. A request that
-    is begun again begins with its first code, in pieces as large as they may be, of which those are not heard that the
-    client has: so its sound goes on exactly, and even minutes of it are made again in a fraction of a second.
+    Whole mode is one job of all codes, in parts of a pass each. Streaming, a piece is what codes are there, without
+    look-ahead; its size counts those before it that the convolutions see again. A request that is begun again begins
+    with its first code, in pieces as large as they may be, of which those are not heard that the client has: so its
+    sound goes on exactly, and even minutes of it are made again in a fraction of a second.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Code2WavSession:
         codebooks: int,
         max_piece_codes: int,
     ) -> None:
+        """`max_piece_codes` is at most `PASS_CODES`."""
         self._request = request
         self._codes = CodeReader(upstream, num_codes, codebooks)
         self._reach = reach
@@ -113,10 +117,13 @@ class Code2WavSession:
         there = len(self._codes)
         self._end = min(there, self._start + self._max_piece_codes) if streams else there
         samples = range(self._reach.samples(self._start), self._reach.samples(self._end))
+        count = self._end - self._start
+        before = self._start if streams else max(0, count - PASS_CODES)
         return SoundJob(
             self._codes.between(self._start, self._end),
             samples,
-            size=self._end - self._start + (min(self._start, self._reach.context) if streams else 0),
+            size=min(count, PASS_CODES) + min(before, self._reach.context),
             stream=self._request.request_id if streams else None,
             is_heard=not streams or samples.stop > self._delivered,
+            parts=-(-count // PASS_CODES),
         )

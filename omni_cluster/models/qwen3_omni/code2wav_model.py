@@ -1,13 +1,16 @@
-"""The causal vocoder as the sound engine runs it: a job takes one step, and has neither voice, seed nor look-ahead."""
+"""The causal vocoder as the sound engine runs it: a part of a job takes one step, and has neither voice nor seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from omni_cluster.config.precision import Precision
+from omni_cluster.models.precision import products_in
+from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES
 from omni_cluster.models.qwen3_omni.vocoder import Vocoder, VocoderStream
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.models.step_clock import StepClock
@@ -16,11 +19,15 @@ from omni_cluster.types.errors import NotFinite
 
 @dataclass(slots=True)
 class Piece:
-    """A job, and its wave on the device once its step was taken."""
+    """A job, and on the device the waves of those of its parts that are made."""
 
     job: SoundJob
     stream: VocoderStream
-    wave: torch.Tensor
+    waves: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def next_codes(self) -> np.ndarray:
+        return self.job.codes[PASS_CODES * len(self.waves) :][:PASS_CODES]
 
 
 class Code2WavModel:
@@ -33,8 +40,9 @@ class Code2WavModel:
     overlaps = False
     steps = 1
 
-    def __init__(self, vocoder: Vocoder, device: torch.device) -> None:
-        self._vocoder = vocoder
+    def __init__(self, vocoder: Vocoder, device: torch.device, precision: Precision = "float32") -> None:
+        """`precision`: of float32 products on a card, if they are not in that of the vocoder's weights."""
+        self._vocoder, self._precision = vocoder, precision
         self._clock = StepClock(device)
         self._pieces: dict[int, Piece] = {}
         self._streams: dict[str, VocoderStream] = {}
@@ -42,7 +50,7 @@ class Code2WavModel:
     def begin(self, number: int, job: SoundJob) -> None:
         """See `SoundModel.begin`."""
         self._vocoder.check(job.codes)
-        self._pieces[number] = Piece(job, self._stream(job), torch.empty(0))
+        self._pieces[number] = Piece(job, self._stream(job))
 
     def _stream(self, job: SoundJob) -> VocoderStream:
         if job.stream is None:
@@ -54,20 +62,21 @@ class Code2WavModel:
     def step(self, numbers: Sequence[int], ending: Sequence[int] = ()) -> StepTime | None:
         """See `SoundModel.step`."""
         pieces = [self._pieces[number] for number in numbers]
-        with self._clock.measured(sum(piece.job.size for piece in pieces)):
-            waves = self._vocoder.take([piece.stream for piece in pieces], [piece.job.codes for piece in pieces])
+        with products_in(self._precision), self._clock.measured(sum(piece.job.size for piece in pieces)):
+            waves = self._vocoder.take([piece.stream for piece in pieces], [piece.next_codes for piece in pieces])
         for piece, wave in zip(pieces, waves, strict=True):
-            piece.wave = wave
+            piece.waves.append(wave)
         return self._clock.latest()
 
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """See `SoundModel.finish`."""
-        waves = [self._pieces[number].wave for number in numbers]
+        pieces = [self._pieces[number] for number in numbers]
+        waves = [wave for piece in pieces for wave in piece.waves]
         samples = torch.cat(waves).float().cpu().numpy()  # one copy, which waits for the device
         if not np.isfinite(samples).all():
             raise NotFinite("sound was computed that is infinite or no number; send the request with another seed.")
         self.drop(numbers)
-        return list(np.split(samples, np.cumsum([len(wave) for wave in waves])[:-1]))
+        return list(np.split(samples, np.cumsum([sum(map(len, piece.waves)) for piece in pieces])[:-1]))
 
     def drop(self, numbers: Sequence[int]) -> None:
         """See `SoundModel.drop`."""

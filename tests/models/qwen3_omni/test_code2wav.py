@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_cluster.models.qwen3_omni.code2wav import FIRST_CODES, LATER_CODES, Code2WavSession, Reach
+from omni_cluster.models.qwen3_omni.code2wav import FIRST_CODES, LATER_CODES, PASS_CODES, Code2WavSession, Reach
 from omni_cluster.models.sound import SoundJob
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import TokenError
@@ -58,9 +58,10 @@ def test_the_checkpoint_says_how_samples_lie(qwen3_folder: Path) -> None:
 async def test_all_codes_are_one_job_and_those_that_come_twice_are_dropped() -> None:
     (job,) = await jobs_of(chunk(0, 3), chunk(0, 3), chunk(2, 100), StageChunk(finish_reason="stop"), streams=False)
     np.testing.assert_array_equal(job.codes, ALL[:100])
-    assert (job.samples, job.size, job.stream, job.voice, job.seed, job.is_heard) == (
-        range(1920 * 100 - 555), 100, None, None, None, True,
+    assert (job.samples, job.stream, job.voice, job.seed, job.is_heard) == (
+        range(1920 * 100 - 555), None, None, None, True,
     )  # fmt: skip
+    assert (job.parts, job.size) == (2, PASS_CODES + REACH.context)
 
 
 @pytest.mark.parametrize("streams", [False, True])

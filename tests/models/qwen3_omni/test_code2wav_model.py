@@ -125,7 +125,7 @@ def test_invalid_codes_are_refused_before_anything_is_begun(qwen3_folder: Path) 
 
 def test_sound_that_is_no_number_is_an_error_and_the_jobs_stay(qwen3_folder: Path) -> None:
     vocoder = load_vocoder(qwen3_folder, CPU, torch.float32)
-    vocoder._model.code_embedding.weight.data[5] = torch.inf
+    vocoder._work.code_rows.embedding.weight.data[5] = torch.inf
     model = Code2WavModel(vocoder, CPU)
     for number, code in ((1, 5), (2, 6)):
         model.begin(number, SoundJob(np.full((1, 4), code), range(1365), size=1))

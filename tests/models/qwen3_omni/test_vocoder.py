@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.models.qwen3_omni.code2wav import Reach
-from omni_cluster.models.qwen3_omni.vocoder import PASS_CODES, Vocoder, alike, load_vocoder
+from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES, Reach
+from omni_cluster.models.qwen3_omni.vocoder import Vocoder, load_vocoder
+from omni_cluster.models.qwen3_omni.vocoder_pass import LENGTHS, MOST_ROWS, PassTensors, StreamState, passes
 from omni_cluster.types.errors import PayloadError
 
 CODEBOOKS, CODES, WINDOW = 4, 256, 8
@@ -52,7 +53,8 @@ def streamed(vocoder: Vocoder, parts: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def decoded(vocoder: Vocoder, codes: np.ndarray) -> torch.Tensor:
-    return vocoder.take([vocoder.stream()], [codes])[0]
+    """At once where a pass may have so many."""
+    return streamed(vocoder, cut(codes, *[PASS_CODES] * (len(codes) // PASS_CODES)))
 
 
 def transformers_wave(model: Any, codes: np.ndarray) -> torch.Tensor:
@@ -82,7 +84,7 @@ def test_the_joined_stream_is_one_decode(vocoder: Vocoder, exact: Vocoder, most:
 def test_a_stream_of_more_than_300_codes_is_one_decode_by_transformers(exact: Vocoder, qwen3_reference: Any) -> None:
     """Past the seam that `chunked_decode` makes there, in more passes than one."""
     codes = codes_of(330)
-    parts = cut(codes, 1, 2, 4, 8, 5 + PASS_CODES)
+    parts = cut(codes, 1, 2, 4, 8, *[PASS_CODES] * 4)
     wanted = transformers_wave(qwen3_reference.code2wav, codes)
     assert largest(streamed(exact, parts) - wanted) < 1e-5
 
@@ -119,13 +121,16 @@ def test_streams_of_different_ages_share_passes_and_sound_as_each_does_alone(exa
         assert largest(torch.cat(waves[place]) - decoded(exact, codes_of(36, place))) < EXACT
 
 
-def test_less_than_half_of_a_pass_is_padding() -> None:
-    lengths = [1, 74, 11, 9, 16, 2, 17, 64, 33, 65]
-    groups = alike(lengths)
-    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+def test_pieces_of_about_a_length_share_passes_of_bounded_size() -> None:
+    lengths = [1, 64, 11, 9, 16, 0, 2, 17, 64, 33, 63, *[4] * 50]
+    groups = passes(lengths, context=10)
+    assert sorted(place for group in groups for place in group) == [i for i, length in enumerate(lengths) if length]
     for group in groups:
-        assert max(lengths[place] for place in group) < 2 * min(lengths[place] for place in group)
-    assert [len(group) for group in alike([5, 8, 6])] == [3]
+        least, most = min(lengths[place] for place in group), max(lengths[place] for place in group)
+        assert most < 2 * least or most <= LENGTHS[0]
+        assert len(group) * (10 + most) <= MOST_ROWS
+    assert [len(group) for group in passes([5, 8, 6], 10)] == [3]
+    assert [len(group) for group in passes([4] * 50, 10)] == [32, 18]
 
 
 def test_what_a_stream_keeps_is_bounded(vocoder: Vocoder) -> None:
@@ -133,17 +138,17 @@ def test_what_a_stream_keeps_is_bounded(vocoder: Vocoder) -> None:
     for part in cut(codes_of(90), 7, 3, 60):
         vocoder.take([stream], [part])
         state = stream.state
-        kept.append([tensor.untyped_storage().nbytes() // 4 for tensor in (state.keys, state.values, state.outputs)])
-    layers = 2 * 32 * (WINDOW - 1)
-    assert kept == [[layers, layers, 32 * rows] for rows in (7, 10, 10, 10)]
+        kept.append([tensor.untyped_storage().nbytes() // 4 for tensor in (state.kept, state.rows)])
+    assert kept == [[2 * 2 * 32 * (WINDOW - 1), 32 * 10]] * 4
 
 
 def test_no_less_context_would_do(exact: Vocoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """With nine rows the sound differs."""
     codes = codes_of(40)
     wanted, parts = decoded(exact, codes), cut(codes, 20)
-    reach = exact.reach
-    monkeypatch.setattr(exact, "reach", Reach(reach.samples_per_code, reach.missing_samples, reach.context - 1))
+    work, reach = exact._work, exact.reach
+    monkeypatch.setattr(work, "reach", Reach(reach.samples_per_code, reach.missing_samples, reach.context - 1))
+    monkeypatch.setattr(work, "rows_shape", (reach.context - 1, work.rows_shape[1]))
     assert largest(streamed(exact, parts) - wanted) > 1e-6
 
 
@@ -175,16 +180,17 @@ def test_bad_codes_are_refused_and_no_stream_of_the_pass_moves(vocoder: Vocoder,
 
 
 def test_a_pass_that_fails_leaves_all_streams_as_they_were(vocoder: Vocoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a longer piece's first pass was made."""
-    streams, parts = [vocoder.stream(), vocoder.stream()], [codes_of(3), codes_of(PASS_CODES + 2)]
-    before, waves = [stream.state for stream in streams], vocoder._waves
+    """Also those of a pass before it that was made."""
+    streams, parts = [vocoder.stream(), vocoder.stream()], [codes_of(3), codes_of(60)]
+    before, run = [stream.state for stream in streams], vocoder._passes._run
 
-    def failing(windows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if len(windows) == 1:
+    def failing(states: Sequence[StreamState], codes: Sequence[np.ndarray]) -> PassTensors:
+        made = run(states, codes)
+        if len(codes[0]) == 60:
             raise RuntimeError("out of memory")
-        return waves(windows)
+        return made
 
-    monkeypatch.setattr(vocoder, "_waves", failing)
+    monkeypatch.setattr(vocoder._passes, "_run", failing)
     with pytest.raises(RuntimeError):
         vocoder.take(streams, parts)
     assert all(stream.state is state for stream, state in zip(streams, before, strict=True))
