@@ -23,6 +23,9 @@ LATER_CODES = 8
 
 PASS_CODES = 64
 """Codes of a request in a pass at most: what a pass takes in memory is then the same whatever an answer's length."""
+PASS_ROWS = 512
+"""Codes of a pass at most, those of all its pieces and of the context before them: an H200 needs 3 ms for the
+arithmetic of so many at its bound."""
 
 _KERNEL, _DILATIONS = 7, (1, 3, 9)
 """Of the decoder's convolutions; no checkpoint says them."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from omni_cluster.config.precision import Precision
-from omni_cluster.models.precision import products_in
+from omni_cluster.models.precision import products_in, tensor_dtype
 from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES
-from omni_cluster.models.qwen3_omni.vocoder import Vocoder, VocoderStream
+from omni_cluster.models.qwen3_omni.options import Code2WavOptions
+from omni_cluster.models.qwen3_omni.vocoder import Vocoder, VocoderStream, load_vocoder
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.models.step_clock import StepClock
 from omni_cluster.types.errors import NotFinite
@@ -30,6 +32,13 @@ class Piece:
         return self.job.codes[PASS_CODES * len(self.waves) :][:PASS_CODES]
 
 
+def load_model(folder: Path, device: torch.device, options: Code2WavOptions) -> Code2WavModel:
+    captures = options.cuda_graphs and device.type == "cuda"
+    with products_in(options.dtype):
+        vocoder = load_vocoder(folder, device, tensor_dtype(options.dtype), captures)
+    return Code2WavModel(vocoder, device, options.dtype)
+
+
 class Code2WavModel:
     """A `SoundModel`: waveforms at 24 kHz, piece by piece what one decode of all codes gives.
 
@@ -41,7 +50,7 @@ class Code2WavModel:
     steps = 1
 
     def __init__(self, vocoder: Vocoder, device: torch.device, precision: Precision = "float32") -> None:
-        """`precision`: of float32 products on a card, if they are not in that of the vocoder's weights."""
+        """`precision`: of the vocoder's products; those of float32 weights are rounded in tfloat32."""
         self._vocoder, self._precision = vocoder, precision
         self._clock = StepClock(device)
         self._pieces: dict[int, Piece] = {}

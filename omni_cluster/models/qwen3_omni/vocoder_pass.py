@@ -16,14 +16,12 @@ from torch import nn
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
-from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES, Reach
+from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES, PASS_ROWS, Reach
 from omni_cluster.models.qwen3_omni.vocoder_layers import CodeRows, RowsWave
 
 LENGTHS = (4, 8, 16, 32, PASS_CODES)
 """Codes of a piece in a pass at most: shorter ones are filled up, which the context before them outweighs."""
 BATCHES = (1, 2, 4, 8, 16, 32)
-MOST_ROWS = 512
-"""Of a pass, of all its pieces with their context: an H200 needs 3 ms for the arithmetic of so many at its bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +143,14 @@ class Passes:
 
     def _captured(self) -> Mapping[tuple[int, int], CapturedWork[PassTensors, None]]:
         sizes, work, pool = self._sizes(), self._work, GraphPool()
-        longest = max(sizes, key=lambda size: size[0] * work.samples(size[1]))
-        shared = work.tensors(max(batch for batch, _ in sizes), longest[1])
+        shared = work.tensors(*map(max, zip(*sizes, strict=True)))
         places = {size: shared.part(size[0], work.width(size[1]), work.samples(size[1])) for size in sizes}
         return {size: CapturedWork(each, partial(work, each), pool) for size, each in places.items()}
 
     def _sizes(self) -> list[tuple[int, int]]:
         """Batches and lengths, the largest first, whose memory the others use again."""
         context = self._work.reach.context
-        sizes = [(batch, length) for length in LENGTHS for batch in BATCHES if batch * (context + length) <= MOST_ROWS]
+        sizes = [(batch, length) for length in LENGTHS for batch in BATCHES if batch * (context + length) <= PASS_ROWS]
         return sorted(sizes, key=lambda size: -size[0] * (context + size[1]))
 
     def __call__(
@@ -194,7 +191,7 @@ class Passes:
 
 
 def passes(lengths: Sequence[int], context: int) -> list[list[int]]:
-    """Places of the pieces that share a pass, of `MOST_ROWS` at most; pieces without codes are in none."""
+    """Places of the pieces that share a pass, of `PASS_ROWS` at most; pieces without codes are in none."""
     by_size: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
         if length:
@@ -204,7 +201,7 @@ def passes(lengths: Sequence[int], context: int) -> list[list[int]]:
 
 def most_pieces(rows: int) -> int:
     """Of so many rows each in one pass."""
-    return max(batch for batch in BATCHES if batch == 1 or batch * rows <= MOST_ROWS)
+    return max(batch for batch in BATCHES if batch == 1 or batch * rows <= PASS_ROWS)
 
 
 def batches(places: Sequence[int], most: int) -> Iterator[list[int]]:
