@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Qwen2_5OmniForConditionalGeneration
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 from vllm.config import CacheConfig, SchedulerConfig
@@ -37,6 +34,7 @@ from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
 from omni_cluster.models.qwen2_5_omni.memory import dit_frame_bytes, vocoder_frame_bytes
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.card_memory import measure_cards
+from tests.live_bytes import LiveBytes
 from tests.pages import Block, blocks_of
 
 CARD = CardMemory(80 * GIB, 80 * GIB)
@@ -208,34 +206,6 @@ def test_what_a_model_makes_as_it_loads_and_keeps_of_requests_is_counted(seven_b
     more = ar_parts(stage, seven_b, replace(plain, made_elements=1000, request_elements=30))
     assert more.weights - ar_parts(stage, seven_b, plain).weights == 1000 * 2
     assert more.activations - ar_parts(stage, seven_b, plain).activations == 8 * 30 * 2
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive at once, on the meta device too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-        return out
-
-    def _count(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._seen:
-            self._seen.add(key)
-            self.live += size
-            self.peak = max(self.peak, self.live)
-            weakref.finalize(storage, self._drop, key, size)
-
-    def _drop(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self.live -= size
 
 
 def test_the_vocoders_activations_bound_a_traced_pass() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES, Reach
+from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES, PASS_ROWS, Reach
 from omni_cluster.models.qwen3_omni.vocoder import Vocoder, load_vocoder
-from omni_cluster.models.qwen3_omni.vocoder_pass import LENGTHS, MOST_ROWS, PassTensors, StreamState, passes
+from omni_cluster.models.qwen3_omni.vocoder_pass import LENGTHS, PassTensors, StreamState, passes
 from omni_cluster.types.errors import PayloadError
 
 CODEBOOKS, CODES, WINDOW = 4, 256, 8
@@ -128,7 +128,7 @@ def test_pieces_of_about_a_length_share_passes_of_bounded_size() -> None:
     for group in groups:
         least, most = min(lengths[place] for place in group), max(lengths[place] for place in group)
         assert most < 2 * least or most <= LENGTHS[0]
-        assert len(group) * (10 + most) <= MOST_ROWS
+        assert len(group) * (10 + most) <= PASS_ROWS
     assert [len(group) for group in passes([5, 8, 6], 10)] == [3]
     assert [len(group) for group in passes([4] * 50, 10)] == [32, 18]
 
