@@ -14,18 +14,21 @@ from msgspec.structs import replace
 
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import EngineInput
+from omni_cluster.models.qwen3_omni.checkpoint_tokens import id_of
 from omni_cluster.models.qwen3_omni.talker import TalkerSession
 from omni_cluster.models.qwen3_omni.talker_ids import CodecIds, TalkerIds, TextIds
 from omni_cluster.models.qwen3_omni.talker_prompt import talker_positions
+from omni_cluster.models.qwen3_omni.talker_stage import Talker
 from omni_cluster.models.qwen3_omni.voices import voice_id, voice_ids
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import PayloadError, RequestError, TokenError
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import CallDelta, StageChunk
-from omni_cluster.types.rows import IDS, Rows, check_together
+from omni_cluster.types.rows import IDS, PrefixHashes, Rows, check_together
 from omni_cluster.types.tool_use import ToolUse
 from tests.engine.stages import at_once
 from tests.models.qwen3_omni.spoken import KINDS, Speaker
+from tests.models.qwen3_omni.stages import Checkpoint
 
 TEXT = TextIds(im_start=1, user=2, assistant=3, pad=4, bos=5, eos=6, media=(7, 8, 9), num_ids=50)
 CODEC = CodecIds(
@@ -261,6 +264,19 @@ async def test_a_reply_of_calls_alone_is_not_spoken() -> None:
     must = ToolUse(USE.tools, must_call=True)
     other = [said(0, 31), *chunks[1:]]
     assert await session(*other, request=OmniRequest("r", "", tool_use=must)).prompt() is None
+
+
+async def has_nothing(prefix: PrefixHashes) -> int:
+    return 0
+
+
+async def test_the_mark_of_a_call_is_the_tokenizers(config: dict[str, Any], qwen3_folder: Path) -> None:
+    text = TalkerIds.from_config(config).text
+    reply = said(0, 30, 31, id_of("<tool_call>"), 32, prompt=(text.im_start, text.assistant, NEWLINE))
+    request = OmniRequest("r", "", tool_use=USE)
+    talker = Talker(Checkpoint(qwen3_folder)).session(request, at_once([reply]), has_nothing)
+    made = await talker.prompt()
+    assert made is not None and ids_of(made.rows)[-3:] == [30, 31, text.eos]
 
 
 async def test_without_tools_the_mark_of_a_call_is_a_token_as_others_are() -> None:
