@@ -24,6 +24,7 @@ pytest_plugins = ["tests.ending", "tests.traced"]
 GROUPS = {
     **dict.fromkeys(("cluster", "served"), "served"),
     **dict.fromkeys(("engine", "server/test_local.py", "vllm_engine/test_after_sampling.py"), "pipeline"),
+    "models/qwen3_omni/test_talker_stage.py": "pipeline",
     **dict.fromkeys(("clients", "server", "engine/test_omni_llm.py"), "omni"),
 }
 """The fixture that tests of a folder share, but for single modules; other tests share what is in their module alone."""
