@@ -177,7 +177,7 @@ def _write_tokenizer_and_processor(folder: Path) -> None:
         WhisperFeatureExtractor,
     )
 
-    # The hub's patches: transformers' processor scales frames of videos by numbers of its own, which are made for these.
+    # The hub's patches: transformers' processor scales frames by numbers of its own, which are made for these.
     patches = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
     pixels = {"shortest_edge": 4 * 32 * 32, "longest_edge": 64 * 32 * 32}
     Qwen3OmniMoeProcessor(
