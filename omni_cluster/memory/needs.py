@@ -225,8 +225,8 @@ def ar_activation_bytes(stage: StageConfig, sizes: ARSizes) -> int:
     encoding = max((_tower_bytes(t, encoder_tokens, dtype, stage.tensor_parallel_size) for t in towers), default=0)
     kept = sum(tower.kept_bytes for tower in towers)
     kept += encoder_tokens * max((tower.output_size for tower in towers), default=0) * dtype
-    # Input embeddings, a step's hidden states, and the rows made of them; and the rows that come in.
-    kept += tokens * (3 * sizes.hidden_size + sizes.rows_size) * dtype
+    # Input embeddings, a step's hidden states, and the rows made of them; rows that come in, and the model's buffers.
+    kept += tokens * (3 * sizes.hidden_size + sizes.rows_size + sizes.buffers_size) * dtype
     requests = max_num_seqs(given_args(stage))
     kept += requests * max_model_len(stage, sizes) * sizes.residual_codes * CODE_BYTES
     kept += requests * sizes.request_elements * dtype

@@ -55,7 +55,8 @@ class ARSizes:
     """An autoregressive stage.
 
     `intermediate_size`: of all experts that a token takes, where there are some. `rows_size`: width of the rows that
-    enter it, 0 for none; `residual_codes`: how many codes its model makes of each token beside the sampled one.
+    enter it, 0 for none; `buffers_size`: of what its model keeps of each position of a step; `residual_codes`: how many
+    codes its model makes of each token beside the sampled one.
     `made_elements`: of weights that it makes as it loads, as a table that is projected once, whole on each card;
     `request_elements`: what it keeps of each running request beside the KV cache.
     """
@@ -70,6 +71,7 @@ class ARSizes:
     vocab_size: int
     max_positions: int
     rows_size: int = 0
+    buffers_size: int = 0
     residual_codes: int = 0
     made_elements: int = 0
     request_elements: int = 0

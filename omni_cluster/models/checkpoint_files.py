@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,19 @@ def _from_hub(name: str) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
+
+
+def max_image_pixels(folder: Path, unless_said: int) -> int:
+    """What the checkpoint's processor scales larger images down to."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        path = folder / name
+        if path.is_file():
+            given = json.loads(path.read_text())
+            image = given.get("image_processor", given)
+            pixels = image.get("max_pixels") or (image.get("size") or {}).get("longest_edge")
+            if pixels:
+                return math.floor(pixels)
+    return unless_said
 
 
 def tensor_file(folder: Path, name: str) -> Path:

@@ -37,6 +37,8 @@ VLLM: Mapping[str, Sequence[str]] = {
 LOGGED: Mapping[str, Sequence[str]] = {
     # A part of a model may have a vocabulary of its own, and carries the ids of the text's tokens too.
     "transformers.configuration_utils": ("must be `None` or an integer within the vocabulary",),
+    # A checkpoint may say more of its rotary embeddings than transformers' class of that part reads.
+    "transformers.modeling_rope_utils": ("Unrecognized keys in `rope_parameters`",),
     # A machine may have CUDA's folder and no card.
     "torch.utils.cpp_extension": ("No CUDA runtime is found",),
     **{".".join(("vllm", name)): words for name, words in VLLM.items()},

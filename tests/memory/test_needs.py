@@ -208,6 +208,13 @@ def test_what_a_model_makes_as_it_loads_and_keeps_of_requests_is_counted(seven_b
     assert more.activations - ar_parts(stage, seven_b, plain).activations == 8 * 30 * 2
 
 
+def test_what_a_model_keeps_of_each_position_of_a_step_is_counted(seven_b: Path) -> None:
+    stage = bound_to(seven_b, thinker={"engine_args": {"max_num_batched_tokens": 512}}).config.stages[0]
+    plain = ar_sizes(seven_b, "thinker")
+    more = ar_parts(stage, seven_b, replace(plain, buffers_size=30))
+    assert more.activations - ar_parts(stage, seven_b, plain).activations == 512 * 30 * 2
+
+
 def test_the_vocoders_activations_bound_a_traced_pass() -> None:
     config, frames = build_config("7b").token2wav_config.bigvgan_config, 500
     with torch.device("meta"):

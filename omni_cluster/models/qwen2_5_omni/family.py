@@ -15,7 +15,6 @@ from omni_cluster.models.qwen2_5_omni.code2wav import CodeBlocks
 from omni_cluster.models.qwen2_5_omni.hearing import messages_of
 from omni_cluster.models.qwen2_5_omni.special_ids import MediaIds, SpecialIds
 from omni_cluster.models.qwen2_5_omni.stages import Code2Wav, Talker, Thinker
-from omni_cluster.models.qwen2_5_omni.tool_messages import as_text
 from omni_cluster.models.qwen2_5_omni.video_frames import FRAMES
 from omni_cluster.models.qwen2_5_omni.voices import (
     Voice,
@@ -25,12 +24,15 @@ from omni_cluster.models.qwen2_5_omni.voices import (
     voice_names,
 )
 from omni_cluster.models.stage_spec import StageSpec, by_name
+from omni_cluster.models.tool_messages import as_text
 from omni_cluster.types.errors import ConfigError, RequestError
 from omni_cluster.types.inputs import Prompt
 
 if TYPE_CHECKING:  # the ingress, which renders prompts and knows voices by name, starts without torch
     from omni_cluster.models.qwen2_5_omni.talker import TextEmbeddings
 
+SYSTEM = "You are a helpful assistant."
+"""What the checkpoints' template says in place of a system message."""
 READ_ALOUD = "Read this aloud."
 """What a text that is only to be spoken is the reply to."""
 _FUNCTION = {"name": "f", "arguments": {"a": 1}}
@@ -92,7 +94,7 @@ class Qwen2_5Omni(Family):
         is_plain = not tools and not any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
         if is_plain or self._has_place_for_tools:
             return self._template.render(messages, tools)
-        return self._template.render(as_text(messages, tools))
+        return self._template.render(as_text(messages, tools, SYSTEM))
 
     @cached_property
     def _has_place_for_tools(self) -> bool:

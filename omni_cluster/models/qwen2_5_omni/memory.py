@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 from omni_cluster.memory.needs import DTYPE_BYTES
 from omni_cluster.memory.sizes import ARSizes, SoundSizes, StoredWeights, TowerSizes, WeightGroup
+from omni_cluster.models.checkpoint_files import max_image_pixels
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 
 FLOAT32_BYTES = 4
@@ -53,7 +52,7 @@ def _eye(folder: Path, vision: Any) -> TowerSizes:
     merged = vision.spatial_merge_size**2
     return TowerSizes(
         modalities=("image", "video"),
-        max_tokens=max_image_pixels(folder) // (vision.patch_size**2 * merged),
+        max_tokens=max_image_pixels(folder, MAX_IMAGE_PIXELS) // (vision.patch_size**2 * merged),
         positions_per_token=merged,
         input_size=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
         hidden_size=vision.hidden_size,
@@ -142,16 +141,3 @@ def vocoder_frame_bytes(bigvgan: Any) -> int:
         channels, samples = channels // 2, samples * rate
         widest = max(widest, channels * samples)
     return FLOAT32_BYTES * VOCODER_BUFFERS * widest
-
-
-def max_image_pixels(folder: Path) -> int:
-    """What the checkpoint's processor scales larger images down to."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        path = folder / name
-        if path.is_file():
-            given = json.loads(path.read_text())
-            image = given.get("image_processor", given)
-            pixels = image.get("max_pixels") or (image.get("size") or {}).get("longest_edge")
-            if pixels:
-                return math.floor(pixels)
-    return MAX_IMAGE_PIXELS

@@ -14,9 +14,10 @@ from omni_cluster.models.qwen2_5_omni import memory
 from omni_cluster.models.qwen2_5_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.relied_on import SIGNATURES, THINKER
-from omni_cluster.models.qwen2_5_omni.thinker import ROWS, ThinkerSession
+from omni_cluster.models.qwen2_5_omni.thinker import ROWS
 from omni_cluster.models.sound import LinearCost, SoundModel, SoundPriors, SoundSession
 from omni_cluster.models.stage_spec import ARSpec, SoundSpec
+from omni_cluster.models.thinker_session import ThinkerSession
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import StageChunk
 

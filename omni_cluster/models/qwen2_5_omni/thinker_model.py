@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
 from omni_cluster.kernels.fused_decoder import FusedDecoder
 from omni_cluster.models.dropped_warnings import drop_warnings
+from omni_cluster.models.heard_videos import in_prompt_order
 from omni_cluster.models.kept_tables import KeptTables
 from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
 from omni_cluster.models.qwen2_5_omni.memory import KEPT_ANGLES_BYTES
@@ -89,7 +90,7 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         if features is None:
             return seen
         heard = self._process_audio_input({"input_features": features, "audio_feature_lengths": lengths})
-        return _in_prompt_order(seen, heard, is_sound)
+        return in_prompt_order(seen, heard, is_sound)
 
     def _process_audio_input(self, audio_input: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         if self._hearing is None:
@@ -110,19 +111,6 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     ) -> torch.Tensor:
         # Past vLLM's own for this model, which takes frames and sound of a video for two items.
         return SupportsMultiModal.embed_input_ids(self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
-
-
-def _in_prompt_order(
-    seen: Sequence[torch.Tensor], heard: Sequence[torch.Tensor], is_sound: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Embeddings `[V + A, H]` of each video, of its frames' `[V, H]`, its sound's `[A, H]` and who is whose."""
-    lengths = [v.shape[0] + a.shape[0] for v, a in zip(seen, heard, strict=True)]
-    made = []
-    for frames, sound, mask in zip(seen, heard, is_sound.split(lengths), strict=True):
-        # Where each token's embedding is, among the frames' and then the sound's.
-        sources = torch.where(mask, frames.shape[0] + mask.cumsum(0) - 1, (~mask).cumsum(0) - 1)
-        made.append(torch.cat([frames, sound])[sources.to(frames.device)])
-    return tuple(made)
 
 
 def thinker_config(config: Any) -> Any:

@@ -29,10 +29,10 @@ from vllm.multimodal.processing.processor import (
     PromptUpdateDetails,
 )
 
-from omni_cluster.models.qwen2_5_omni import pixels
+from omni_cluster.models import pixels
 from omni_cluster.models.qwen2_5_omni.audio_tower import sound_tokens
-from omni_cluster.models.qwen2_5_omni.thinker import SAMPLE_RATE_HZ, video_item
 from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, Grid, Place, heard_tokens
+from omni_cluster.models.thinker_session import SAMPLE_RATE_HZ, video_item
 from omni_cluster.types.errors import RequestError
 
 SOUND = "heard_features"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 PRESETS = ("tiny",)
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 SEED = 1
 
 _EMBEDDING = re.compile(r"embed_tokens|codec_embedding|code_embedding")
@@ -177,8 +177,9 @@ def _write_tokenizer_and_processor(folder: Path) -> None:
         WhisperFeatureExtractor,
     )
 
-    patches = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
-    pixels = {"shortest_edge": 16 * 16, "longest_edge": 8 * 8 * 64}
+    # The hub's patches: transformers' processor scales frames by numbers of its own, which are made for these.
+    patches = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
+    pixels = {"shortest_edge": 4 * 32 * 32, "longest_edge": 64 * 32 * 32}
     Qwen3OmniMoeProcessor(
         image_processor=Qwen2VLImageProcessor(size=pixels, **patches),
         video_processor=Qwen2VLVideoProcessor(size=pixels, **patches),

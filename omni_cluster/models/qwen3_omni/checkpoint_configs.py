@@ -85,9 +85,9 @@ def _thinker() -> dict[str, Any]:
         "downsample_hidden_size": 16, "output_dim": _HIDDEN,
     }  # fmt: skip
     vision = {
-        "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 4,
+        "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 16,
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": _HIDDEN, "num_position_embeddings": 64,
-        "image_size": 32, "apply_vit_abs_pos_embed": True, "deepstack_visual_indexes": [0, 1, 2],
+        "image_size": 128, "apply_vit_abs_pos_embed": True, "deepstack_visual_indexes": [0, 1, 2],
     }  # fmt: skip
     return {
         "text_config": text, "audio_config": audio, "vision_config": vision, "user_token_id": id_of("user"),

@@ -447,8 +447,11 @@ class OmniGPUModelRunner(_Runner):
         state.begins = False
         request = self.requests[request_id]
         positions = request.mrope_positions
-        of_prompt = None if positions is None else positions[:, : request.num_prompt_tokens].long()
-        return PromptFacts(of_prompt, state.prefix)
+        if positions is None:
+            return PromptFacts(None, state.prefix)
+        of_prompt = positions[:, : request.num_prompt_tokens].long()
+        whole = getattr(self.get_model(), "whole_positions", None)
+        return PromptFacts(of_prompt if whole is None else whole(of_prompt), state.prefix)
 
 
 def _for_each(tokens: int, logprobs: LogprobsTensors | None) -> LogprobsTensors | None:

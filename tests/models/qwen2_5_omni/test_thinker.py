@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from omni_cluster.models.qwen2_5_omni.thinker import ThinkerSession, multi_modal_data
+from omni_cluster.models.thinker_session import ThinkerSession, multi_modal_data
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import Media, OmniRequest, Prompt
 from tests.reference import synthetic_image, synthetic_video

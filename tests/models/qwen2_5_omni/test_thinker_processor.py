@@ -13,9 +13,9 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from omni_cluster.engine.build import bind
-from omni_cluster.models.qwen2_5_omni import pixels
-from omni_cluster.models.qwen2_5_omni.thinker import video_item
+from omni_cluster.models import pixels
 from omni_cluster.models.stage_spec import ARSpec
+from omni_cluster.models.thinker_session import video_item
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from tests.engine.stages import pipeline_config
 

@@ -1,5 +1,5 @@
-"""Tools, calls and their results as messages of text: as the family's published template for text, that of
-Qwen2.5-Instruct, writes them. The template of the omni checkpoints has no place for them.
+"""Tools, calls and their results as messages of text, for templates that have no place for them: as the published
+templates of Qwen's models for text write them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from typing import Any
 Message = Mapping[str, Any]
 Objects = Sequence[Mapping[str, Any]]
 
-SYSTEM = "You are a helpful assistant."
-"""What the omni checkpoints' template says in place of a system message."""
 _BEFORE_TOOLS = (
-    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
 _BEHIND_TOOLS = (
@@ -25,20 +23,24 @@ _BEHIND_TOOLS = (
 )
 
 
-def as_text(messages: Objects, tools: Objects) -> list[Message]:
-    """The conversation for a template that knows system, user and assistant alone."""
-    return [*_results_joined([_called(message) for message in _with_tools(messages, tools)])]
+def as_text(messages: Objects, tools: Objects, system: str = "") -> list[Message]:
+    """The conversation for a template that knows system, user and assistant alone.
+
+    `system`: what the model is told in place of a system message.
+    """
+    return [*_results_joined([_called(message) for message in _with_tools(messages, tools, system)])]
 
 
-def _with_tools(messages: Objects, tools: Objects) -> list[Message]:
+def _with_tools(messages: Objects, tools: Objects, system: str) -> list[Message]:
     """With the tools at the end of the system message, which is made if there is none."""
     if not tools:
         return list(messages)
     has_system = bool(messages) and messages[0]["role"] == "system"
-    first: Message = messages[0] if has_system else {"role": "system", "content": SYSTEM}
+    first: Message = messages[0] if has_system else {"role": "system", "content": system}
     listed = "".join(f"\n{_json(tool)}" for tool in tools)
-    system = {**first, "content": [*_parts(first), _text(_BEFORE_TOOLS + listed + _BEHIND_TOOLS)]}
-    return [system, *messages[has_system:]]
+    told = "\n\n" if has_system or system else ""
+    parts = [*_parts(first), _text(told + _BEFORE_TOOLS + listed + _BEHIND_TOOLS)]
+    return [{**first, "content": parts}, *messages[has_system:]]
 
 
 def _called(message: Message) -> Message:

@@ -16,7 +16,7 @@ from PIL import Image
 OPTIONS: Final = ("images_kwargs", "videos_kwargs")
 """The arguments that tell a processor to leave values as bytes."""
 FIELDS: Final = {"pixel_values": "image_processor", "pixel_values_videos": "video_processor"}
-"""What a processor of `transformers.Qwen2_5OmniProcessor` makes, and the part that makes it."""
+"""What a processor of transformers makes of images and videos, and the part that makes it."""
 _SIZES: Final = {"max_pixels", "min_pixels", "size"}
 _PART_VALUES: Final = 1 << 20
 """Normalised at once: 4 MiB of float32."""
