@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omni_cluster.models import voice_names as names
 from omni_cluster.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 VOICE_FILE = "spk_dict.pt"
 
 HIGH_VOICE, LOW_VOICE = "Chelsie", "Ethan"
-_HIGH_NAMES = (
-    *("alloy", "coral", "fable", "marin", "nova", "sage", "shimmer"),  # OpenAI's
-    *("Cherry", "Serena", "Jennifer", "Katerina", "Sunny", "Jada", "Vivian", "Ono_anna", "Sohee", "f030"),
-)
-_LOW_NAMES = (
-    *("ash", "ballad", "cedar", "echo", "onyx", "verse"),  # OpenAI's
-    *("Aiden", "Dylan", "Eric", "Ryan", "Marcus", "Roy", "Peter", "Rocky", "Li", "Nofish", "Uncle_fu", "m02"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +82,6 @@ class _NamesReader(pickle.Unpickler):
         return _Unread()
 
 
-def choose_names(voices: Sequence[str], allowed: Sequence[str] | None, default: str | None) -> tuple[str, ...]:
-    """The voices that requests may name, the default one first; ConfigError for one that the checkpoint lacks."""
-    names = list(allowed) if allowed is not None else list(voices)
-    names = [default, *(n for n in names if n != default)] if default is not None else names
-    missing = [n for n in names if n not in voices]
-    if missing:
-        raise ConfigError(f"voice {missing[0]!r} is not in the checkpoint; use voices among {', '.join(voices)}.")
-    return tuple(names)
-
-
 def aliases_of(voices: Sequence[str]) -> dict[str, str]:
-    """Voices by the names of OpenAI's and of Qwen's other models; the default one where the voice meant is not among
-    them.
-    """
-
-    def voice(name: str) -> str:
-        return name if name in voices else voices[0]
-
-    high, low = dict.fromkeys(_HIGH_NAMES, voice(HIGH_VOICE)), dict.fromkeys(_LOW_NAMES, voice(LOW_VOICE))
-    return high | low | {"default": voices[0]}
+    """See `voice_names.aliases_of`."""
+    return names.aliases_of(voices, HIGH_VOICE, LOW_VOICE)

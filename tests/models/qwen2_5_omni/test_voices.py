@@ -10,10 +10,10 @@ from omni_cluster.models.qwen2_5_omni.voices import (
     VOICE_FILE,
     Voice,
     aliases_of,
-    choose_names,
     load_voices,
     voice_names,
 )
+from omni_cluster.models.voice_names import choose_names
 from omni_cluster.types.errors import ConfigError
 
 
