@@ -48,6 +48,8 @@ class Talker(ARSpec):
     takes_ids = True
     has_residual_codes = True
     penalises_prompts = False
+    codeless_ends = frozenset({"stop", "length"})
+    """transformers makes a code's residual ones in the step behind it, which the last of a full length has not."""
 
     def __init__(self, family: OfCheckpoint) -> None:
         self._family = family
