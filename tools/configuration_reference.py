@@ -35,7 +35,7 @@ LINKS: Final[Mapping[str, str]] = {
     "AutoscalingConfig.min_replicas": "operations.md#stages-that-sleep",
     "AutoscalingConfig.signals": "operations.md#replicas-that-follow-the-load",
     "StageConfig.engine_args": "#refused-engine_args",
-    "StageConfig.advanced_options": "#options-of-code2wav",
+    "StageConfig.advanced_options": "#options-of-code2wav-qwen2_5_omni",
     "Limits.closing_grace_s": "operations.md#ends",
     "Limits.max_restarts": "reliability.md",
     "Limits.upload_timeout_s": "operations.md#slow-clients",
@@ -69,7 +69,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        return self.title.lower().replace(" ", "-")
+        return self.title.lower().replace(",", "").replace(" ", "-")
 
 
 def configuration_reference() -> str:
@@ -114,7 +114,7 @@ def _options() -> Iterator[Section]:
     for family in _families():
         for name, spec in family.stages.items():
             if spec.Options.model_fields:
-                yield Section(f"options of {name}", ("stages[].options",), spec.Options)
+                yield Section(f"options of {name}, {family.name}", ("stages[].options",), spec.Options)
 
 
 def _public_keys() -> str:

@@ -18,7 +18,10 @@ from omni_cluster.types.errors import ConfigError
 
 ENTRY_POINTS = "omni_cluster_families"
 """The group in which another package names its families: `name = "module:class"`."""
-_OURS = {"qwen2_5_omni": ("omni_cluster.models.qwen2_5_omni.family", "Qwen2_5Omni")}
+_OURS = {
+    "qwen2_5_omni": ("omni_cluster.models.qwen2_5_omni.family", "Qwen2_5Omni"),
+    "qwen3_omni": ("omni_cluster.models.qwen3_omni.family", "Qwen3Omni"),
+}
 
 
 @cache

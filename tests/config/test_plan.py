@@ -12,7 +12,7 @@ from omni_cluster.config.plan import Plan, render_plan, resolve_plan
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.types.errors import ConfigError
 
-FAMILIES = ("qwen2_5_omni",)
+FAMILIES = ("qwen2_5_omni", "qwen3_omni")
 
 TINY = """\
 model preset:tiny, family qwen2_5_omni

@@ -1,0 +1,75 @@
+"""The three engines in one process say and speak what transformers' `generate` does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from omni_cluster.config.loader import STAGE_CONFIGS, load_config
+from omni_cluster.engine.omni_llm import AsyncOmniLLM
+from omni_cluster.models.registry import known_families
+from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.outputs import OmniRequestOutput
+from tests.engine.stages import shortened
+from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
+from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference, Spoken
+
+pytestmark = pytest.mark.parity
+KINDS = ("text", "audio", "image", "audio+image", "video", "slow", "image+video+audio", "odd")
+VOICES = ("ethan", "chelsie")
+
+
+@pytest.fixture(scope="module")
+def reference(qwen3_folder: Path, qwen3_reference: Any) -> Reference:
+    return Reference(qwen3_folder, qwen3_reference)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def omni(forked_engines: None, qwen3_folder: Path) -> AsyncIterator[AsyncOmniLLM]:
+    config = load_config(STAGE_CONFIGS / "qwen3_omni_tiny.yaml", known_families=known_families())
+    stages = [shortened(stage) for stage in config.stages]
+    running = AsyncOmniLLM(config.model_copy(update={"stages": stages, "model": str(qwen3_folder)}))
+    await running.start()
+    yield running
+    await running.shutdown()
+
+
+def asked(kind: str, voice: str, **fields: Any) -> OmniRequest:
+    sampling = {"thinker": {"max_tokens": MAX_TOKENS}, "talker": {"max_tokens": MAX_CODES}}
+    return OmniRequest(
+        f"{kind}-{voice}-{len(fields)}", prompt_text(kind), media_of(kind), True, voice, sampling, **fields
+    )
+
+
+def assert_said(made: OmniRequestOutput, wanted: Spoken) -> None:
+    assert list(made.token_ids) == wanted.token_ids
+    assert made.codes is not None and made.audio is not None
+    np.testing.assert_array_equal(made.codes.values, wanted.codes)
+    assert made.audio.start == 0
+    np.testing.assert_allclose(made.audio.samples, wanted.sound, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_text_codes_and_sound_are_transformers(omni: AsyncOmniLLM, reference: Reference, kind: str) -> None:
+    assert_said(await omni.generate(asked(kind, "ethan")), reference.speak(kind, "ethan"))
+
+
+async def test_streams_at_once_say_what_each_says_alone(omni: AsyncOmniLLM, reference: Reference) -> None:
+    pairs = [(kind, voice) for kind in KINDS for voice in VOICES]
+    made = await asyncio.gather(*(omni.generate(asked(*pair, streams_audio=True)) for pair in pairs))
+    for output, pair in zip(made, pairs, strict=True):
+        assert_said(output, reference.speak(*pair))
+
+
+async def test_without_sound_the_text_is_the_same(omni: AsyncOmniLLM, reference: Reference) -> None:
+    request = replace(asked("audio", "ethan"), request_id="silent", wants_audio=False)
+    made = await omni.generate(request)
+    assert list(made.token_ids) == reference.speak("audio", "ethan").token_ids
+    assert made.codes is None and made.audio is None

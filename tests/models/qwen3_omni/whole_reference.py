@@ -1,0 +1,64 @@
+"""transformers' whole Qwen3-Omni, greedy and in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from omni_cluster.types.inputs import Media
+from tests.models.qwen3_omni.thinker_reference import ThinkerReference, media_of, prompt_text
+
+MAX_TOKENS, MAX_CODES = 16, 30
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A reply of transformers': its tokens, the codes of its sound `[n, Q]`, and the sound."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    codes: np.ndarray
+    sound: np.ndarray
+
+
+class Reference:
+    """transformers' own model of a checkpoint; replies are made once for each kind and voice."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        self._model, self._thinker = model, ThinkerReference(folder, model)
+        # Its talker reads the encoder's sizes where it has none, for sound beside pictures.
+        model.talker.config.audio_config = model.config.thinker_config.audio_config
+        self._made: dict[tuple[str, str], Spoken] = {}
+
+    def speak(self, kind: str, voice: str) -> Spoken:
+        if (kind, voice) not in self._made:
+            self._made[kind, voice] = self.reply(prompt_text(kind), media_of(kind), voice)
+        return self._made[kind, voice]
+
+    def decoded(self, token_ids: list[int]) -> str:
+        text: str = self._thinker.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    @torch.inference_mode()
+    def reply(self, text: str, given: Media, voice: str) -> Spoken:
+        inputs, decode, seen = self._thinker.inputs(text, given), self._model.code2wav, []
+
+        def noted(codes: torch.Tensor, **_: Any) -> torch.Tensor:
+            """Without the seams of `chunked_decode`, which long sound would have."""
+            seen.append(codes)
+            sound: torch.Tensor = decode(codes)
+            return sound
+
+        with patch.object(decode, "chunked_decode", noted):
+            made, sound = self._model.generate(
+                **inputs, speaker=voice, thinker_max_new_tokens=MAX_TOKENS, talker_max_new_tokens=MAX_CODES,
+                thinker_do_sample=False, talker_do_sample=False,
+            )  # fmt: skip
+        prompt = inputs["input_ids"][0].tolist()
+        (codes,) = seen
+        return Spoken(prompt, made[0, len(prompt) :].tolist(), codes[0].T.numpy(), sound.flatten().numpy())
