@@ -122,11 +122,15 @@ def weight_bytes(folder: Path, groups: tuple[WeightGroup, ...], dtype_bytes: int
 
 
 def _tensor_bytes(folder: Path, dtype_bytes: int) -> Iterator[tuple[str, int]]:
+    for name, tensor in stored_tensors(folder):
+        each = dtype_bytes if tensor["dtype"] in FLOAT_DTYPES else OTHER_BYTES[tensor["dtype"]]
+        yield name, math.prod(tensor["shape"]) * each
+
+
+def stored_tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of a checkpoint's tensors, with what the headers say of each."""
     for path in _weight_files(folder):
-        for name, tensor in _header(path).items():
-            if name != "__metadata__":
-                each = dtype_bytes if tensor["dtype"] in FLOAT_DTYPES else OTHER_BYTES[tensor["dtype"]]
-                yield name, math.prod(tensor["shape"]) * each
+        yield from ((name, tensor) for name, tensor in _header(path).items() if name != "__metadata__")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omni_cluster.config.caches import cache_folder
 from omni_cluster.memory.sizes import INDEX_NAME, SINGLE_NAME
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 MAX_SHARD_BYTES = 5_000_000_000
+STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+"""Names of dtypes in files, by torch's."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,40 @@ def write_weights(
         progress(f"{name}: {sum(weight.size_bytes for weight in shard) / 1e9:.2f} GB")
     if len(shards) > 1:
         _write_index(shards, names, folder)
+
+
+def write_in_part(
+    weights: Sequence[Weight],
+    has_values: Callable[[Weight], bool],
+    tensor: Callable[[Weight], torch.Tensor],
+    folder: Path,
+    progress: Callable[[str], None],
+) -> None:
+    """As `write_weights`, but only those that `has_values` are drawn. The others' file has their names and its whole
+    size, and takes no blocks of the disk: their values are drawn as they are loaded.
+    """
+    from safetensors.torch import save_file
+
+    shards = [[weight for weight in weights if not has_values(weight)], [*filter(has_values, weights)]]
+    names = _shard_names(2)
+    _write_header(shards[0], folder / names[0])
+    progress(f"{names[0]}: {sum(weight.size_bytes for weight in shards[0]) / 1e9:.2f} GB, which are drawn when loaded")
+    save_file({weight.name: tensor(weight) for weight in shards[1]}, folder / names[1], metadata={"format": "pt"})
+    progress(f"{names[1]}: {sum(weight.size_bytes for weight in shards[1]) / 1e9:.2f} GB")
+    _write_index(shards, names, folder)
+
+
+def _write_header(weights: Sequence[Weight], path: Path) -> None:
+    """The safetensors format: eight bytes of length, little-endian, then that much JSON, then the values."""
+    header, end = dict[str, Any](), 0
+    for weight in weights:
+        start, end = end, end + weight.size_bytes
+        dtype = STORED_DTYPES[str(weight.dtype).removeprefix("torch.")]
+        header[weight.name] = {"dtype": dtype, "shape": list(weight.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _shards(weights: Sequence[Weight], max_shard_bytes: int) -> list[list[Weight]]:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.stage_spec import Part, StageSpec
@@ -20,6 +20,11 @@ from omni_cluster.types.errors import ConfigError, RequestError
 from omni_cluster.types.inputs import KnownOutput, Prompt
 from omni_cluster.types.media import ALL_FRAMES, FramePolicy
 from omni_cluster.types.rows import PrefixHashes, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from omni_cluster.models.checkpoint_maker import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,11 @@ class Family(ABC):
     ) -> object:
         """Writes a checkpoint of random weights in the hub's layout to `out`; its summary can be printed."""
         raise ConfigError(f"--family is {cls.name!r}, which makes no checkpoint; use another one.")
+
+    @classmethod
+    def drawn(cls, weight: Weight, device: torch.device) -> torch.Tensor:
+        """A tensor of a made checkpoint whose files have names and no values."""
+        raise ConfigError(f"load_format is 'drawn', but family {cls.name} draws no weights; leave it out.")
 
     @classmethod
     def chats(cls) -> bool:

@@ -1,4 +1,7 @@
-"""A random-weight Qwen3-Omni checkpoint in the hub's layout, for tests: tiny.
+"""Random-weight Qwen3-Omni checkpoints in the hub's layout: tiny for tests, 30b for measurements on cards.
+
+The files of 30b have names and sizes of thinker and talker, and no values: these are drawn as an engine loads them,
+with `load_format: drawn`.
 
 Weights that training begins at nothing are drawn too, or all behind them would be dead: the layer scales and the
 ConvNeXt gammas of code2wav, and what its snake activations bend by.
@@ -24,15 +27,18 @@ from omni_cluster.models.checkpoint_maker import (
     pick_device,
     renamed_when_whole,
     summary,
+    write_in_part,
     write_weights,
 )
-from omni_cluster.models.qwen3_omni.checkpoint_configs import CODES, build_config, text_ends
+from omni_cluster.models.qwen3_omni.checkpoint_configs import build_config, text_ends
+from omni_cluster.models.qwen3_omni.checkpoint_sizes import SILENCED, SIZES
 from omni_cluster.models.qwen3_omni.checkpoint_tokens import BASE, CHAT_TEMPLATE, build_tokenizer, id_of
 
 if TYPE_CHECKING:
     import torch
 
 PRESETS = ("tiny",)
+"""Those that are made on first use."""
 RECIPE_VERSION = 2
 SEED = 1
 
@@ -59,18 +65,21 @@ def make_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     progress: Callable[[str], None] = lambda message: None,
 ) -> CheckpointSummary:
-    """Write the checkpoint of `preset`, in float32, to the folder `out`, which appears only when it is whole.
+    """Write the checkpoint of `preset` to the folder `out`, which appears only when it is whole.
 
     Raises ConfigError for an unknown preset, a device that is not there, and an `out` that exists and is not empty.
     """
-    check_preset(preset, PRESETS)
+    check_preset(preset, [*SIZES])
     check_vacant(out)
-    tensor = partial(_draw, device=pick_device(preset, device))
-    weights = _weights()
+    tensor = partial(drawn, device=pick_device(preset, device))
+    weights = _weights(preset)
     with renamed_when_whole(out) as folder:
         _write_tokenizer_and_processor(folder)
-        _write_configs(folder)
-        write_weights(weights, tensor, folder, max_shard_bytes, progress)
+        _write_configs(folder, preset)
+        if preset in PRESETS:
+            write_weights(weights, tensor, folder, max_shard_bytes, progress)
+        else:
+            write_in_part(weights, lambda weight: weight.name.startswith("code2wav."), tensor, folder, progress)
     return summary(preset, out, weights)
 
 
@@ -86,15 +95,16 @@ def embedded_checkpoint(preset: str = "tiny", cache_dir: Path | None = None) -> 
 # ------------------------------------------------------------------- weights
 
 
-def _weights() -> list[Weight]:
+def _weights(preset: str = "tiny") -> list[Weight]:
     """Names and shapes of the hub, in the order of the module that transformers builds."""
     import torch
     from transformers import Qwen3OmniMoeForConditionalGeneration
 
     with torch.device("meta"):
-        model = Qwen3OmniMoeForConditionalGeneration(build_config())
+        model = Qwen3OmniMoeForConditionalGeneration(build_config(preset))
     tensors = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
-    return [Weight(*each, torch.float32) for name, shape in tensors for each in _apart(name, shape)]
+    dtype: torch.dtype = getattr(torch, SIZES[preset].dtype)
+    return [Weight(*each, dtype) for name, shape in tensors for each in _apart(name, shape)]
 
 
 def _apart(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -109,14 +119,15 @@ def _apart(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, 
             yield f"{layer}.experts.{expert}.{projection}.weight", (shape[1] // len(projections), shape[2])
 
 
-def _draw(weight: Weight, device: torch.device) -> torch.Tensor:
+def drawn(weight: Weight, device: torch.device) -> torch.Tensor:
+    """A tensor of a checkpoint by its name and shape; the same on every host with such a device."""
     import torch
 
     std = _std(weight)
     tensor = torch.empty(weight.shape, dtype=weight.dtype, device=device)
     tensor.normal_(_mean(weight), std, generator=weight.generator(SEED, device))
     if weight.name == "talker.codec_head.weight":
-        tensor[CODES:] = 0
+        tensor[-SILENCED:] = 0
     if weight.name == "thinker.lm_head.weight":
         _silence_absent_ids(tensor)
     return tensor
@@ -192,10 +203,10 @@ def _write_tokenizer_and_processor(folder: Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def _write_configs(folder: Path) -> None:
+def _write_configs(folder: Path, preset: str) -> None:
     from transformers import GenerationConfig
 
-    config = build_config()
+    config = build_config(preset)
     config.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
     config.save_pretrained(folder)
     GenerationConfig(**text_ends()).save_pretrained(folder)

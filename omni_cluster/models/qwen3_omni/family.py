@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from omni_cluster.models.chat_family import ChatFamily
 from omni_cluster.models.checkpoint_files import read_config
@@ -19,6 +19,11 @@ from omni_cluster.models.stage_spec import StageSpec, by_name
 from omni_cluster.models.voice_names import aliases_of, choose_names
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.types.inputs import Prompt
+
+if TYPE_CHECKING:
+    import torch
+
+    from omni_cluster.models.checkpoint_maker import Weight
 
 HIGH_VOICE, LOW_VOICE = "chelsie", "ethan"
 
@@ -54,6 +59,12 @@ class Qwen3Omni(ChatFamily):
         from omni_cluster.models.qwen3_omni.checkpoint import make_checkpoint
 
         return make_checkpoint(preset, out, device=device, progress=progress)
+
+    @classmethod
+    def drawn(cls, weight: Weight, device: torch.device) -> torch.Tensor:
+        from omni_cluster.models.qwen3_omni.checkpoint import drawn
+
+        return drawn(weight, device)
 
     @property
     def voices(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
+from omni_cluster.vllm_engine import drawn_weights  # noqa: F401 - makes a load format known
 from omni_cluster.vllm_engine.install import replaced, search_no_garbage_at_exit
 from omni_cluster.vllm_engine.worker.ar_model_runner import GPUARModelRunner
 from omni_cluster.vllm_engine.worker.eager_sampling import sample_eagerly

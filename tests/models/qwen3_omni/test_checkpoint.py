@@ -212,7 +212,7 @@ def test_chat_template_renders_each_kind_of_part(processor: Any, part: dict[str,
 
 
 def test_bad_input_is_told_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^preset is '13b': use one of tiny$"):
+    with pytest.raises(ConfigError, match=r"^preset is '13b': use one of tiny, 30b$"):
         make_checkpoint("13b", tmp_path / "out")
     with pytest.raises(ConfigError, match=r"^preset is '13b': use one of tiny$"):
         embedded_checkpoint("13b", tmp_path)
