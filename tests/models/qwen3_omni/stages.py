@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 def talker_stage(**settings: Any) -> StageConfig:
-    """Prompts need several steps, and eight requests do not fit into the KV cache at once."""
+    """Prompts need several steps, and three requests do not always fit into the KV cache at once."""
     return StageConfig(
         stage_id=1,
         model_stage="talker",
@@ -39,11 +39,11 @@ def talker_stage(**settings: Any) -> StageConfig:
         engine_args={
             "dtype": "float32",
             "enforce_eager": not torch.cuda.is_available(),  # a card replays CUDA graphs
-            "max_model_len": 256,
+            "max_model_len": 160,
             "max_num_seqs": 8,
             "max_num_batched_tokens": STEP_TOKENS,
             "block_size": 32,
-            "kv_cache_memory_bytes": 12 * 32 * 3 * 2 * 2 * 32 * 4,  # twelve blocks
+            "kv_cache_memory_bytes": 6 * 32 * 3 * 2 * 2 * 32 * 4,  # six blocks
         },
         default_sampling_params={"temperature": 0, "repetition_penalty": 1.05, "max_tokens": MAX_CODES},
         **settings,
