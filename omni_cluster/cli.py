@@ -177,14 +177,15 @@ def _serve(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     from omni_cluster.config.loader import load_config
     from omni_cluster.config.plan import render_plan, resolve_plan
-    from omni_cluster.engine.build import check_stages
+    from omni_cluster.engine.build import adapters_of, check_stages
+    from omni_cluster.models.lora import described
     from omni_cluster.models.registry import known_families
 
     if options.model and not options.card_gib:
         raise UsageError("--model is for the memory of a card; add --card-gib, for example --card-gib 80.")
     config = load_config(options.config, known_families=known_families())
     check_stages(config)
-    plan = render_plan(resolve_plan(config))
+    plan = render_plan(resolve_plan(config)) + "".join(f"{line}\n" for line in described(adapters_of(config)))
     memory = _card_memory(config, options) if options.card_gib else ""
     print(plan + memory, end="")
 

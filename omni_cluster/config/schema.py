@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -15,6 +16,8 @@ from omni_cluster.config.devices import device_problems
 from omni_cluster.config.graph import graph_problems
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
+from omni_cluster.config.lora import RESERVED as RESERVED_BY_ADAPTERS
+from omni_cluster.config.lora import AdapterName, lora_problems
 from omni_cluster.config.media import DecodersConfig, FetchConfig
 from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.problems import Problem, Strict, refuse
@@ -44,6 +47,7 @@ RESERVED_ENGINE_ARGS = {
     "kv_transfer_config": "remove it, keys and values from elsewhere have no hidden states",
     "kv_offloading_size": "remove it, keys and values that come back have no hidden states",
     "distributed_executor_backend": "remove it, hosts_per_replica and the number of parts choose it",
+    **RESERVED_BY_ADAPTERS,
 }
 
 
@@ -156,6 +160,12 @@ class StageConfig(Strict):
         description="vLLM's engine arguments. Those that the family or another key decides are refused by name.",
         examples=[{"max_model_len": 32_768}],
         json_schema_extra=PUBLIC,
+    )
+    lora_adapters: dict[AdapterName, HostFolder] = Field(
+        default_factory=dict,
+        description="LoRA adapters of a stage that takes some: the folder of each, in PEFT's format, by the name that "
+        "requests have as their `model`.",
+        examples=[{"support": "/models/support-lora"}],
     )
     card_priority: Literal["normal", "low"] = Field(
         default="normal",
@@ -375,7 +385,18 @@ class PipelineConfig(Strict):
     @model_validator(mode="after")
     def _parts_fit(self) -> PipelineConfig:
         refuse([*_voice_problems(self), *_modality_problems(self), *graph_problems(self.stages)])
+        refuse(_adapter_problems(self))
         return self
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of LoRA adapters, of all stages."""
+        return [name for stage in self.stages for name in stage.lora_adapters]
+
+    @property
+    def models(self) -> list[str]:
+        """What requests may name as their model, the checkpoint first."""
+        return [self.model, *self.adapters]
 
 
 def _replica_problems(stage: StageConfig) -> list[Problem]:
@@ -392,7 +413,7 @@ def _engine_arg_problems(stage: StageConfig) -> list[Problem]:
         for name, fix in RESERVED_ENGINE_ARGS.items()
         if name in stage.engine_args
     ]
-    return reserved + _memory_problems(stage.engine_args)
+    return reserved + _memory_problems(stage.engine_args) + lora_problems(stage.engine_args)
 
 
 def _memory_problems(engine_args: dict[str, Any]) -> list[Problem]:
@@ -436,6 +457,17 @@ def _voice_problems(config: PipelineConfig) -> list[Problem]:
         return []
     fix = f"it is not among voices, use one of {config.voices}"
     return [Problem("default_voice", config.default_voice, fix)]
+
+
+def _adapter_problems(config: PipelineConfig) -> list[Problem]:
+    times = Counter(config.models)
+    fix = "each model has a name of its own, use another one"
+    return [
+        Problem(f"stages[{number}].lora_adapters.{name}", folder, f"{name!r} is taken, {fix}")
+        for number, stage in enumerate(config.stages)
+        for name, folder in stage.lora_adapters.items()
+        if times[name] > 1
+    ]
 
 
 def _modality_problems(config: PipelineConfig) -> list[Problem]:

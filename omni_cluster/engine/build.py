@@ -12,6 +12,7 @@ from omni_cluster.config.plan import in_data_order
 from omni_cluster.config.schema import PRESET_PREFIX, PipelineConfig, StageConfig
 from omni_cluster.models.checkpoint_files import checkpoint_folder
 from omni_cluster.models.family import Family
+from omni_cluster.models.lora import LoraAdapter, check_fit, read_adapters
 from omni_cluster.models.registry import family_class
 from omni_cluster.models.stage import Stage
 from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, StageSpec
@@ -31,7 +32,7 @@ class BoundPipeline:
     family: Family
 
     def check(self, request: OmniRequest) -> None:
-        """Raises RequestError for a voice, a way to speak or a stage that does not exist, and for what no stage makes.
+        """Raises RequestError for a voice, an adapter or a stage that does not exist, and for what no stage makes.
 
         PromptTooLong for one whose tokens are counted already: others are counted by the stage that reads them.
         """
@@ -39,12 +40,18 @@ class BoundPipeline:
         self.family.check_voice(request.voice)
         for field, value in request.speaking.items():
             self.family.check_speaking(field, value)
+        if request.adapter and request.adapter not in (names := self.config.adapters):
+            raise RequestError(f"adapter is {request.adapter!r}; use {', '.join(names) or 'none, for there are none'}.")
         unknown = sorted(set(request.sampling) - set(self.family.stages))
         if unknown:
             raise RequestError(f"sampling names stage {unknown[0]!r}; use {', '.join(self.family.stages)}.")
         token_ids = request.prompt.token_ids if isinstance(request.prompt, Prompt) else None
         if token_ids is not None and len(token_ids) > (most := self.config.limits.max_prompt_tokens):
             raise PromptTooLong.of(f"at least {len(token_ids)} tokens", most)
+
+    def adapter_of(self, model: str) -> str:
+        """The LoRA adapter that a request asks for by its `model`; "" for none."""
+        return model if model in self.config.adapters else ""
 
     def check_made(self, modalities: Sequence[Modality]) -> None:
         """Raises RequestError for what no stage makes."""
@@ -113,12 +120,14 @@ def uses_vllm(stage: StageConfig, config: PipelineConfig) -> bool:
 
 
 def bind(config: PipelineConfig) -> BoundPipeline:
-    """Finds or makes the checkpoint; ConfigError for a stage or a voice that it does not have."""
+    """Finds or makes the checkpoint; ConfigError for a stage, a voice or what an adapter changes that it lacks."""
     check_stages(config)
     cls = family_class(config.family)
     folder = checkpoint_folder(config.model, cls.embedded_checkpoint)
     family = cls(folder, config.default_voice, config.voices)
     _check_aliases(config, family)
+    for stage in config.stages:
+        check_fit(read_adapters(stage, cls.stages[stage.model_stage].lora_prefixes), folder)
     return BoundPipeline(config, folder, family)
 
 
@@ -131,7 +140,7 @@ def _check_aliases(config: PipelineConfig, family: Family) -> None:
 
 
 def check_stages(config: PipelineConfig) -> None:
-    """Raises ConfigError for stages that the family does not have, feeds otherwise, or gives other options."""
+    """Raises ConfigError for stages that the family lacks, or that have another source, options or adapters there."""
     family = family_class(config.family)
     _check_preset(config.model, family)
     for number, stage in enumerate(config.stages):
@@ -142,6 +151,13 @@ def check_stages(config: PipelineConfig) -> None:
             )
         _check_source(stage, config, family)
         check_options(family.stages[stage.model_stage].Options, stage, f"stages[{number}]")
+        read_adapters(stage, family.stages[stage.model_stage].lora_prefixes)
+
+
+def adapters_of(config: PipelineConfig) -> list[LoraAdapter]:
+    """Of all stages. Raises AdapterError for one that its stage cannot take, whatever the checkpoint."""
+    stages = family_class(config.family).stages
+    return [each for stage in config.stages for each in read_adapters(stage, stages[stage.model_stage].lora_prefixes)]
 
 
 def _check_preset(model: str, family: type[Family]) -> None:

@@ -13,6 +13,8 @@ from omni_cluster.engine.cards import VARIABLE, visible_cards
 from omni_cluster.memory.devices import CARD_RESERVE_BYTES, CardMemory, cards_of_one_process, cards_of_replicas
 from omni_cluster.memory.needs import EngineNeed, engine_needs
 from omni_cluster.memory.plan import MemoryPlan, plan_memory, with_memory
+from omni_cluster.memory.sizes import ARSizes, StageSizes
+from omni_cluster.models.lora import adapter_elements
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.card_memory import measure_cards
 
@@ -68,7 +70,16 @@ def memory_plan(bound: BoundPipeline, card_bytes: int) -> MemoryPlan:
 
 
 def needs_of(bound: BoundPipeline, card_bytes: int) -> list[EngineNeed]:
-    return engine_needs(bound.config, bound.folder, lambda stage: bound.spec(stage).sizes(stage), card_bytes)
+    return engine_needs(bound.config, bound.folder, lambda stage: _sizes(bound, stage), card_bytes)
+
+
+def _sizes(bound: BoundPipeline, stage: StageConfig) -> StageSizes:
+    """What the family says, and the adapters of the configuration."""
+    spec = bound.spec(stage)
+    sizes = spec.sizes(stage)
+    if not (stage.lora_adapters and isinstance(sizes, ARSizes)):
+        return sizes
+    return replace(sizes, adapter_elements=adapter_elements(stage, spec.lora_prefixes, bound.folder))
 
 
 def bind_downloaded(config: PipelineConfig) -> BoundPipeline:

@@ -187,7 +187,8 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     parallel, dtype = stage.tensor_parallel_size, dtype_bytes(stage)
     activations = ar_activation_bytes(stage, sizes)
     return FixedParts(
-        weights=weight_bytes(folder, sizes.weights, dtype, parallel) + sizes.made_elements * dtype,
+        weights=weight_bytes(folder, sizes.weights, dtype, parallel)
+        + (sizes.made_elements + sizes.adapter_elements) * dtype,
         activations=activations,
         cuda_graphs=0 if given_args(stage).get("enforce_eager") else AR_CUDA_GRAPHS_BYTES,
         cuda_context=CUDA_CONTEXT_BYTES + (NCCL_BYTES if parallel > 1 else 0),

@@ -58,7 +58,8 @@ class ARSizes:
     enter it, 0 for none; `buffers_size`: of what its model keeps of each position of a step; `residual_codes`: how many
     codes its model makes of each token beside the sampled one.
     `made_elements`: of weights that it makes as it loads, as a table that is projected once, whole on each card;
-    `request_elements`: what it keeps of each running request beside the KV cache.
+    `request_elements`: what it keeps of each running request beside the KV cache. `adapter_elements`: of LoRA
+    adapters, whole on each card.
     """
 
     weights: tuple[WeightGroup, ...]
@@ -75,6 +76,7 @@ class ARSizes:
     residual_codes: int = 0
     made_elements: int = 0
     request_elements: int = 0
+    adapter_elements: int = 0
     towers: tuple[TowerSizes, ...] = ()
 
 
@@ -121,6 +123,11 @@ def weight_bytes(folder: Path, groups: tuple[WeightGroup, ...], dtype_bytes: int
     return sum(math.ceil(size / tensor_parallel_size) if group.split else size for group, size in whole.items())
 
 
+def tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Of all tensors of a checkpoint, by name; only headers are read. Raises ConfigError as `weight_bytes`."""
+    return {name: tensor["shape"] for name, tensor in stored_tensors(folder)}
+
+
 def _tensor_bytes(folder: Path, dtype_bytes: int) -> Iterator[tuple[str, int]]:
     for name, tensor in stored_tensors(folder):
         each = dtype_bytes if tensor["dtype"] in FLOAT_DTYPES else OTHER_BYTES[tensor["dtype"]]
@@ -130,7 +137,7 @@ def _tensor_bytes(folder: Path, dtype_bytes: int) -> Iterator[tuple[str, int]]:
 def stored_tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names of a checkpoint's tensors, with what the headers say of each."""
     for path in _weight_files(folder):
-        yield from ((name, tensor) for name, tensor in _header(path).items() if name != "__metadata__")
+        yield from ((name, tensor) for name, tensor in header_of(path).items() if name != "__metadata__")
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -143,12 +150,20 @@ def _weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _header(path: Path) -> dict[str, Any]:
+def header_of(path: Path) -> dict[str, Any]:
     """The safetensors format: eight bytes of length, little-endian, then that much JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
     return header
+
+
+def stated_bytes(path: Path) -> int:
+    """The size of a safetensors file as its header has it; one that was cut off is smaller."""
+    with path.open("rb") as file:
+        begins = 8 + int.from_bytes(file.read(8), "little")
+    ends = (tensor["data_offsets"][1] for name, tensor in header_of(path).items() if name != "__metadata__")
+    return begins + int(max(ends, default=0))
 
 
 def gib(size_bytes: int) -> str:

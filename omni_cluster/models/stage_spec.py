@@ -46,6 +46,10 @@ class StageSpec(ABC):
     Options: ClassVar[type[Strict]] = NoOptions
     """What `options` of the stage in the configuration may be."""
 
+    lora_prefixes: ClassVar[Mapping[str, str]] = {}
+    """What LoRA adapters may change: how names of linear layers begin in an adapter, with how the checkpoint's begin;
+    none: the stage takes no adapters."""
+
     @abstractmethod
     def __init__(self, family: Family) -> None: ...
 

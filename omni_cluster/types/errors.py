@@ -14,6 +14,10 @@ class ConfigError(OmniError):
     """A stage configuration that cannot run: names the file, the key, the value and a value that would do."""
 
 
+class AdapterError(ConfigError):
+    """A LoRA adapter of the configuration that its stage cannot take: names its key, its folder and what is wrong."""
+
+
 class PayloadError(OmniError):
     """Embedding or information payload that does not match its own header, or exceeds a limit."""
 

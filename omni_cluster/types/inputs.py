@@ -84,6 +84,7 @@ class OmniRequest:
     `conversation`: the same for all turns of one, which are brought to one replica; empty: of none.
     `known`: by stage name, of a request that is begun again.
     `speaking`: how to speak, by the fields that the family names (`Family.speaking`).
+    `adapter`: the LoRA adapter, by the configuration's name, of the stage that has it; "": none.
     `tool_use`: the reply may call these tools; then its calls are kept apart from its text, and are not spoken.
     """
 
@@ -101,6 +102,7 @@ class OmniRequest:
     tool_use: ToolUse | None = None
     wants_images: bool = False
     speaking: Mapping[str, str] = field(default_factory=dict)
+    adapter: str = ""
 
     @property
     def modalities(self) -> tuple[Modality, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.config.sharing import all_share_a_card
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.memory.sizes import GIB
+from omni_cluster.models.lora import LoraAdapter
 from omni_cluster.models.stage_spec import ARSpec, RowsAt
 from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.grammar import SETTINGS
 from omni_cluster.vllm_engine.install import log_buffers_kept
+from omni_cluster.vllm_engine.lora import lora_args
 from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
 
 if TYPE_CHECKING:
@@ -99,11 +101,20 @@ class OmniEngineArgs(AsyncEngineArgs):
         return config
 
     @classmethod
-    def for_ar_stage(cls, stage: StageConfig, pipeline: PipelineConfig, model: str, spec: ARSpec) -> OmniEngineArgs:
+    def for_ar_stage(
+        cls,
+        stage: StageConfig,
+        pipeline: PipelineConfig,
+        model: str,
+        spec: ARSpec,
+        adapters: Sequence[LoraAdapter] = (),
+    ) -> OmniEngineArgs:
         """Raises ConfigError for a spec of which no engine is made, or an engine argument that vLLM does not know."""
         _check_buffers(stage, spec)
         # Rows of later positions go out with the steps that compute them, one position each.
         has_steps = (spec.takes_rows or spec.takes_ids) and not (spec.emits_rows and spec.rows_at == "all")
+        # vLLM's adapters are laid out for the tokens of a step's first pass.
+        has_steps = has_steps and not adapters
         model_config = OmniModelConfig(
             stage.stage_id,
             stage.model_stage,
@@ -123,6 +134,7 @@ class OmniEngineArgs(AsyncEngineArgs):
         traits = spec.traits
         # What vLLM's metrics name as their model; the folder of the checkpoint is that of all stages.
         settings = {"served_model_name": stage.model_stage} | _ar_defaults(traits) | _checked(stage)
+        settings |= lora_args(stage, adapters)
         settings["mm_processor_cache_gb"] = pipeline.limits.kept_media_bytes / GIB
         os.environ["VLLM_XGRAMMAR_CACHE_MB"] = str(pipeline.limits.kept_grammars_bytes >> 20)  # no other switch
         if model_config.max_decode_steps > 1:

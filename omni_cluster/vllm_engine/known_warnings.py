@@ -23,6 +23,10 @@ VLLM: Mapping[str, Sequence[str]] = {
     "config.scheduler": ("Using custom scheduler class",),
     # vLLM asks by default for what a model may lack.
     "config.model": ("Model does not support mm_device_do_normalize",),
+    # Adapters change the language model; `models/lora.py` refuses those that would change more.
+    "lora.model_manager": ("no matching PunicaWrapper",),
+    # Of each process, whatever tokenizer an adapter has: the checkpoint's is used.
+    "v1.engine.input_processor": ("different tokenizers for different LoRAs",),
     # A stage without text has no tokenizer.
     "renderers.base": ("Using None for EOS token id", "Using None for BOS token id"),
     # vLLM's worker sets the variable, and its engine does not know it.

@@ -40,6 +40,7 @@ EVERYWHERE: Names = {
     "vllm.config:VllmConfig": ("additional_config", "lora_config", "model_config", "scheduler_config"),
     "vllm.config:get_current_vllm_config": (),
     "vllm.config:set_current_vllm_config": (),
+    "vllm.config.lora:LoRAConfig": (),
     "vllm.model_executor.model_loader:register_model_loader": (),
     "vllm.model_executor.model_loader.default_loader:DefaultModelLoader": ("download_model", "get_all_weights"),
     "vllm.distributed.device_communicators.shm_broadcast:MessageQueue": ("_spin_condition",),
@@ -57,6 +58,8 @@ EVERYWHERE: Names = {
     "vllm.forward_context:BatchDescriptor": ("num_tokens",),
     "vllm.forward_context:set_forward_context": (),
     "vllm.logprobs:Logprob": ("decoded_token", "logprob", "rank"),
+    "vllm.lora.peft_helper:PEFTHelper": ("from_local_dir", "validate_legal"),
+    "vllm.lora.request:LoRARequest": (),
     "vllm.model_executor.warmup.jit_warmup:JitWarmupRegistry": ("_registrations", "activate", "register"),
     "vllm.multimodal.cache:BaseMultiModalProcessorCache": ("invalidate",),
     "vllm.multimodal.inputs:MultiModalFeatureSpec": ("mm_position",),
@@ -156,6 +159,7 @@ EVERYWHERE: Names = {
     "vllm.v1.engine.async_llm:AsyncLLM": (
         "_run_output_handler",
         "abort",
+        "add_lora",
         "check_health",
         "engine_core",
         "errored",
@@ -323,6 +327,8 @@ EVERYWHERE: Names = {
 """Of every stage on every device. A worker on a CPU is a `gpu_worker.Worker` too."""
 
 ON_CPU: Names = {
+    "vllm.lora.ops.torch_ops:lora_ops": ("bgmv_shrink",),
+    "vllm.lora.punica_wrapper:punica_cpu": ("bgmv_shrink",),
     "vllm.utils.cpu_resource_utils:get_visible_memory_node": (),
     "vllm.v1.worker:cpu_worker": ("CPUModelRunner", "CPUWorker"),
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": (),

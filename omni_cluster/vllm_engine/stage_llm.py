@@ -14,6 +14,7 @@ import numpy as np
 from opentelemetry import propagate
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.renderers.base import BaseRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -24,9 +25,11 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.models.family import ARSession, EngineInput, GivenReply
+from omni_cluster.models.lora import read_adapters
 from omni_cluster.models.progress import Probe, Progress, StallWatch
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.types.errors import (
+    AdapterError,
     GrammarRefused,
     NotFinite,
     OmniError,
@@ -45,6 +48,7 @@ from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.grammar import NO_WAY, GrammarCheck
 from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.lora import check_features, load
 from omni_cluster.vllm_engine.output_processor import OmniOutputProcessor, RowsSink
 from omni_cluster.vllm_engine.rows_pusher import PushWindow, Refusals, RowsPusher
 from omni_cluster.vllm_engine.sampling_params import StageSampling, refused
@@ -94,7 +98,10 @@ class StageLLM:
         self._spec = spec
         self._traits = spec.traits
         check_names(self._traits.relied_on, self._traits.signatures)
-        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, spec)
+        self._adapters = read_adapters(stage, spec.lora_prefixes)
+        check_features(stage, self._adapters)
+        self._args = OmniEngineArgs.for_ar_stage(stage, pipeline, model, spec, self._adapters)
+        self._lora_requests: Mapping[str, LoRARequest] = {}
         self._llm: OmniAsyncLLM | None = None
         self._token_bytes: TokenBytes | None = None
         self._grammars: GrammarCheck | None = None
@@ -109,6 +116,11 @@ class StageLLM:
         llm.output_processor.max_row_elements = self._pipeline.limits.max_payload_elements
         _forget_media_in_turn(llm.renderer)
         self._llm = llm
+        try:
+            self._lora_requests = await load(llm, self._adapters)
+        except AdapterError:
+            await self.shutdown()
+            raise
         self._grammars = GrammarCheck(llm.input_processor)
         self._started_sampling = StageSampling(self._stage, self._pipeline.limits, self._spec, llm.model_config)
         if not self._traits.has_tokenizer:
@@ -274,7 +286,8 @@ class StageLLM:
         rendered = await self._rendered(prompt)
         if extra.prompt_codes is not None:
             extra.prompt_codes.check_among(rendered["prompt_token_ids"])
-        outputs = self._outputs(request.request_id, prompt, rendered, params)
+        adapter = self._lora_requests.get(request.adapter)
+        outputs = self._outputs(request.request_id, prompt, rendered, params, adapter)
         prefilled = len(rendered["prompt_token_ids"]) + len(known.inputs)
         has_parts = prefilled > self.llm.vllm_config.scheduler_config.max_num_batched_tokens
         if engine_input.emit_rows and engine_input.given_reply is None and has_parts:
@@ -282,7 +295,12 @@ class StageLLM:
         return outputs
 
     async def _outputs(
-        self, request_id: str, prompt: Mapping[str, Any], rendered: Any, params: SamplingParams
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        rendered: Any,
+        params: SamplingParams,
+        adapter: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The engine's outputs. RequestGone where it gives the request up: vLLM makes an end without tokens of that.
 
@@ -294,7 +312,7 @@ class StageLLM:
         for number in range(MOST_SENDINGS if rendered.get("mm_hashes") else 1):
             if number:
                 rendered = await self._rendered(prompt)
-            sent = self.llm.generate(rendered, params, request_id, trace_headers=_trace_headers())
+            sent = self.llm.generate(rendered, params, request_id, lora_request=adapter, trace_headers=_trace_headers())
             async with contextlib.aclosing(sent):
                 async for output in sent:
                     if output.outputs[0].stop_reason == NOT_FINITE:

@@ -340,6 +340,7 @@ RESERVED = (
     "kv_transfer_config",
     "kv_offloading_size",
     "distributed_executor_backend",
+    *("enable_lora", "max_cpu_loras", "lora_target_modules", "default_mm_loras", "enable_tower_connector_lora"),
 )
 
 

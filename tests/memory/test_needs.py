@@ -45,7 +45,7 @@ def _each_file_is_read_once() -> Iterator[None]:
     """No checkpoint changes here, and most of the time would go to reading what 7B's file and configuration say."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "_config", functools.cache(memory._config))
-        patch.setattr(sizes, "_header", functools.cache(sizes._header))
+        patch.setattr(sizes, "header_of", functools.cache(sizes.header_of))
         yield
 
 
@@ -205,6 +205,8 @@ def test_what_a_model_makes_as_it_loads_and_keeps_of_requests_is_counted(seven_b
     plain = ar_sizes(seven_b, "talker")
     more = ar_parts(stage, seven_b, replace(plain, made_elements=1000, request_elements=30))
     assert more.weights - ar_parts(stage, seven_b, plain).weights == 1000 * 2
+    adapted = ar_parts(stage, seven_b, replace(plain, adapter_elements=700))
+    assert adapted.weights - ar_parts(stage, seven_b, plain).weights == 700 * 2
     assert more.activations - ar_parts(stage, seven_b, plain).activations == 8 * 30 * 2
 
 

@@ -12,7 +12,11 @@ _MODEL = "vllm.model_executor.models.qwen2_5_omni_thinker"
 
 THINKER: Mapping[str, tuple[str, ...]] = {
     **DECODER,
-    f"{_MODEL}:Qwen2_5OmniThinkerForConditionalGeneration": ("_process_audio_input", "language_model"),
+    f"{_MODEL}:Qwen2_5OmniThinkerForConditionalGeneration": (
+        "_process_audio_input",
+        "hf_to_vllm_mapper",
+        "language_model",
+    ),
     f"{_MODEL}:Qwen2_5OmniThinkerMultiModalProcessor": (
         "_apply_hf_processor_main",
         "_get_hf_mm_inputs",

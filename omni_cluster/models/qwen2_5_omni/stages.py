@@ -33,6 +33,8 @@ class Thinker(ARSpec):
     name = "thinker"
     emits = frozenset({"text", "rows"})
     rows_kind = ROWS
+    # Trained on the whole model, or on the thinker alone.
+    lora_prefixes = dict.fromkeys(("thinker.model.layers.", "model.layers."), "thinker.model.layers.")
 
     def __init__(self, family: Qwen2_5Omni) -> None:
         self._family = family

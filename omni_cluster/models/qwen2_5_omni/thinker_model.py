@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VisionTransformer
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
@@ -43,6 +44,11 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     A video that is heard is one item, whose embeddings are its frames' and its sound's in the order of the prompt.
     """
 
+    # vLLM reads names of LoRA adapters by it too, and one that was trained on the thinker alone has shorter ones.
+    hf_to_vllm_mapper = Qwen2_5OmniThinkerForConditionalGeneration.hf_to_vllm_mapper | WeightsMapper(
+        orig_to_new_prefix={"model.layers.": "language_model.model.layers."}
+    )
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         # Tests compare what it hears with transformers on a CPU, where there is none.
         drop_warnings({Qwen2_5OmniThinkerForConditionalGeneration.__module__: ("flash_attn is not available",)})
@@ -53,8 +59,9 @@ class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
         hears = isinstance(self.audio_tower, Qwen2_5OmniAudioEncoder)
         self._hearing = Hearing(self.audio_tower) if hears else None
         decoder = self.language_model.model
-        is_whole = vllm_config.parallel_config.pipeline_parallel_size == 1
-        self._fused_decoder = FusedDecoder(decoder.layers, decoder.norm) if is_whole else None
+        # Adapters are in the layers that the fused decoder would not go through.
+        is_fused = vllm_config.parallel_config.pipeline_parallel_size == 1 and vllm_config.lora_config is None
+        self._fused_decoder = FusedDecoder(decoder.layers, decoder.norm) if is_fused else None
 
     def forward(
         self,

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 from omni_cluster.vllm_engine import drawn_weights  # noqa: F401 - makes a load format known
 from omni_cluster.vllm_engine.install import replaced, search_no_garbage_at_exit
 from omni_cluster.vllm_engine.worker.ar_model_runner import GPUARModelRunner
+from omni_cluster.vllm_engine.worker.cpu_lora import spare_the_base_model
 from omni_cluster.vllm_engine.worker.eager_sampling import sample_eagerly
 
 __all__ = ["RUNNER", "GPUARWorker", "PlatformWorker"]
@@ -39,6 +40,8 @@ class GPUARWorker(PlatformWorker):
     def init_device(self) -> None:
         search_no_garbage_at_exit()
         sample_eagerly()
+        if self.lora_config is not None and current_platform.is_cpu():
+            spare_the_base_model()
         if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
             keep_float32_products()
         with replaced(*RUNNER, GPUARModelRunner):
