@@ -53,7 +53,7 @@ class Reader:
     """Reads and checks bodies, off the event loop; what media cost is paid by processes of their own."""
 
     def __init__(self, bound: BoundPipeline) -> None:
-        self._models = [bound.config.model]
+        self._models = bound.config.models
         self._voices = bound.family.voices
         self._origins = bound.config.api.cors_origins
         self._limits = api_limits(bound.config)

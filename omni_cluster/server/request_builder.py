@@ -56,6 +56,7 @@ class RequestBuilder:
             streams_audio=chat.stream and chat.wants_audio,
             conversation=conversation_of(chat),
             tool_use=chat.tool_use,
+            adapter=self._bound.adapter_of(chat.model),
         )
         with blamed_on("modalities"):
             self._bound.check_made(draft.modalities)
@@ -77,6 +78,7 @@ class RequestBuilder:
             streams_audio=spoken.stream_format is not None,
             reply=spoken.text,
             speaking=spoken.speaking,
+            adapter=self._bound.adapter_of(spoken.model),
         )
         return self.build(draft, spoken.seed)
 

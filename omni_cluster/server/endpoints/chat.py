@@ -47,7 +47,7 @@ class ChatEndpoint:
             api,
             "/v1/chat/completions",
             self.chat_completions,
-            body=openapi.request_body(ChatBody, [self._its.bound.config.model]),
+            body=openapi.request_body(ChatBody, self._its.bound.config.models),
             gives=("application/json", "text/event-stream"),
             prompt="messages",
             name="chat_completions",

@@ -47,7 +47,7 @@ class CompletionsEndpoint:
             api,
             "/v1/completions",
             self.completions,
-            body=openapi.request_body(CompletionBody, [self._its.bound.config.model]),
+            body=openapi.request_body(CompletionBody, self._its.bound.config.models),
             gives=("application/json", "text/event-stream"),
             prompt=_PROMPT,
             name="completions",
@@ -65,7 +65,10 @@ class CompletionsEndpoint:
             prompts = [self._its.bound.family.completing(prompt) for prompt in asked.prompts]
         check_text_ids(asked.sampling, self._its.bound)
         sampling = text_sampling(asked.sampling, self._its.bound.config)
-        drafts = [OmniRequest(request_id, prompt, wants_audio=False, sampling=sampling) for prompt in prompts]
+        adapter = self._its.bound.adapter_of(asked.model)
+        drafts = [
+            OmniRequest(request_id, prompt, wants_audio=False, sampling=sampling, adapter=adapter) for prompt in prompts
+        ]
         requests = [self._its.builder.build(draft, asked.seed) for draft in drafts]
         return asked, [choice for request in requests for choice in choices_of(request, asked.n)]
 

@@ -1,4 +1,4 @@
-"""What is served: the model and its voices."""
+"""What is served: the model, its LoRA adapters and its voices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelsEndpoint:
     """`/v1/models`, `/v1/models/NAME` and `/v1/audio/voices`."""
 
     def __init__(self, bound: BoundPipeline) -> None:
-        self._name = bound.config.model
+        self._names = bound.config.models
         self._voices = bound.family.voices
         self._makers = {part: name for part, name in bound.family.makers().items() if name in bound.specs}
         sound = bound.sound
@@ -33,20 +33,23 @@ class ModelsEndpoint:
         add_get(api, "/v1/audio/voices", self.voices)
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._model()]}
+        return {"object": "list", "data": [self._model(name) for name in self._names]}
 
     async def model(self, name: str) -> Response:
         """Without a name all of them: some clients end the path by a slash."""
         if not name:
             return JSONResponse(await self.models())
         try:
-            check_model(name, [self._name])
+            check_model(name, self._names)
         except BadRequest as error:
             return JSONResponse(error.body(), error.status)
-        return JSONResponse(self._model())
+        return JSONResponse(self._model(name))
 
-    def _model(self) -> dict[str, Any]:
-        model = {"id": self._name, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
+    def _model(self, name: str) -> dict[str, Any]:
+        """A LoRA adapter's has the model that it changes."""
+        model = {"id": name, "object": "model", "created": self._created, "owned_by": "omni_cluster"}
+        if name != self._names[0]:
+            model["parent"] = self._names[0]
         return model | {"voices": list(self._voices), "stages": self._makers, "sound": self._sound}
 
     async def voices(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class ResponsesEndpoint:
             api,
             "/v1/responses",
             self.responses,
-            body=openapi.request_body(ResponsesBody, [self._its.bound.config.model]),
+            body=openapi.request_body(ResponsesBody, self._its.bound.config.models),
             gives=("application/json", "text/event-stream"),
             prompt=_PROMPT,
             name="responses",

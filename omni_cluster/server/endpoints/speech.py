@@ -38,7 +38,7 @@ class SpeechEndpoint:
             api,
             "/v1/audio/speech",
             self.speech,
-            body=openapi.request_body(SpeechBody, [self._its.bound.config.model]),
+            body=openapi.request_body(SpeechBody, self._its.bound.config.models),
             gives=(*MEDIA_TYPES.values(), "text/event-stream"),
             prompt="input",
             name="speech",

@@ -34,7 +34,7 @@ class TokensEndpoint:
             ("tokenize", self.tokenize, TokenizeBody, "prompt"),
             ("detokenize", self.detokenize, DetokenizeBody, "tokens"),
         ):
-            body = openapi.request_body(kind, [self._its.bound.config.model])
+            body = openapi.request_body(kind, self._its.bound.config.models)
             add_post(api, f"/{name}", answer, body=body, gives=("application/json",), prompt=prompt, name=name)
 
     async def tokenize(self, http_request: Request, _: AdmittedRequest) -> Response:

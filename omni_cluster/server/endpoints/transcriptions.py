@@ -43,7 +43,7 @@ class TranscriptionsEndpoint:
             api,
             path,
             functools.partial(self.heard, task),
-            body=transcription_body(task, [self._its.bound.config.model]),
+            body=transcription_body(task, self._its.bound.config.models),
             gives=("application/json", "text/plain", "text/event-stream"),
             prompt=FILE,
             name=task,
@@ -67,6 +67,7 @@ class TranscriptionsEndpoint:
             media=Media(audios=(asked.samples,)),
             wants_audio=False,
             sampling=text_sampling(asked.sampling | seeded, self._its.bound.config),
+            adapter=self._its.bound.adapter_of(asked.model),
         )
         return self._its.builder.build(draft, asked.seed)
 

@@ -42,6 +42,7 @@ DROPPED_SHARE: Final = 8
 class Asked:
     """What a response is made of: `items` of the conversation as they were, `voice` by the model's name.
 
+    `model`: one that is served.
     `drops_oldest`: whether a prompt that is too long may do without its oldest items.
     """
 
@@ -49,6 +50,7 @@ class Asked:
     items: Sequence[Item]
     voice: str | None
     drops_oldest: bool
+    model: str
 
 
 class Answer:
@@ -216,7 +218,7 @@ class Response:
         tool_use = tool_use_of(chat_tools(asked), _tool_choice(asked.tool_choice), asked.parallel_tool_calls, None)
         most = min(asked.max_tokens or config.limits.max_output_tokens, config.limits.max_output_tokens)
         return ChatRequest(
-            model=config.model,
+            model=self._asked.model,
             messages=(*system, *said),
             audios=tuple(audio for each in items for audio in each.audios),
             images=tuple(image for each in items for image in each.images),

@@ -73,6 +73,7 @@ class RealtimeSession:
         self._ends_at_s = int(time.time() + limits.max_session_s)
         self._conversation = Conversation(MOST_ITEMS, limits.max_session_bytes)
         self._session = Session()
+        self._model = self._known_model(socket.query_params.get("model"))
         self._voice = self._known_voice(None)
         sound = self._session.audio.input
         most = min(int(limits.max_audio_input_s * HEARD_HZ), limits.max_session_bytes // BYTES_A_SAMPLE)
@@ -204,7 +205,7 @@ class RealtimeSession:
         conversation, item = self._conversation.fork(), spoken_item(turn.item_id, turn.samples)
         previous_id = conversation.add(item, drops_oldest=self._drops_oldest)
         response = ResponseAsked.of(self._session, None)
-        wanted = Asked(response, list(conversation), self._voice, self._drops_oldest)
+        wanted = Asked(response, list(conversation), self._voice, self._drops_oldest, self._model)
         outlet = HeldOutlet(self._socket)
         begun = Response(self._its, self._socket, outlet, wanted, conversation, self._remember(conversation))
         self._early = _Early(begun, outlet, conversation, item, previous_id)
@@ -248,7 +249,7 @@ class RealtimeSession:
             if self._running is not None:
                 await self._running.has_sounded.wait()
             with contextlib.suppress(WebSocketDisconnect):  # the session sees it itself
-                await write_down(self._its, self._socket, self._outlet, item, settings)
+                await write_down(self._its, self._socket, self._outlet, item, settings, self._model)
 
     async def _clear(self, event: asked.ClearSound) -> None:
         self._input.clear()
@@ -305,7 +306,7 @@ class RealtimeSession:
         items = list(self._conversation)
         if response.input is not None:
             items = [await self._input_item(each) for each in response.input]
-        self._begin(Asked(response, items, voice, self._drops_oldest))
+        self._begin(Asked(response, items, voice, self._drops_oldest, self._model))
 
     @property
     def _drops_oldest(self) -> bool:
@@ -387,6 +388,11 @@ class RealtimeSession:
             raise BadRequest("Cancellation failed: no active response found", code="response_cancel_not_active")
         await running.cancel("client_cancelled")
 
+    def _known_model(self, name: str | None) -> str:
+        """The checkpoint where none is served by that name, as the clients of others send theirs."""
+        models = self._its.bound.config.models
+        return name if name in models else models[0]
+
     def _known_voice(self, name: str | None) -> str:
         """Of the model: the default where it has none of that name, as the clients of others send theirs."""
         family = self._its.bound.family
@@ -404,6 +410,6 @@ class RealtimeSession:
             **wire,
             "object": "realtime.session",
             "id": self._id,
-            "model": self._its.bound.config.model,
+            "model": self._model,
             "expires_at": self._ends_at_s,
         }

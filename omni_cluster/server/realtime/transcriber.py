@@ -27,7 +27,7 @@ EVENT = "conversation.item.input_audio_transcription"
 
 
 async def write_down(
-    its: Services, connection: HTTPConnection, outlet: Outlet, item: Item, settings: Transcription
+    its: Services, connection: HTTPConnection, outlet: Outlet, item: Item, settings: Transcription, model: str
 ) -> None:
     """Sends the words of a spoken item as they are found by a request for text; at the end the item has them, too."""
     place = {"item_id": item.id, "content_index": 0}
@@ -35,7 +35,7 @@ async def write_down(
         text = ""
         async with its.admission.admit(connection) as admitted:
             request_id = connection.scope["state"]["request_id"]
-            request = await its.reader.off_loop(lambda: _request(its, request_id, item.audios[0], settings))
+            request = await its.reader.off_loop(lambda: _request(its, request_id, item.audios[0], settings, model))
             progress = answer_progress(its.bound)
             async with contextlib.aclosing(await open_stream(its.pipeline, request, admitted, progress)) as stream:
                 async for chunk in stream:
@@ -52,7 +52,9 @@ async def write_down(
         await outlet.send(f"{EVENT}.failed", **place, error=body)
 
 
-def _request(its: Services, request_id: str, samples: npt.NDArray[np.float32], settings: Transcription) -> OmniRequest:
+def _request(
+    its: Services, request_id: str, samples: npt.NDArray[np.float32], settings: Transcription, model: str
+) -> OmniRequest:
     """Raises RequestError."""
     language = language_name(settings.language, "language") if settings.language else None
     draft = OmniRequest(
@@ -61,6 +63,7 @@ def _request(its: Services, request_id: str, samples: npt.NDArray[np.float32], s
         media=Media(audios=(samples,)),
         wants_audio=False,
         sampling=text_sampling({"temperature": 0.0}, its.bound.config),
+        adapter=its.bound.adapter_of(model),
     )
     return its.builder.build(draft)
 

@@ -68,10 +68,10 @@ class Talk:
 
 
 @contextlib.asynccontextmanager
-async def talk(url: str, key: str = "no-key-is-needed") -> AsyncIterator[Talk]:
+async def talk(url: str, key: str = "no-key-is-needed", model: str = "gpt-realtime") -> AsyncIterator[Talk]:
     """`url`: of the server, as clients of HTTP have it."""
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
-    async with client, client.realtime.connect(model="gpt-realtime") as connection:
+    async with client, client.realtime.connect(model=model) as connection:
         yield Talk(connection)
 
 
