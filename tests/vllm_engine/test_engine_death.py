@@ -147,7 +147,7 @@ async def test_a_request_that_the_engine_gives_up_is_no_answer_and_its_media_are
     monkeypatch.setattr(stage, "_rendered", render)
     told: list[str | None] = []
     try:
-        async for output in stage._outputs("r", {}, rendered, SamplingParams()):
+        async for output in stage._outputs("r", {}, rendered, SamplingParams(), None):
             told.append(output.outputs[0].finish_reason)
     except RequestGone as gone:
         assert str(gone) == "the engine of stage thinker gave it up; send it again."
