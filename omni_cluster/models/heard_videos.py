@@ -10,7 +10,7 @@ import torch
 def in_prompt_order(
     seen: Sequence[torch.Tensor], heard: Sequence[torch.Tensor], is_sound: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Embeddings `[V + A, H]` of each video, of its frames' `[V, H]`, its sound's `[A, H]` and who is whose."""
+    """Embeddings `[V + A, H]` of each video, of its frames' `[V, H]`, its sound's `[A, H]`, and which are whose."""
     lengths = [v.shape[0] + a.shape[0] for v, a in zip(seen, heard, strict=True)]
     made = []
     for frames, sound, mask in zip(seen, heard, is_sound.split(lengths), strict=True):

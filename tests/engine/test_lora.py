@@ -1,4 +1,4 @@
-"""LoRA adapters of the thinker: each request has the reference's answer of its own one, whoever is beside it."""
+"""LoRA adapters of the thinker: each request has the answer of its own one, beside any other request."""
 
 from __future__ import annotations
 
