@@ -175,7 +175,7 @@ async def test_long_streams_of_all_ages_are_one_decode_each_though_a_step_fails_
 
 
 async def test_a_stream_that_is_left_is_forgotten_and_its_name_begins_anew(stage: Stage, qwen3_reference: Any) -> None:
-    """Two may run at once: that of a client who left would hold up the third for ever."""
+    """Two may run at once: that of a client that left would hold up the third for ever."""
     codes = codes_of(40, 8)
     for _ in range(3):
         async for _piece in stage.pieces("left", all_of(codes_of(300, 9)), 4):
