@@ -94,7 +94,7 @@ def test_what_is_ours_is_no_use() -> None:
 @pytest.mark.parametrize("family", OURS)
 def test_a_family_lists_the_private_names_that_its_models_use(family: str) -> None:
     folder = Path(__import__(family_class(family).__module__, fromlist=["_"]).__file__).parent
-    trees = read(folder) | read(PACKAGE / "kernels")
+    trees = read(folder) | read(PACKAGE / "models" / "thinkers") | read(PACKAGE / "kernels")
     of_vllm = UsedNames({path: tree for path, tree in trees.items() if UsedNames({path: tree}).imports()})
     stages = relied_on_by_stage(on_its_checkpoint(family))
     private = {path for path in of_vllm.imports() if not re.match(PUBLIC, path)}

@@ -19,20 +19,17 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
 from omni_cluster.kernels.fused_decoder import FusedDecoder
 from omni_cluster.models.dropped_warnings import drop_warnings
-from omni_cluster.models.heard_videos import in_prompt_order
 from omni_cluster.models.kept_tables import KeptTables
 from omni_cluster.models.qwen2_5_omni.audio_tower import Hearing
 from omni_cluster.models.qwen2_5_omni.memory import KEPT_ANGLES_BYTES
 from omni_cluster.models.qwen2_5_omni.thinker_processor import (
-    IS_SOUND,
-    SOUND,
-    SOUND_LENGTHS,
     ThinkerDummyInputs,
     ThinkerProcessingInfo,
     ThinkerProcessor,
-    places,
 )
 from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, prompt_positions
+from omni_cluster.models.thinkers.heard_video_items import SOUND, SOUND_LENGTHS, in_prompt_order
+from omni_cluster.models.thinkers.media_places import IS_SOUND, places
 
 ARCHITECTURE = "Qwen2_5OmniThinker"
 

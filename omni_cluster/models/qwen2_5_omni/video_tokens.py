@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from omni_cluster.models.thinkers.media_places import Grid, Place
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:
@@ -27,50 +29,22 @@ class Clock:
         return cls(ticks, int(ticks * thinker_config.seconds_per_chunk))
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Tokens of an image or a video, `steps` in time, each of `rows` x `columns`, `step_s` seconds apart."""
-
-    steps: int
-    rows: int
-    columns: int
-    step_s: float = 1.0
-
-    @property
-    def length(self) -> int:
-        return self.steps * self.rows * self.columns
-
-    def ticks(self, clock: Clock) -> np.ndarray:
-        """The start of each token's step, float64 `[length]`."""
-        ticks = np.arange(self.steps) * self.step_s * clock.ticks_per_second
-        return np.repeat(ticks, self.rows * self.columns)
-
-    def positions(self, clock: Clock) -> np.ndarray:
-        """int64 `[3, length]`, from zero on: time in whole ticks, row, column."""
-        steps = np.arange(self.steps, dtype=np.float32) * np.float32(self.step_s) * np.float32(clock.ticks_per_second)
-        rows, columns = np.arange(self.rows), np.arange(self.columns)
-        axes = np.meshgrid(steps.astype(np.int64), rows, columns, indexing="ij")
-        return np.stack([axis.reshape(-1) for axis in axes])
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Media tokens of a prompt, `length` of them from `offset` on.
-
-    `grid`: of an image or a video, None for sound. `heard`: how many tokens of a video are its sound's; with its two
-    marks they are all of its `length` that is not the grid's.
-    """
-
-    offset: int
-    length: int
-    grid: Grid | None = None
-    heard: int = 0
-
-
 def heard_tokens(grid: Grid, heard: int, clock: Clock) -> np.ndarray:
     """Which tokens of a video with `heard` tokens of sound are the sound's, bool `[grid.length + heard]`."""
-    order, _ = _in_turn(grid.ticks(clock), heard, clock)
+    order, _ = _in_turn(_ticks(grid, clock), heard, clock)
     return order >= grid.length
+
+
+def _ticks(grid: Grid, clock: Clock) -> np.ndarray:
+    """The start of each token's step, float64 `[length]`."""
+    return np.repeat(np.arange(grid.steps) * grid.step_s * clock.ticks_per_second, grid.rows * grid.columns)
+
+
+def _grid_positions(grid: Grid, clock: Clock) -> np.ndarray:
+    """int64 `[3, length]`, from zero on: time in whole ticks, row, column."""
+    steps = np.arange(grid.steps, dtype=np.float32) * np.float32(grid.step_s) * np.float32(clock.ticks_per_second)
+    axes = np.meshgrid(steps.astype(np.int64), np.arange(grid.rows), np.arange(grid.columns), indexing="ij")
+    return np.stack([axis.reshape(-1) for axis in axes])
 
 
 def prompt_positions(length: int, places: Iterable[Place], clock: Clock) -> np.ndarray:
@@ -90,7 +64,7 @@ def _positions(place: Place, start: int, clock: Clock) -> tuple[np.ndarray, int]
     """Positions of the tokens of a place that begins at position `start`, and the position after it."""
     if place.grid is None:
         return _line(start, place.length), start + place.length
-    seen = place.grid.positions(clock) + start
+    seen = _grid_positions(place.grid, clock) + start
     if place.heard == 0:
         return seen, int(seen.max()) + 1
     order, last_chunk = _in_turn(seen[0] - start, place.heard, clock)

@@ -14,19 +14,16 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinke
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
-from omni_cluster.models.heard_videos import in_prompt_order
 from omni_cluster.models.qwen3_omni.fine_positions import packed, whole
 from omni_cluster.models.qwen3_omni.rotation import Rotary, StepRotation
 from omni_cluster.models.qwen3_omni.thinker_processor import (
-    IS_SOUND,
-    SOUND,
-    SOUND_LENGTHS,
     ThinkerDummyInputs,
     ThinkerProcessingInfo,
     ThinkerProcessor,
-    places,
 )
 from omni_cluster.models.qwen3_omni.video_tokens import prompt_positions
+from omni_cluster.models.thinkers.heard_video_items import SOUND, SOUND_LENGTHS, in_prompt_order
+from omni_cluster.models.thinkers.media_places import IS_SOUND, places
 from omni_cluster.types.errors import ConfigError
 
 ARCHITECTURE = "Qwen3OmniThinker"

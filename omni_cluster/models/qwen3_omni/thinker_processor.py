@@ -1,15 +1,12 @@
 """The thinker's media on their way into vLLM: its own processor, but for sounds and videos.
 
-vLLM 0.32 fills a sound up to a whole step of the mel filter, which makes a frame more than transformers does. It takes
-one frame rate for all videos of a request, and makes a video that is heard of two items that overlap in the prompt: its
-encoder cache, prefix cache and chunked prefill are made for items that follow each other. Here a video is one item,
-which has its frame rate and its sound with it.
+vLLM 0.32 fills a sound up to a whole step of the mel filter, which makes a frame more than transformers does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,30 +19,18 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerMultiModalProcessor,
     Qwen3OmniMoeThinkerProcessingInfo,
 )
-from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
-from vllm.multimodal.processing.processor import (
-    HFMultiModalInputs,
-    PromptReplacement,
-    PromptUpdate,
-    PromptUpdateDetails,
-)
 
 from omni_cluster.models import pixels
 from omni_cluster.models.qwen3_omni.thinker_stage import AUDIO_ITEM_TOKENS
-from omni_cluster.models.qwen3_omni.video_tokens import Grid, Place, heard_tokens
+from omni_cluster.models.qwen3_omni.video_tokens import heard_tokens
 from omni_cluster.models.thinker_session import SAMPLE_RATE_HZ, video_item
+from omni_cluster.models.thinkers.heard_video_items import HeardVideoItems, largest_video, videos_of
+from omni_cluster.models.thinkers.media_places import Grid
 from omni_cluster.types.errors import RequestError
 
-SOUND: Final = "heard_features"
-"""Mel frames of the videos' sound, `[mel bins, frames]`; beside it `SOUND_LENGTHS`, the frames of each video."""
-SOUND_LENGTHS: Final = "heard_lengths"
-IS_SOUND: Final = "is_heard"
-"""Which of a video's tokens are its sound's, bool."""
 _FRAMES_PER_CHUNK, _TOKENS_PER_CHUNK = 100, 13
 """Mel frames that the audio tower convolves at a time, and the tokens that it makes of them."""
-_LARGEST_FRAME: Final = (24, 32)
-"""Rows and columns of tokens; no frame is larger to the processor."""
 
 
 class ThinkerProcessingInfo(Qwen3OmniMoeThinkerProcessingInfo):
@@ -86,54 +71,39 @@ class ThinkerDummyInputs(Qwen3OmniMoeThinkerDummyInputsBuilder):
         return {**data, "video": [video] * mm_counts.get("video", 0)}
 
 
-class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
-    """Its outputs are vLLM's, and the `SOUND` fields for videos that are heard."""
+class ThinkerProcessor(HeardVideoItems, Qwen3OmniMoeThinkerMultiModalProcessor):
+    """vLLM's, by which each video is one item, and each sound has the frames that transformers gives it alone."""
 
     info: ThinkerProcessingInfo
-
-    def _get_hf_mm_inputs(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> HFMultiModalInputs:
-        inputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
-        if "videos" in inputs.hf_data:
-            inputs.hf_data["videos"] = [frames for frames, _ in _videos(mm_items)]
-        return inputs
 
     def _apply_hf_processor_main(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> BatchFeature:
         processed = self._seen(mm_items, hf_kwargs)
         if "audio" in mm_items:
-            processed.update(self._sounds(mm_items["audio"].get_all()))
-        videos = _videos(mm_items)
-        if videos:
-            step_frames = self.info.get_hf_config().vision_config.temporal_patch_size
-            # float64: the token ids go by it; transformers' positions go by its float32.
-            steps_s = [step_frames / how["fps"] for _, how in videos]
-            processed["second_per_grid_ts"] = torch.tensor(steps_s, dtype=torch.float64)
-            processed.update(self._heard([how["audio"] for _, how in videos], processed))
-        return processed
+            mel, lengths = self.mel_of(mm_items["audio"].get_all())
+            masks = [torch.ones(int(length)) for length in lengths]
+            sounds = {"input_audio_features": mel, "audio_feature_lengths": lengths, "feature_attention_mask": masks}
+            processed.update(sounds)
+        return self.add_videos(processed, mm_items)
 
     def _seen(self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]) -> BatchFeature:
         """Images and videos as transformers' processor makes them, without what it would do for nothing."""
         context, processor = self.info.ctx, self.info.get_hf_processor()
         seen = MultiModalDataItems({kind: mm_items[kind] for kind in ("image", "video") if kind in mm_items})
         images = seen["image"].get_all() if "image" in seen else []
-        pictures = [*images, *(frames for frames, _ in _videos(seen))]
+        pictures = [*images, *(frames for frames, _ in videos_of(seen))]
         as_bytes = pixels.options_of(processor, pictures, context.get_merged_mm_kwargs(hf_kwargs))
         processed = super()._apply_hf_processor_main(seen, {**hf_kwargs, **as_bytes})
         if as_bytes:
             pixels.normalize(processed, processor, context.model_config.dtype)
         return processed
 
-    def _sounds(self, sounds: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Mel frames of sounds, each as transformers' processor makes them of it alone.
+    def mel_of(self, sounds: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """As transformers' processor makes them of each sound alone.
 
         It fills sounds of one prompt up to the longest, and then counts a frame more of those that end within one.
         """
         features = [self._mel(sound) for sound in sounds]
-        lengths = [each.shape[1] for each in features]
-        return {
-            "input_audio_features": torch.cat(features, dim=1),
-            "audio_feature_lengths": torch.tensor(lengths),
-            "feature_attention_mask": [torch.ones(length) for length in lengths],
-        }
+        return torch.cat(features, dim=1), torch.tensor([each.shape[1] for each in features])
 
     def _mel(self, sound: np.ndarray) -> torch.Tensor:
         """`[mel bins, frames]`. RequestError for what has no frame, or energy beyond float32."""
@@ -152,61 +122,20 @@ class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
             )
         return features.to(self.info.ctx.model_config.dtype)
 
-    def _heard(self, audios: Sequence[Any], processed: BatchFeature) -> dict[str, torch.Tensor]:
-        """The fields of the videos' sound; none for videos without."""
-        if any(audio is None for audio in audios):
-            return {}
-        made = self._sounds(audios)
-        lengths = made["audio_feature_lengths"]
-        grids = self._grids(processed["video_grid_thw"], processed["second_per_grid_ts"])
-        ticks = self.info.get_hf_config().position_id_per_seconds
-        orders = [heard_tokens(g, sound_tokens(int(n)), ticks) for g, n in zip(grids, lengths, strict=True)]
-        return {
-            SOUND: made["input_audio_features"],
-            SOUND_LENGTHS: lengths,
-            IS_SOUND: torch.cat([torch.from_numpy(order) for order in orders]),
-        }
+    def sound_tokens(self, mel_frames: int) -> int:
+        return sound_tokens(mel_frames)
 
-    def _grids(self, sizes: torch.Tensor, steps_s: torch.Tensor) -> list[Grid]:
-        merge = self.info.get_hf_config().vision_config.spatial_merge_size
-        return [_grid(size, merge, float(step_s)) for size, step_s in zip(sizes, steps_s, strict=True)]
+    def is_sound(self, grid: Grid, sound_tokens: int) -> np.ndarray:
+        return heard_tokens(grid, sound_tokens, self.info.get_hf_config().position_id_per_seconds)
 
-    def _get_mm_fields_config(
-        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> Mapping[str, MultiModalFieldConfig]:
-        fields = dict(super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs))
-        if SOUND in hf_inputs:
-            lengths = hf_inputs[SOUND_LENGTHS]
-            grids = self._grids(hf_inputs["video_grid_thw"], hf_inputs["second_per_grid_ts"])
-            sizes = [grid.length + sound_tokens(int(n)) for grid, n in zip(grids, lengths, strict=True)]
-            fields[SOUND] = MultiModalFieldConfig.flat_from_sizes("video", lengths, dim=1)
-            fields[SOUND_LENGTHS] = MultiModalFieldConfig.batched("video", keep_on_cpu=True)
-            fields[IS_SOUND] = MultiModalFieldConfig.flat_from_sizes("video", torch.tensor(sizes), keep_on_cpu=True)
-        return fields
+    @property
+    def video_and_sound_id(self) -> tuple[int, int]:
+        config = self.info.get_hf_config()
+        return config.video_token_id, config.audio_token_id
 
     def _maybe_apply_prompt_updates(self, *args: Any, **kwargs: Any) -> Any:
         # Past vLLM's own for these models, which look for sound items without places of their own.
         return super(Qwen2_5OmniThinkerMultiModalProcessor, self)._maybe_apply_prompt_updates(*args, **kwargs)
-
-    def _get_prompt_updates(
-        self,
-        mm_items: MultiModalDataItems,
-        hf_processor_mm_kwargs: Mapping[str, Any],
-        out_mm_kwargs: MultiModalKwargsItems,
-    ) -> Sequence[PromptUpdate]:
-        updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)
-        config, videos = self.info.get_hf_config(), out_mm_kwargs.get("video", [])
-        if not any(SOUND in item for item in videos):
-            return updates
-
-        def heard(index: int) -> PromptUpdateDetails:
-            seen, sound = config.video_token_id, config.audio_token_id
-            tokens = torch.where(videos[index][IS_SOUND].data, sound, seen).tolist()
-            marked = [config.audio_start_token_id, *tokens, config.audio_end_token_id]
-            return PromptUpdateDetails.select_token_ids(marked, [seen, sound])
-
-        in_videos = PromptReplacement("video", [config.video_token_id], heard)
-        return [in_videos if update.modality == "video" else update for update in updates]
 
 
 def sound_tokens(mel_frames: int) -> int:
@@ -215,36 +144,3 @@ def sound_tokens(mel_frames: int) -> int:
     for _ in range(3):
         rest = (rest + 1) // 2
     return chunks * _TOKENS_PER_CHUNK + rest
-
-
-def largest_video(tokens: int, side: int) -> np.ndarray:
-    """Frames uint8 `[T, H, W, 3]` that come to `tokens` of `side` x `side` pixels, or little less."""
-    rows, columns = _LARGEST_FRAME
-    pairs = max(1, tokens // (rows * columns))
-    return np.zeros((2 * pairs, side * rows, side * columns, 3), np.uint8)
-
-
-def places(features: Sequence[MultiModalFeatureSpec], merge: int) -> list[Place]:
-    """Where media stand in a prompt, of vLLM's records of them in any order."""
-    return sorted((_place(feature, merge) for feature in features), key=lambda place: place.offset)
-
-
-def _place(feature: MultiModalFeatureSpec, merge: int) -> Place:
-    offset, length, data = feature.mm_position.offset, feature.mm_position.length, feature.data
-    if feature.modality == "image":
-        return Place(offset, length, _grid(data["image_grid_thw"].data, merge))
-    if feature.modality == "video":
-        grid = _grid(data["video_grid_thw"].data, merge, float(data["second_per_grid_ts"].data))
-        heard = int(data[IS_SOUND].data.sum()) if IS_SOUND in data else 0
-        return Place(offset, length, grid, heard)
-    return Place(offset, length)
-
-
-def _grid(patches: torch.Tensor, merge: int, step_s: float = 1.0) -> Grid:
-    steps, rows, columns = patches.tolist()
-    return Grid(steps, rows // merge, columns // merge, step_s)
-
-
-def _videos(mm_items: MultiModalDataItems) -> list[Any]:
-    """Frames and what goes with them, of each video."""
-    return mm_items["video"].get_all() if "video" in mm_items else []

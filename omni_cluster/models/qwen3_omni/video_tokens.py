@@ -8,53 +8,28 @@ for the positions (`get_rope_index`); both are done here as they are there.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Tokens of an image or a video, `steps` in time, each of `rows` x `columns`, `step_s` seconds apart."""
-
-    steps: int
-    rows: int
-    columns: int
-    step_s: float = 1.0
-
-    @property
-    def length(self) -> int:
-        return self.steps * self.rows * self.columns
-
-    def ticks(self, ticks_per_second: float) -> np.ndarray:
-        """The start of each token's step, float64 `[length]`."""
-        return np.repeat(np.arange(self.steps) * self.step_s * ticks_per_second, self.rows * self.columns)
-
-    def positions(self, ticks_per_second: float) -> np.ndarray:
-        """float32 `[3, length]`, from zero on: time in ticks, row, column."""
-        steps = np.arange(self.steps, dtype=np.float32) * np.float32(self.step_s) * np.float32(ticks_per_second)
-        rows, columns = np.arange(self.rows, dtype=np.float32), np.arange(self.columns, dtype=np.float32)
-        axes = np.meshgrid(steps, rows, columns, indexing="ij")
-        return np.stack([axis.reshape(-1) for axis in axes])
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Media tokens of a prompt, `length` of them from `offset` on.
-
-    `grid`: of an image or a video, None for sound. `heard`: how many tokens of a video are its sound's; with its two
-    marks they are all of its `length` that is not the grid's.
-    """
-
-    offset: int
-    length: int
-    grid: Grid | None = None
-    heard: int = 0
+from omni_cluster.models.thinkers.media_places import Grid, Place
 
 
 def heard_tokens(grid: Grid, heard: int, ticks_per_second: float) -> np.ndarray:
     """Which tokens of a video with `heard` tokens of sound are the sound's, bool `[grid.length + heard]`."""
-    return _in_turn(grid.ticks(ticks_per_second), np.arange(heard, dtype=np.float64)) >= grid.length
+    return _in_turn(_ticks(grid, ticks_per_second), np.arange(heard, dtype=np.float64)) >= grid.length
+
+
+def _ticks(grid: Grid, ticks_per_second: float) -> np.ndarray:
+    """The start of each token's step, float64 `[length]`."""
+    return np.repeat(np.arange(grid.steps) * grid.step_s * ticks_per_second, grid.rows * grid.columns)
+
+
+def _grid_positions(grid: Grid, ticks_per_second: float) -> np.ndarray:
+    """float32 `[3, length]`, from zero on: time in ticks, row, column."""
+    steps = np.arange(grid.steps, dtype=np.float32) * np.float32(grid.step_s) * np.float32(ticks_per_second)
+    rows, columns = np.arange(grid.rows, dtype=np.float32), np.arange(grid.columns, dtype=np.float32)
+    axes = np.meshgrid(steps, rows, columns, indexing="ij")
+    return np.stack([axis.reshape(-1) for axis in axes])
 
 
 def prompt_positions(length: int, places: Iterable[Place], ticks_per_second: float) -> np.ndarray:
@@ -92,7 +67,7 @@ def _positions(place: Place, mark: np.float32, ticks_per_second: float) -> tuple
     if place.grid is None:
         sound = _line(start, place.length)
         return sound, sound.max(initial=mark) + np.float32(1)
-    seen = place.grid.positions(ticks_per_second) + start
+    seen = _grid_positions(place.grid, ticks_per_second) + start
     if place.heard == 0:
         return seen, seen.max() + np.float32(1)
     heard = _line(start, place.heard)

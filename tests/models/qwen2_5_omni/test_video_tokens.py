@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniPreTrainedModelForConditionalGeneration
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
-from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, Grid, Place, heard_tokens, prompt_positions
+from omni_cluster.models.qwen2_5_omni.video_tokens import Clock, heard_tokens, prompt_positions
+from omni_cluster.models.thinkers.media_places import Grid, Place
 
 CLOCK = Clock(25, 50)
 MERGE = 2

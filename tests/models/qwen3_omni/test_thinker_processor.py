@@ -20,9 +20,10 @@ from omni_cluster.models import pixels
 from omni_cluster.models.chat_files import ChatTemplate
 from omni_cluster.models.qwen3_omni.fine_positions import unpacked
 from omni_cluster.models.qwen3_omni.thinker_model import Qwen3OmniThinker
-from omni_cluster.models.qwen3_omni.thinker_processor import largest_video, sound_tokens
+from omni_cluster.models.qwen3_omni.thinker_processor import sound_tokens
 from omni_cluster.models.qwen3_omni.thinker_stage import Thinker
 from omni_cluster.models.thinker_session import multi_modal_data, video_item
+from omni_cluster.models.thinkers.heard_video_items import largest_video
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import Media, Video
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs

@@ -16,7 +16,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
 
 from omni_cluster.models.qwen3_omni.fine_positions import packed, unpacked, whole
-from omni_cluster.models.qwen3_omni.video_tokens import Grid, Place, heard_tokens, prompt_positions
+from omni_cluster.models.qwen3_omni.video_tokens import heard_tokens, prompt_positions
+from omni_cluster.models.thinkers.media_places import Grid, Place
 
 TICKS = 13
 MERGE = 2

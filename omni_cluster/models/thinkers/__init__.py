@@ -1,0 +1,1 @@
+"""What thinkers of several families share over the classes that vLLM offers to models."""
