@@ -203,14 +203,14 @@ async def test_pieces_grow_while_the_codes_come_one_by_one() -> None:
                 asked = asyncio.ensure_future(anext(jobs))
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-    assert [size // BLOCK for size in sizes(made)] == [1, 1, 2, 4, 8, 8]
+    assert [size // BLOCK for size in sizes(made)] == [1, 1, 1, 2, 4, 8, 8]
 
 
 async def test_first_pieces_are_twice_as_planned_at_most_when_more_came_and_later_ones_take_it() -> None:
-    feed = Feed(codes(0, 41 * BLOCK))
+    feed = Feed(codes(0, 43 * BLOCK))
     async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
-        made = [await anext(jobs) for _ in range(6)]
-    assert sizes(made) == [b * BLOCK for b in (2, 2, 4, 8, 16, 8)]
+        made = [await anext(jobs) for _ in range(7)]
+    assert sizes(made) == [b * BLOCK for b in (2, 2, 2, 4, 8, 16, 8)]
 
 
 @pytest.mark.parametrize("came, blocks", [(BLOCK - 1, 1), (BLOCK, 2), (5 * BLOCK, 2)])
@@ -240,15 +240,15 @@ async def test_a_piece_that_waits_until_the_codes_have_ended_takes_the_rest() ->
 
 
 async def test_a_piece_takes_what_came_while_the_one_before_was_made() -> None:
-    feed = Feed(codes(0, 26 * BLOCK))
+    feed = Feed(codes(0, 28 * BLOCK))
     async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
-        for _ in range(5):
+        for _ in range(6):
             before = await anext(jobs)
-        assert (start_of(before), len(before.codes)) == (16 * BLOCK, 10 * BLOCK)
-        feed.give(codes(26 * BLOCK, 37 * BLOCK + 5))
+        assert (start_of(before), len(before.codes)) == (18 * BLOCK, 10 * BLOCK)
+        feed.give(codes(28 * BLOCK, 39 * BLOCK + 5))
         await settled()
         after = await anext(jobs)
-        assert (start_of(after), len(after.codes), after.look_ahead) == (25 * BLOCK, 12 * BLOCK, BLOCK)
+        assert (start_of(after), len(after.codes), after.look_ahead) == (27 * BLOCK, 12 * BLOCK, BLOCK)
 
 
 async def test_a_remainder_above_the_largest_piece_is_split_into_whole_blocks() -> None:
