@@ -31,6 +31,9 @@ class AfterSampling(Protocol):
 
     The next position's input is made of these codes, in `forward`. It must hang on the token and its codes alone: they
     are all that is kept of a request that was preempted, or lost with its engine.
+
+    A model may have `capture_after_sampling(sizes)`, which makes CUDA graphs of `after_sampling` for so many requests.
+    It is called once, when the weights are loaded and before memory is measured.
     """
 
     residual_codes: torch.Tensor

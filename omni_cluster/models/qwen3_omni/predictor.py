@@ -8,7 +8,7 @@ shapes hang on the number of requests alone, so that a CUDA graph can hold all o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,28 @@ TOP_K, TOP_P = 50, 0.8
 """transformers' own, whatever the talker samples by."""
 
 _TABLE, _HEAD, _LAYER = "model.codec_embedding.", "lm_head.", "model.layers."
+
+
+class Given(NamedTuple):
+    """What codes are made of: the talker's `hidden` and the embeddings `first` of its tokens, `[n, H]` each. `greedy`
+    and `keys`: see `Sampled`.
+    """
+
+    hidden: torch.Tensor
+    first: torch.Tensor
+    greedy: torch.Tensor
+    keys: torch.Tensor
+
+    @classmethod
+    def room(cls, requests: int, like: torch.Tensor) -> Given:
+        """Zeros for so many requests, of `like`'s width, dtype and device."""
+        states = like.new_zeros(2, requests, like.shape[-1])
+        greedy, keys = (like.new_zeros(requests, dtype=dtype) for dtype in (torch.bool, torch.int64))
+        return cls(states[0], states[1], greedy, keys)
+
+    def first_of(self, requests: int) -> Given:
+        """Those of the first requests, in the same memory."""
+        return Given(*(each[:requests] for each in self))
 
 
 class CodePredictor(nn.Module):
@@ -54,12 +76,13 @@ class CodePredictor(nn.Module):
         `greedy` and `keys`: see `Sampled`.
         """
         entering, codes = torch.stack([hidden, first], dim=1), list[torch.Tensor]()
+        noise = self._noise(keys).unbind(1)
         kept = [layer.room(len(hidden), self.residual + 1) for layer in self._layers]
         for number in range(self.residual):
             start = number + 1 if number else 0
             state = self._state(entering, start, kept)
             logits = functional.linear(state, self.heads[number]).float()
-            codes.append(drawn(logits, greedy, self._noise(keys, number)))
+            codes.append(drawn(logits, greedy, noise[number]))
             entering = functional.embedding(codes[-1], self.tables[number]).unsqueeze(1)
         return torch.stack(codes, dim=1)
 
@@ -82,10 +105,10 @@ class CodePredictor(nn.Module):
             entering = layer(entering, turns, start, own)
         return normed(entering[:, -1], self.norm, self._eps)
 
-    def _noise(self, keys: torch.Tensor, number: int) -> torch.Tensor:
-        first = self._first_noise_id + number * self.num_codes
-        ids = torch.arange(first, first + self.num_codes, device=keys.device)
-        return exponential(keys, ids.expand(len(keys), -1))
+    def _noise(self, keys: torch.Tensor) -> torch.Tensor:
+        """For each code of each codebook, `[n, Q - 1, codes]`: of all at once, which takes few kernels."""
+        ids = torch.arange(self.residual * self.num_codes, device=keys.device) + self._first_noise_id
+        return exponential(keys, ids.expand(len(keys), -1)).unflatten(1, (self.residual, self.num_codes))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Of the checkpoint's names without their prefix. Returns the names of its own that were loaded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
 from omni_cluster.models.after_sampling import NO_CODE, Sampled
-from omni_cluster.models.qwen3_omni.predictor import CodePredictor
+from omni_cluster.models.qwen3_omni.predictor import CodePredictor, Given
+from omni_cluster.models.qwen3_omni.predictor_graphs import PredictorGraphs
 from omni_cluster.models.qwen3_omni.talker_ids import CodecIds, TalkerIds
 from omni_cluster.types.rows import NO_ID
 
@@ -71,6 +72,7 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.text_projection, self.hidden_projection = Projection(config), Projection(config)
         self.code_predictor = CodePredictor(config.code_predictor_config, first_noise_id=config.vocab_size)
+        self._residual_of = PredictorGraphs(self.code_predictor)
         num_tokens, dtype = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.dtype
         buffers = {
             "extra_rows": torch.zeros(num_tokens, config.thinker_hidden_size, dtype=dtype),
@@ -119,8 +121,12 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
     def after_sampling(self, sampled: Sampled) -> torch.Tensor:
         """See `AfterSampling`."""
         first = self.embed_input_ids(sampled.token_ids)
-        codes: torch.Tensor = self.code_predictor(sampled.hidden, first, sampled.greedy, sampled.keys)
-        return codes.short()
+        return self._residual_of(Given(sampled.hidden, first, sampled.greedy, sampled.keys)).short()
+
+    def capture_after_sampling(self, sizes: Sequence[int]) -> None:
+        """See `AfterSampling`."""
+        if self.never_sampled.is_cuda:
+            self._residual_of.capture(sizes)
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:
@@ -128,13 +134,8 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         return not name.startswith(PREFIX) and name != TEXT_TABLE
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        own, texts = list[tuple[str, torch.Tensor]](), list[torch.Tensor]()
-        for name, tensor in weights:
-            if name == TEXT_TABLE:
-                texts.append(tensor)
-            elif name.startswith(PREFIX):
-                own.append((name, tensor))
-        loaded = AutoWeightsLoader(self).load_weights(own, mapper=self.hf_to_vllm_mapper)
+        texts = list[torch.Tensor]()
+        loaded = AutoWeightsLoader(self).load_weights(own_weights(weights, texts), mapper=self.hf_to_vllm_mapper)
         for table in texts:
             self._project(table)
         return loaded
@@ -144,6 +145,17 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
             for first in range(0, len(table), PROJECTED_AT_ONCE):
                 part = table[first : first + PROJECTED_AT_ONCE].to(self.text_table)
                 self.text_table[first : first + len(part)] = self.text_projection(part)
+
+
+def own_weights(
+    weights: Iterable[tuple[str, torch.Tensor]], texts: list[torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The talker's, one after another: all at once they would be on the card twice. Puts the thinker's into `texts`."""
+    for name, tensor in weights:
+        if name == TEXT_TABLE:
+            texts.append(tensor)
+        elif name.startswith(PREFIX):
+            yield name, tensor
 
 
 def never_sampled(vocab_size: int, codec: CodecIds) -> torch.Tensor:

@@ -127,6 +127,14 @@ class OmniGPUModelRunner(_Runner):
             # A token that is sampled at the last position has one behind it.
             most = self.model_config.max_model_len + 1
             self._residual = ResidualCodes(self.get_model(), self.max_num_reqs, most)
+            if hasattr(self.get_model(), "capture_after_sampling") and self._captures:
+                self.get_model().capture_after_sampling(self._captured_requests)
+
+    @property
+    def _captured_requests(self) -> list[int]:
+        """Of the steps that vLLM captures with a token a request, and as many as there may be."""
+        sizes = self.compilation_config.cudagraph_capture_sizes or ()
+        return [*(size for size in sizes if size < self.max_num_reqs), self.max_num_reqs]
 
     @property
     def _captures(self) -> bool:

@@ -1,0 +1,85 @@
+"""The predictor's graphs make the codes that it makes itself of the same batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_cluster.models.checkpoint_files import load_tensors
+from omni_cluster.models.qwen3_omni import predictor_graphs
+from omni_cluster.models.qwen3_omni.predictor import CodePredictor, Given
+from omni_cluster.models.qwen3_omni.predictor_graphs import PredictorGraphs
+from omni_cluster.models.seeded_noise import state_of, token_keys
+
+FIRST_NOISE = 1280
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Replayed:
+    """What a graph does, on a device that has none: the same work on the same tensors."""
+
+    def __init__(self, inputs: Given, work: Callable[[], torch.Tensor], pool: object) -> None:
+        self.inputs, self.replay = inputs, work
+
+
+def predictor_on(device: str, config: Any, folder: Path, dtype: torch.dtype) -> CodePredictor:
+    made = CodePredictor(config, FIRST_NOISE)
+    made.load_weights(load_tensors(folder, "talker.code_predictor.", torch.device("cpu")).items())
+    angles = made.turns
+    made = made.to(device=device, dtype=dtype)
+    made.turns = angles.to(device)  # in float32 whatever the weights are
+    return made
+
+
+def given_of(requests: int, like: torch.Tensor, share_greedy: float, seed: int = 0) -> Given:
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(2, requests, like.shape[-1], generator=generator).to(like)
+    greedy = torch.rand(requests, generator=generator) < share_greedy
+    seeds = np.array([state_of(seed * 1000 + number) for number in range(requests)], np.uint64)
+    keys = torch.from_numpy(token_keys(seeds, np.arange(requests)))
+    return Given(states[0], states[1], greedy.to(like.device), keys.to(like.device))
+
+
+def filled_up(given: Given, size: int) -> Given:
+    room = Given.room(size, given.hidden)
+    for place, each in zip(room.first_of(len(given.hidden)), given, strict=True):
+        place.copy_(each)
+    return room
+
+
+@torch.inference_mode()
+def test_what_fills_a_graph_up_and_what_was_in_its_memory_changes_no_code(
+    qwen3_reference: Any, qwen3_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor_graphs, "CapturedWork", Replayed)
+    monkeypatch.setattr(predictor_graphs, "GraphPool", object)
+    config = qwen3_reference.config.talker_config.code_predictor_config
+    predictor = predictor_on("cpu", config, qwen3_folder, torch.float32)
+    graphs = PredictorGraphs(predictor)
+    graphs.capture((1, 4, 8))
+    for seed, requests in enumerate((8, 3, 1, 7, 9, 4)):
+        given = given_of(requests, predictor.norm, 0.5, seed)
+        assert torch.equal(graphs(given), predictor(*given))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share_greedy", [1.0, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_codes_of_graphs_are_those_of_the_predictor_itself(
+    qwen3_reference: Any, qwen3_folder: Path, dtype: torch.dtype, share_greedy: float
+) -> None:
+    """Of the same batch, what fills it up included: products of another shape may be rounded in another way."""
+    config = qwen3_reference.config.talker_config.code_predictor_config
+    predictor = predictor_on("cuda", config, qwen3_folder, dtype)
+    graphs = PredictorGraphs(predictor)
+    graphs.capture(SIZES)
+    for seed, (requests, size) in enumerate(((64, 64), (1, 1), (3, 4), (8, 8), (64, 64), (3, 4), (65, 65))):
+        given = given_of(requests, predictor.norm, share_greedy, seed)
+        wanted = predictor(*filled_up(given, size))[:requests]
+        assert torch.equal(graphs(given), wanted) and len(wanted.unique()) > 2
