@@ -187,7 +187,7 @@ def ar_parts(stage: StageConfig, folder: Path, sizes: ARSizes) -> FixedParts:
     parallel, dtype = stage.tensor_parallel_size, dtype_bytes(stage)
     activations = ar_activation_bytes(stage, sizes)
     return FixedParts(
-        weights=weight_bytes(folder, sizes.weights, dtype, parallel)
+        weights=weight_bytes(folder, sizes.weights, dtype, parallel, expert_bytes(stage))
         + (sizes.made_elements + sizes.adapter_elements) * dtype,
         activations=activations,
         cuda_graphs=0 if given_args(stage).get("enforce_eager") else AR_CUDA_GRAPHS_BYTES,
@@ -297,6 +297,13 @@ def dtype_bytes(stage: StageConfig) -> int:
     """Of a weight as the engine loads it; "auto" is 16 bits, which vLLM makes of a float32 checkpoint too."""
     given = str(given_args(stage).get("dtype", "auto")).removeprefix("torch.")
     return DTYPE_BYTES["bfloat16"] if given == "auto" else DTYPE_BYTES.get(given, DTYPE_BYTES["float32"])
+
+
+def expert_bytes(stage: StageConfig) -> int:
+    """Of a weight of the experts, which vLLM may make float8 as it loads them. Others are counted unquantized."""
+    given = given_args(stage)
+    of_experts = (given.get("quantization_config") or {}).get("moe") or given.get("quantization")
+    return 1 if str(of_experts).startswith("fp8") else dtype_bytes(stage)
 
 
 def max_model_len(stage: StageConfig, sizes: ARSizes) -> int:

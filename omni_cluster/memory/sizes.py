@@ -15,6 +15,8 @@ from omni_cluster.types.errors import ConfigError
 GIB = 1 << 30
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+EXPERTS = ".experts."
+"""In the names of what only some tokens of a step go through, and not in those of what chooses it."""
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 OTHER_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
@@ -110,13 +112,19 @@ class SoundSizes:
 StageSizes = ARSizes | SoundSizes
 
 
-def weight_bytes(folder: Path, groups: tuple[WeightGroup, ...], dtype_bytes: int, tensor_parallel_size: int) -> int:
+def weight_bytes(
+    folder: Path,
+    groups: tuple[WeightGroup, ...],
+    dtype_bytes: int,
+    tensor_parallel_size: int,
+    expert_bytes: int | None = None,
+) -> int:
     """Bytes on one card of the tensors in `groups`, floats in a dtype of `dtype_bytes`; only headers are read.
 
-    Raises ConfigError where the folder has no weights.
+    `expert_bytes`: the same of experts, where these are quantized. Raises ConfigError where the folder has no weights.
     """
     whole = {group: 0 for group in groups}
-    for name, size in _tensor_bytes(folder, dtype_bytes):
+    for name, size in _tensor_bytes(folder, dtype_bytes, expert_bytes or dtype_bytes):
         inside = [group for group in groups if name.startswith(group.prefix)]
         if inside:
             whole[max(inside, key=lambda group: len(group.prefix))] += size
@@ -128,9 +136,10 @@ def tensor_shapes(folder: Path) -> dict[str, list[int]]:
     return {name: tensor["shape"] for name, tensor in stored_tensors(folder)}
 
 
-def _tensor_bytes(folder: Path, dtype_bytes: int) -> Iterator[tuple[str, int]]:
+def _tensor_bytes(folder: Path, dtype_bytes: int, expert_bytes: int) -> Iterator[tuple[str, int]]:
     for name, tensor in stored_tensors(folder):
-        each = dtype_bytes if tensor["dtype"] in FLOAT_DTYPES else OTHER_BYTES[tensor["dtype"]]
+        of_floats = expert_bytes if EXPERTS in name else dtype_bytes
+        each = of_floats if tensor["dtype"] in FLOAT_DTYPES else OTHER_BYTES[tensor["dtype"]]
         yield name, math.prod(tensor["shape"]) * each
 
 

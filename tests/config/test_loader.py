@@ -552,6 +552,7 @@ def test_the_shipped_files_are_those_that_are_promised() -> None:
         "qwen2_5_omni_2x2_tiny",
         "qwen3_omni_tiny",
         "qwen3_omni_one_gpu",
+        "qwen3_omni_one_gpu_low_precision",
         "qwen3_omni_two_gpus",
         "qwen3_omni_four_gpus",
     }

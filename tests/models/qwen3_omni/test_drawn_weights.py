@@ -90,7 +90,9 @@ def test_the_large_one_has_the_hubs_sizes_and_takes_little_of_the_disk(large: Pa
     assert sum(file.stat().st_blocks * 512 for file in large.iterdir()) < 1 << 30
 
 
-@pytest.mark.parametrize(("name", "card_gib"), [("one_gpu", 139), ("two_gpus", 79), ("four_gpus", 79)])
+@pytest.mark.parametrize(
+    ("name", "card_gib"), [("one_gpu", 139), ("one_gpu_low_precision", 79), ("two_gpus", 79), ("four_gpus", 79)]
+)
 def test_the_large_one_fits_the_cards_of_its_configurations(large: Path, name: str, card_gib: int) -> None:
     config = load_config(STAGE_CONFIGS / f"qwen3_omni_{name}.yaml", known_families=known_families())
     plan = memory_plan(bind(config.model_copy(update={"model": str(large)})), card_gib * GIB)
@@ -99,3 +101,9 @@ def test_the_large_one_fits_the_cards_of_its_configurations(large: Path, name: s
     # At least eight conversations of 4,096 tokens of the thinker, of which one takes 96 KiB a token.
     assert thinker.kv_cache > 8 * 4096 * 96 * 1024 // (2 if name == "four_gpus" else 1)
     assert talker.kv_cache > 8 * 4096 * 20 * 1024
+
+
+def test_experts_that_are_quantized_are_counted_so(large: Path) -> None:
+    thinker = (WeightGroup("thinker."),)
+    whole, quantized = (weight_bytes(large, thinker, 2, 1, expert_bytes) for expert_bytes in (None, 1))
+    assert whole - quantized == 48 * 128 * 3 * 2048 * 768

@@ -78,7 +78,7 @@ def test_a_checkpoint_without_sound_is_refused(tmp_path: Path) -> None:
         Qwen3Omni(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["one_gpu", "two_gpus", "four_gpus"])
+@pytest.mark.parametrize("name", ["one_gpu", "one_gpu_low_precision", "two_gpus", "four_gpus"])
 def test_each_configuration_has_a_memory_plan(qwen3_folder: Path, name: str) -> None:
     config = load_config(STAGE_CONFIGS / f"qwen3_omni_{name}.yaml", known_families=known_families())
     plan = memory_plan(bind(config.model_copy(update={"model": str(qwen3_folder)})), 80 * GIB)
