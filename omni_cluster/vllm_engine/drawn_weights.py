@@ -34,7 +34,8 @@ class DrawnWeights(DefaultModelLoader):
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         family = family_class(OmniModelConfig.of(get_current_vllm_config()).family)
         is_unused = getattr(model, "is_unused_checkpoint_weight", lambda _: False)
-        device = next(model.parameters()).device
+        # What vLLM quantizes as it loads is nowhere until then.
+        device = next(each.device for each in model.parameters() if not each.is_meta)
         for name, tensor in stored_tensors(Path(model_config.model)):
             if not is_unused(name):
                 weight = Weight(name, tuple(tensor["shape"]), _DTYPES[tensor["dtype"]])
