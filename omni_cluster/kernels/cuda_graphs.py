@@ -16,6 +16,13 @@ class GraphPool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def stream(self, priority: int) -> torch.cuda.Stream:
+        """That all of them are captured in: cuBLAS keeps 32 MiB for each stream that it has seen."""
+        if priority not in self._streams:
+            self._streams[priority] = torch.cuda.Stream(priority=priority)
+        return self._streams[priority]
 
 
 class CapturedWork(Generic[Inputs, Output]):
@@ -28,7 +35,7 @@ class CapturedWork(Generic[Inputs, Output]):
     def __init__(self, inputs: Inputs, work: Callable[[], Output], pool: GraphPool, priority: int = 0) -> None:
         self.inputs = inputs
         self._graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream(priority=priority)
+        side = pool.stream(priority)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
