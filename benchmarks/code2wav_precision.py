@@ -28,7 +28,7 @@ from omni_cluster.models.sound import SoundJob
 
 REFERENCE = "float32/float32"
 BLOCK_CODES, CODE_SAMPLES = 12, 480
-PIECE_BLOCKS = (1, 1, 2, 4, 8)
+PIECE_BLOCKS = (1, 1, 1, 2, 4, 8)
 SIZES_BLOCKS = (8, 16, 32, 64, 128)
 """Of one step, on a card."""
 REPEATS = 5
