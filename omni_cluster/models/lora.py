@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,8 @@ def adapter_elements(stage: StageConfig, prefixes: Mapping[str, str], checkpoint
         for module, sizes in adapter.changes.items():
             name = _projection(module)
             widths[name] = max(widths.get(name, 0), sum(sizes))
-    inside = tuple(prefixes.values())
-    modules = [each for each in _modules(tensor_shapes(checkpoint)) if each.startswith(inside)]
+    inside = [_pattern(prefix) for prefix in prefixes.values()]
+    modules = [each for each in _modules(tensor_shapes(checkpoint)) if any(part.match(each) for part in inside)]
     width = sum(widths.get(_projection(module), 0) for module in modules)
     return width * most_rank(stage, adapters) * at_once(stage, adapters)
 
@@ -104,6 +105,11 @@ def described(adapters: Iterable[LoraAdapter]) -> list[str]:
 def _modules(tensors: Iterable[str]) -> set[str]:
     """What has the tensors of a checkpoint."""
     return {name.rpartition(".")[0] for name in tensors}
+
+
+def _pattern(prefix: str) -> re.Pattern[str]:
+    """Of the names that begin so; `*` is the number of a layer."""
+    return re.compile(re.escape(prefix).replace(r"\*", r"(\d+)"))
 
 
 def _projection(module: str) -> str:
@@ -196,11 +202,19 @@ class _Reading:
         """The checkpoint's name of what a tensor changes, and which half it is."""
         ending = next((ending for ending in _PARTS if name.endswith(ending)), None)
         inner = name.removeprefix(_PREFIX)
-        prefix = next((prefix for prefix in self.prefixes if inner.startswith(prefix)), None)
-        if ending is None or prefix is None or inner == name:
+        begun = self._begun(inner)
+        if ending is None or begun is None or inner == name:
             begins = " or ".join(_PREFIX + prefix for prefix in self.prefixes)
             self._refuse(f"which changes {name}", f"an adapter may change only linear layers below {begins}")
-        return self.prefixes[prefix] + inner.removeprefix(prefix).removesuffix(ending), _PARTS[ending]
+        return begun.removesuffix(ending), _PARTS[ending]
+
+    def _begun(self, inner: str) -> str | None:
+        """The name as it begins in the checkpoint; None for what adapters may not change."""
+        for prefix, of_checkpoint in self.prefixes.items():
+            if match := _pattern(prefix).match(inner):
+                layer = match[1] if match.lastindex else ""
+                return of_checkpoint.replace("*", layer) + inner[match.end() :]
+        return None
 
     def _refuse(self, what: str, fix: str) -> NoReturn:
         raise AdapterError(f"{self.key} is {str(self.folder)!r}, {what}; {fix}.")

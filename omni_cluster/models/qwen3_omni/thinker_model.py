@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from vllm import ModelRegistry
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings, SupportsMultiModal
 from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -40,7 +42,8 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
     """`[max_num_batched_tokens, hidden_size]`; as `rows_at` of the stage says, only those of media leave the device."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        with plain_experts(vllm_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
         text, most_tokens = self.config.text_config, vllm_config.scheduler_config.max_num_batched_tokens
         decoder = self.language_model.model
         decoder._set_aux_hidden_state_layers((accepted_layer(vllm_config.model_config.hf_config),))
@@ -133,6 +136,18 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         deep = whole.new_zeros(len(is_multimodal), self.multiscale_dim)
         deep[is_multimodal.to(deep.device, non_blocking=True)] = whole[:, width:]
         return deep.unflatten(1, (self.deepstack_num_level, width)).transpose(0, 1)
+
+
+@contextmanager
+def plain_experts(vllm_config: VllmConfig) -> Iterator[None]:
+    """Has vLLM choose the kernels of experts as without adapters, which change none of them here.
+
+    It would take those for adapters of experts, and a CPU has none.
+    """
+    plain = copy.copy(vllm_config)
+    plain.lora_config = None
+    with set_current_vllm_config(plain):
+        yield
 
 
 def accepted_layer(config: Any) -> int:

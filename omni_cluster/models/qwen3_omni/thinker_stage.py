@@ -42,6 +42,11 @@ class Thinker(ARSpec):
     rows_kind = ROWS
     rows_at = "media"
     has_rows_out = True
+    # Trained on the whole model, or on the thinker alone. Not of the experts: vLLM has no kernels for these on a CPU,
+    # and would compute all experts by others on a card.
+    lora_prefixes = dict.fromkeys(
+        ("thinker.model.layers.*.self_attn.", "model.layers.*.self_attn."), "thinker.model.layers.*.self_attn."
+    )
 
     def __init__(self, family: OfCheckpoint) -> None:
         self._family = family

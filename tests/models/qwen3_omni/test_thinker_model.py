@@ -7,19 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
-import torch
 
-from omni_cluster.models.qwen3_omni.thinker_stage import ROWS
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import KnownOutput, Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
-from tests.engine.stages import MAX_TOKENS, THINKER_STEP_TOKENS, begun_at_once, collect, until_free
+from tests.engine.stages import MAX_TOKENS, THINKER_STEP_TOKENS, begun_at_once, until_free
 from tests.models.qwen3_omni.thinker_engine import thinking
 from tests.models.qwen3_omni.thinker_reference import ThinkerReference, Thought, media_of, prompt_text, request
+from tests.models.qwen3_omni.thinking import assert_equal, assert_rows, think
 from tests.reference import KINDS, synthetic_audio
 
 pytestmark = pytest.mark.parity
@@ -53,31 +51,6 @@ def thought(reference: ThinkerReference) -> dict[str, Thought]:
     return {kind: reference.think(prompt_text(kind), media_of(kind), MAX_TOKENS) for kind in KINDS}
 
 
-async def think(thinker: StageLLM, asked: OmniRequest) -> StageChunk:
-    return await collect(thinker.generate(asked, None))
-
-
-def assert_equal(made: StageChunk, wanted: Thought) -> None:
-    assert list(made.prompt_token_ids or ()) == wanted.prompt_ids
-    assert list(made.token_ids) == wanted.token_ids
-
-
-@pytest.fixture(scope="module")
-def pads(qwen3_reference: Any) -> list[int]:
-    config = qwen3_reference.config.thinker_config
-    return [config.audio_token_id, config.image_token_id, config.video_token_id]
-
-
-def assert_rows(made: StageChunk, wanted: Thought, pads: list[int]) -> None:
-    """All positions of media have their rows and no other one has."""
-    rows = made.rows
-    assert rows is not None and (rows.kind, rows.start, rows.end) == (ROWS, 0, len(wanted.prompt_ids))
-    assert rows.at.tolist() == np.flatnonzero(np.isin(wanted.prompt_ids, pads)).tolist()
-    torch.testing.assert_close(rows.tensor(), wanted.rows[rows.at], atol=1e-4, rtol=0)
-    assert rows.positions is not None
-    assert np.array_equal(rows.positions, np.floor(wanted.positions))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_tokens_are_the_references_through_chunked_prefill(
     thinker: StageLLM, thought: dict[str, Thought], kind: str
@@ -89,15 +62,15 @@ async def test_tokens_are_the_references_through_chunked_prefill(
 
 @pytest.mark.parametrize("kind", OF_MEDIA)
 async def test_rows_are_what_enters_the_accepted_layer_where_media_are(
-    thinker: StageLLM, thought: dict[str, Thought], pads: list[int], kind: str
+    thinker: StageLLM, thought: dict[str, Thought], kind: str
 ) -> None:
     made = await think(thinker, request(f"rows-{kind}", kind, sampling=UNCACHED))
     assert_equal(made, thought[kind])
-    assert_rows(made, thought[kind], pads)
+    assert_rows(made, thought[kind])
     again = await think(thinker, request(f"cached-{kind}", kind))
     assert again.cached_tokens >= BLOCK
     assert_equal(again, thought[kind])
-    assert_rows(again, thought[kind], pads)
+    assert_rows(again, thought[kind])
 
 
 async def test_a_request_without_media_has_no_rows_and_is_cached_for_the_next(
@@ -114,9 +87,7 @@ async def test_a_request_without_media_has_no_rows_and_is_cached_for_the_next(
     assert cached >= BLOCK
 
 
-async def test_a_later_turn_computes_only_what_is_new(
-    thinker: StageLLM, reference: ThinkerReference, pads: list[int]
-) -> None:
+async def test_a_later_turn_computes_only_what_is_new(thinker: StageLLM, reference: ThinkerReference) -> None:
     first = await think(thinker, request("turn-1", "audio"))
     shown = prompt_text("image", "And this?").partition("<|im_start|>user")
     text = f"{prompt_text('audio')}{first.text}<|im_end|>\n{shown[1]}{shown[2]}"
@@ -124,7 +95,7 @@ async def test_a_later_turn_computes_only_what_is_new(
     wanted = reference.think(text, given, MAX_TOKENS)
     made = await think(thinker, OmniRequest("turn-2", text, given))
     assert_equal(made, wanted)
-    assert_rows(made, wanted, pads)
+    assert_rows(made, wanted)
     assert made.cached_tokens >= len(first.prompt_token_ids or ()) // BLOCK * BLOCK > 0
 
 
@@ -136,7 +107,7 @@ async def test_a_step_that_only_decodes_brings_no_rows(thinker: StageLLM) -> Non
 
 @pytest.mark.parametrize("sampling", [UNCACHED, {}], ids=["computed", "cached"])
 async def test_tokens_and_rows_survive_preemption_in_a_batch_of_mixed_lengths(
-    thinker: StageLLM, thought: dict[str, Thought], pads: list[int], sampling: dict[str, Any]
+    thinker: StageLLM, thought: dict[str, Thought], sampling: dict[str, Any]
 ) -> None:
     before = (await thinker.counts())["preemptions"]
     kinds = [*KINDS, *KINDS]
@@ -148,7 +119,7 @@ async def test_tokens_and_rows_survive_preemption_in_a_batch_of_mixed_lengths(
         if kind == "text":
             assert chunk.rows is None
         else:
-            assert_rows(chunk, thought[kind], pads)
+            assert_rows(chunk, thought[kind])
     await until_free(thinker)
 
 
@@ -161,7 +132,7 @@ async def test_requests_with_and_without_rows_share_a_batch(thinker: StageLLM, t
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_that_is_begun_again_goes_on_as_it_was(
-    thinker: StageLLM, thought: dict[str, Thought], pads: list[int], kind: str
+    thinker: StageLLM, thought: dict[str, Thought], kind: str
 ) -> None:
     wanted = thought[kind]
     for cut in (1, MAX_TOKENS - 1):
@@ -169,12 +140,12 @@ async def test_a_request_that_is_begun_again_goes_on_as_it_was(
         made = await think(thinker, request(f"again-{kind}-{cut}", kind, known=known))
         assert_equal(made, wanted)
         if kind != "text":
-            assert_rows(made, wanted, pads)
+            assert_rows(made, wanted)
 
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
 async def test_an_answer_that_is_all_there_is_computed_for_the_prompts_ids_and_rows_alone(
-    thinker: StageLLM, thought: dict[str, Thought], pads: list[int], kind: str
+    thinker: StageLLM, thought: dict[str, Thought], kind: str
 ) -> None:
     wanted = thought[kind]
     known = {"thinker": KnownOutput(tuple(wanted.token_ids), finish_reason="length")}
@@ -182,19 +153,17 @@ async def test_an_answer_that_is_all_there_is_computed_for_the_prompts_ids_and_r
     assert_equal(made, wanted)
     assert (made.rows is not None) == (kind == "audio")
     if kind == "audio":
-        assert_rows(made, wanted, pads)
+        assert_rows(made, wanted)
 
 
-async def test_a_sound_is_the_same_beside_a_longer_one(
-    thinker: StageLLM, reference: ThinkerReference, pads: list[int]
-) -> None:
+async def test_a_sound_is_the_same_beside_a_longer_one(thinker: StageLLM, reference: ThinkerReference) -> None:
     """The audio tower fills the last second of each up to the longest of all that it is given."""
     text = prompt_text("audio+audio", "Hi")
     given = Media((synthetic_audio(0.3), synthetic_audio(1.0)))
     wanted = reference.think(text, given, MAX_TOKENS)
     made = await think(thinker, OmniRequest("together", text, given))
     assert_equal(made, wanted)
-    assert_rows(made, wanted, pads)
+    assert_rows(made, wanted)
 
 
 async def test_a_reply_that_is_given_is_said_as_it_is_without_rows(thinker: StageLLM) -> None:

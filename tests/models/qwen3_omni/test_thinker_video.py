@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-import torch
 
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import KnownOutput, Media, OmniRequest, Video
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
-from tests.engine.stages import MAX_TOKENS, begun_at_once, collect, until_free
+from tests.engine.stages import MAX_TOKENS, begun_at_once, until_free
 from tests.models.qwen3_omni.thinker_engine import thinking
 from tests.models.qwen3_omni.thinker_reference import (
     SEEN_KINDS,
@@ -26,6 +25,7 @@ from tests.models.qwen3_omni.thinker_reference import (
     prompt_text,
     request,
 )
+from tests.models.qwen3_omni.thinking import assert_equal, assert_rows, think
 from tests.reference import synthetic_video
 
 pytestmark = [pytest.mark.parity, pytest.mark.full]
@@ -59,35 +59,20 @@ def thought(reference: ThinkerReference) -> dict[str, Thought]:
     return {kind: reference.think(prompt_text(kind), media_of(kind), MAX_TOKENS) for kind in SEEN_KINDS}
 
 
-async def think(thinker: StageLLM, asked: OmniRequest) -> StageChunk:
-    return await collect(thinker.generate(asked, None))
-
-
-def assert_equal(made: StageChunk, wanted: Thought, pads: list[int]) -> None:
-    assert list(made.prompt_token_ids or ()) == wanted.prompt_ids
-    assert list(made.token_ids) == wanted.token_ids
-    rows = made.rows
-    assert rows is not None and rows.positions is not None
-    assert rows.at.tolist() == np.flatnonzero(np.isin(wanted.prompt_ids, pads)).tolist()
-    assert np.array_equal(rows.positions, np.floor(wanted.positions))
-    torch.testing.assert_close(rows.tensor(), wanted.rows[rows.at], atol=1e-4, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def pads(qwen3_reference: Any) -> list[int]:
-    config = qwen3_reference.config.thinker_config
-    return [config.audio_token_id, config.image_token_id, config.video_token_id]
+def assert_said(made: StageChunk, wanted: Thought) -> None:
+    assert_equal(made, wanted)
+    assert_rows(made, wanted)
 
 
 @pytest.mark.parametrize("kind", SEEN_KINDS)
 async def test_tokens_rows_and_positions_are_the_references(
-    thinker: StageLLM, thought: dict[str, Thought], pads: list[int], kind: str
+    thinker: StageLLM, thought: dict[str, Thought], kind: str
 ) -> None:
     wanted = thought[kind]
     assert len(wanted.prompt_ids) > 2 * MAX_NUM_BATCHED_TOKENS
     for turn in ("first", "cached"):
         made = await think(thinker, request(f"{turn}-{kind}", kind))
-        assert_equal(made, wanted, pads)
+        assert_said(made, wanted)
     assert made.cached_tokens > MAX_NUM_BATCHED_TOKENS
 
 
@@ -96,9 +81,7 @@ def test_frames_of_odd_rates_are_at_positions_between_whole_ones(thought: dict[s
     assert odd == ["heard-slow+audio+heard+heard-short", "odd"]
 
 
-async def test_tokens_and_rows_survive_preemption(
-    thinker: StageLLM, reference: ThinkerReference, pads: list[int]
-) -> None:
+async def test_tokens_and_rows_survive_preemption(thinker: StageLLM, reference: ThinkerReference) -> None:
     before = (await thinker.counts())["preemptions"]
     longer = {kind: reference.think(prompt_text(kind), media_of(kind), LONG_REPLY) for kind in ("video", "odd-heard")}
     sampling = {"thinker": {"skip_reading_prefix_cache": True, "max_tokens": LONG_REPLY}}
@@ -106,18 +89,18 @@ async def test_tokens_and_rows_survive_preemption(
     crowd = [request(f"crowd-{i}", kind, sampling=sampling) for i, kind in enumerate(kinds)]
     made = await begun_at_once(thinker, [think(thinker, asked) for asked in crowd])
     for kind, chunk in zip(kinds, made, strict=True):
-        assert_equal(chunk, longer[kind], pads)
+        assert_said(chunk, longer[kind])
     assert (await thinker.counts())["preemptions"] > before
     await until_free(thinker)
 
 
 @pytest.mark.parametrize("kind", ["odd-heard", "heard-slow+audio+heard+heard-short"])
 async def test_a_request_that_is_begun_again_goes_on_as_it_was(
-    thinker: StageLLM, thought: dict[str, Thought], pads: list[int], kind: str
+    thinker: StageLLM, thought: dict[str, Thought], kind: str
 ) -> None:
     wanted = thought[kind]
     known = {"thinker": KnownOutput(tuple(wanted.token_ids[: MAX_TOKENS // 2]))}
-    assert_equal(await think(thinker, request(f"again-{kind}", kind, known=known)), wanted, pads)
+    assert_said(await think(thinker, request(f"again-{kind}", kind, known=known)), wanted)
 
 
 async def answer(thinker: StageLLM, request_id: str, video: Video, wants_audio: bool = True) -> list[int]:

@@ -35,13 +35,15 @@ _MARKS = {
 class Thought:
     """P prompt ids, K generated ids.
 
-    rows: float32 `[P, H]`, what enters the accepted layer. positions: float32 `[3, P]`, as the model was given them;
-    following: that of the first token. min_margin: the least gap between the two largest logits of a step.
+    rows: float32 `[P, H]`, what enters the accepted layer; is_media: bool `[P]`. positions: float32 `[3, P]`, as the
+    model was given them; following: that of the first token. min_margin: the least gap between the two largest logits
+    of a step.
     """
 
     prompt_ids: list[int]
     token_ids: list[int]
     rows: torch.Tensor
+    is_media: np.ndarray
     positions: np.ndarray
     following: float
     min_margin: float
@@ -74,6 +76,8 @@ class ThinkerReference:
     def __init__(self, folder: Path, model: Any) -> None:
         self.processor = Qwen3OmniMoeProcessor.from_pretrained(folder)
         self.model = model
+        config = model.config.thinker_config
+        self._pads = [config.audio_token_id, config.image_token_id, config.video_token_id]
 
     @torch.inference_mode()
     def think(self, text: str, given: Media, max_new_tokens: int) -> Thought:
@@ -93,6 +97,7 @@ class ThinkerReference:
             prompt_ids=prompt_ids,
             token_ids=made.sequences[0, len(prompt_ids) :].tolist(),
             rows=made.hidden_states[0][self.model.config.talker_config.accept_hidden_layer][0],
+            is_media=np.isin(prompt_ids, self._pads),
             positions=seen[0][:, 0].float().numpy(),
             following=float(seen[1][0, 0, 0]),
             min_margin=min(_margin(logits[0]) for logits in made.logits),
