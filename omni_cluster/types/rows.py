@@ -79,7 +79,7 @@ class Rows:
 
     `kind`: the family's name of what they are. `dtype`: a key of `ITEM_BYTES`. `raw`: uint8 `[n, bytes of a row]`, as
     the host orders bytes. `mask` bool `[positions]`: which of the positions from `start` on have a row; None: all
-    that there are rows for. `positions` int64 `[3, P]`, the prompt's M-RoPE positions, and `prefix`, the names of its
+    that there are rows for. `positions` int64 `[3, P]`, M-RoPE positions of the prompt, and `prefix`, the names of its
     blocks, come with a request's first rows alone. First rows may begin behind blocks that went out with an earlier
     prompt: `earlier` gives the rows of these; it does not travel. `packed`: see `pack`, where it is known.
     Raises PayloadError when made with anything else.

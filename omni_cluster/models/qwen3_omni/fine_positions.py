@@ -6,10 +6,12 @@ into such a number, its whole part below and its fraction above, so that one mor
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 WHOLE_BITS, FRACTION_BITS = 32, 30
 
@@ -26,6 +28,21 @@ def unpacked(positions: torch.Tensor) -> torch.Tensor:
     return whole(positions).float() + (positions >> WHOLE_BITS).float() * 2.0**-FRACTION_BITS
 
 
-def whole(positions: torch.Tensor) -> torch.Tensor:
-    """int64 without the fractions."""
+def as_floats(positions: np.ndarray) -> np.ndarray:
+    """`unpacked` of an array, without torch."""
+    fractions = (positions >> WHOLE_BITS) * 2.0**-FRACTION_BITS
+    made: np.ndarray = (whole(positions) + fractions).astype(np.float32)
+    return made
+
+
+def packed_delta(positions: np.ndarray) -> np.int64:
+    """Of a prompt's float32 positions `[3, n]`, how far what follows is from its number: added to that it is packed.
+
+    In float32 as in transformers, and of int64, because vLLM adds a number of int32.
+    """
+    return np.int64(packed(positions.max() + np.float32(1) - np.float32(positions.shape[1])))
+
+
+def whole(positions: Any) -> Any:
+    """int64 without the fractions, a tensor or an array."""
     return positions & ((1 << WHOLE_BITS) - 1)

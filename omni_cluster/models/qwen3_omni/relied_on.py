@@ -30,4 +30,9 @@ THINKER: Mapping[str, tuple[str, ...]] = {
     "vllm.model_executor.models.qwen3_moe:Qwen3MoeAttention": ("rotary_emb",),
 }
 
+TALKER: Mapping[str, tuple[str, ...]] = {
+    "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding": ("cos_sin_cache",),
+    "vllm.model_executor.models.qwen3_moe:Qwen3MoeAttention": ("rotary_emb",),
+}
+
 SIGNATURES: Mapping[str, str] = json.loads((Path(__file__).parent / "signatures.json").read_text())

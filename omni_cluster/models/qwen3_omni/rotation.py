@@ -1,7 +1,8 @@
 """Rotary embeddings of positions between whole ones.
 
 vLLM's layers look angles up in a table of whole positions. Here the angles of a step are made once, of its positions,
-and go through the layers in place of these: into a static buffer, so that CUDA graphs replay them.
+into a static buffer, so that CUDA graphs replay them. Through layers that are compiled they go in place of positions;
+other layers look them up, by one kernel of vLLM's.
 """
 
 from __future__ import annotations
@@ -11,39 +12,70 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from omni_cluster.models.qwen3_omni.fine_positions import unpacked
 from omni_cluster.types.errors import ConfigError
 
 
-class StepRotation(nn.Module):
-    """Cosines and sines of a step's positions.
+class Angles(nn.Module):
+    """Cosines and sines of positions."""
 
-    `angles` float32 `[head_dim, most_tokens + 1]`: the cosines of half a head, then the sines.
-    """
-
-    angles: torch.Tensor
     axes: torch.Tensor
     frequencies: torch.Tensor
 
-    def __init__(self, config: Any, most_tokens: int) -> None:
+    def __init__(self, config: Any) -> None:
         """`config`: the decoder's. ConfigError for frequencies that are scaled."""
         super().__init__()
         rope, width = config.rope_parameters, config.head_dim
         if rope["rope_type"] != "default":
-            raise ConfigError(f"rope_type is {rope['rope_type']!r}, but the thinker has no other than 'default'.")
+            raise ConfigError(f"rope_type is {rope['rope_type']!r}, but Qwen3-Omni has no other than 'default'.")
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         self.register_buffer("frequencies", (1.0 / rope["rope_theta"] ** exponents)[:, None], persistent=False)
         self.register_buffer("axes", axes_in_turn(rope["mrope_section"]), persistent=False)
+
+    def of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Of packed positions `[3, n]` float32 `[head_dim, n]`: the cosines of half a head, then the sines."""
+        angles = unpacked(positions)[self.axes] * self.frequencies
+        return torch.cat([angles.cos(), angles.sin()])
+
+
+class StepRotation(Angles):
+    """The angles of a step for layers that are compiled, in a buffer float32 `[head_dim, most_tokens + 1]`."""
+
+    angles: torch.Tensor
+
+    def __init__(self, config: Any, most_tokens: int) -> None:
+        super().__init__(config)
+        width = config.head_dim
         # One more, or torch.compile would take the length of a row for that of the first step, which fills the buffer.
         self.register_buffer("angles", torch.zeros(width, most_tokens + 1, dtype=torch.float32), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """Of packed positions `[3, n]` the angles `[head_dim, n]`, a part of the buffer."""
-        angles = unpacked(positions)[self.axes] * self.frequencies
         made = self.angles[:, : positions.shape[1]]
-        made.copy_(torch.cat([angles.cos(), angles.sin()]))
+        made.copy_(self.of(positions))
         return made
+
+
+class StepTable(Angles):
+    """The angles of a step for other layers: the table of `rotary`, their rotary embedding, with a row a token."""
+
+    tokens: torch.Tensor
+
+    def __init__(self, config: Any, most_tokens: int, dtype: torch.dtype) -> None:
+        super().__init__(config)
+        width = config.head_dim
+        self.rotary = RotaryEmbedding(width, width, most_tokens, 1.0, True, dtype, init_cache=False)
+        table = torch.zeros(most_tokens, width, dtype=dtype)
+        self.rotary.register_buffer("cos_sin_cache", table, persistent=False)
+        self.register_buffer("tokens", torch.arange(most_tokens), persistent=False)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """Fills the table for packed positions `[3, n]`; which row each token has, int64 `[n]`."""
+        number = positions.shape[1]
+        self.rotary.cos_sin_cache[:number].copy_(self.of(positions).t())
+        return self.tokens[:number]
 
 
 class Rotary(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -17,8 +18,10 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
 from omni_cluster.models.after_sampling import NO_CODE, Sampled
+from omni_cluster.models.qwen3_omni.fine_positions import as_floats, packed_delta
 from omni_cluster.models.qwen3_omni.predictor import CodePredictor, Given
 from omni_cluster.models.qwen3_omni.predictor_graphs import PredictorGraphs
+from omni_cluster.models.qwen3_omni.rotation import StepTable
 from omni_cluster.models.qwen3_omni.talker_ids import CodecIds, TalkerIds
 from omni_cluster.types.rows import NO_ID
 
@@ -74,6 +77,9 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         self.code_predictor = CodePredictor(config.code_predictor_config, first_noise_id=config.vocab_size)
         self._residual_of = PredictorGraphs(self.code_predictor)
         num_tokens, dtype = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.dtype
+        self._angles = StepTable(config, num_tokens, dtype)
+        for layer in self.model.layers:
+            layer.self_attn.rotary_emb = self._angles.rotary
         buffers = {
             "extra_rows": torch.zeros(num_tokens, config.thinker_hidden_size, dtype=dtype),
             "extra_ids": torch.full((num_tokens,), NO_ID, dtype=torch.int32),
@@ -88,6 +94,11 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         """For requests that bring no positions of their own: without media, and vLLM's warm-up."""
         return torch.arange(len(input_tokens)).expand(3, -1).contiguous(), 0
 
+    @staticmethod
+    def position_delta(positions: torch.Tensor) -> np.int64:
+        """Of those that a request brings, packed `[3, n]`: how far what follows is from its number."""
+        return packed_delta(as_floats(positions.numpy()))
+
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed_input_ids(input_ids)
 
@@ -99,9 +110,9 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """`input_ids` `[n]`, `positions` `[3, n]` -> hidden states `[n, hidden_size]`."""
+        """`input_ids` `[n]`, packed `positions` `[3, n]` -> hidden states `[n, hidden_size]`."""
         entering = self._text_side(len(input_ids)) + self._codec_side(input_ids)
-        hidden: torch.Tensor = self.model(None, positions, inputs_embeds=entering)
+        hidden: torch.Tensor = self.model(None, self._angles(positions), inputs_embeds=entering)
         return hidden
 
     def _text_side(self, n: int) -> torch.Tensor:
@@ -173,8 +184,6 @@ def talker_config(config: Any) -> Any:
         return config
     text = talker.text_config
     text.architectures = [ARCHITECTURE]
-    # Else vLLM would take the axes of a position one after another.
-    text.rope_parameters = {**text.rope_parameters, "mrope_interleaved": True}
     text.talker_ids = TalkerIds.from_config(config.to_dict())
     text.code_predictor_config = talker.code_predictor_config
     text.thinker_hidden_size = talker.thinker_hidden_size

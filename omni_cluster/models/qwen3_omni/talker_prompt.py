@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from omni_cluster.models.qwen3_omni.fine_positions import as_floats, packed
 from omni_cluster.models.qwen3_omni.talker_ids import TextIds
 from omni_cluster.types.errors import PayloadError, RequestError, TokenError
 from omni_cluster.types.rows import Rows
@@ -38,7 +39,8 @@ def prompt_rows(
     """Parts that follow each other, the first with all positions.
 
     `token_ids`: of the thinker's prompt up to the header of the answer, and the reply's first one. `positions` int64
-    `[3, P]`, None where they count the prompt's tokens, and `media_rows`: the thinker's.
+    `[3, P]`: what `user_positions` makes of the prompt, packed; None where they count the tokens. `media_rows`: the
+    thinker's.
     """
     prompt = np.array(token_ids[:-1], np.int64)
     is_user = user_turns(prompt, ids)
@@ -47,7 +49,9 @@ def prompt_rows(
     answer = [*header, *[ids.pad] * PADS, ids.bos, first]
     rows.append(Rows.of_ids(rows[-1].end if rows else 0, answer))
     if positions is not None:
-        rows[0] = replace(rows[0], positions=talker_positions(positions, is_user, len(answer)))
+        of_users = as_floats(positions[:, : len(prompt)][:, is_user[: positions.shape[1]]])
+        is_media = np.isin(prompt[is_user], ids.media)
+        rows[0] = replace(rows[0], positions=packed(talker_positions(of_users, is_media, len(answer))))
     return rows
 
 
@@ -59,19 +63,17 @@ def user_turns(prompt_ids: np.ndarray, ids: TextIds) -> np.ndarray:
     return is_user
 
 
-def talker_positions(positions: np.ndarray, is_user: np.ndarray, following: int) -> np.ndarray:
-    """The talker's M-RoPE positions int64 `[3, n]`: of the user's turns as the thinker's `positions` have them.
+def talker_positions(of_users: np.ndarray, is_media: np.ndarray, following: int) -> np.ndarray:
+    """All of the talker's prompt, float32 `[3, n]`: `of_users` `[3, m]`, and of `following` tokens behind them.
 
-    Each turn follows the one before it, and `following` positions of text come behind them.
+    transformers counts these on from where the text behind the last of the media begins. `is_media` bool `[m]`.
     """
-    parts, next_position = list[np.ndarray](), 0
-    for turn in _runs(is_user[: positions.shape[1]]):
-        of_turn = positions[:, turn]
-        parts.append(of_turn - of_turn[:, :1] + next_position)
-        # Not after the largest: frames may be at later positions than the text behind them.
-        next_position = int(parts[-1][:, -1].max()) + 1
-    parts.append(np.broadcast_to(next_position + np.arange(following), (3, following)))
-    return np.concatenate(parts, axis=1)
+    length, media = len(is_media), np.flatnonzero(is_media)
+    # Behind the media and their closing mark, if anything is.
+    first = min(int(media[-1]) + 2, length - 1) if len(media) else 0
+    start = of_users[:, first : first + 1].max(initial=0)
+    answer = start + np.arange(length - first, length - first + following, dtype=np.float32)
+    return np.concatenate([of_users, np.broadcast_to(answer, (3, following))], axis=1)
 
 
 def _user_rows(prompt: np.ndarray, places: np.ndarray, media_rows: Sequence[Rows], ids: TextIds) -> list[Rows]:
@@ -99,9 +101,3 @@ def _rows_of(places: np.ndarray, start: int, of_media: Rows | None) -> Rows:
             f"each of the {len(places)} positions needs one."
         )
     return Rows(of_media.kind, of_media.dtype, start, of_media.raw[first : first + number])
-
-
-def _runs(chosen: np.ndarray) -> list[slice]:
-    """Where `chosen` is True, as slices."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
-    return [slice(first, end) for first, end in edges.reshape(-1, 2).tolist()]

@@ -14,6 +14,7 @@ from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import ARSession, Hold, StreamInterval
 from omni_cluster.models.qwen3_omni.code2wav import FIRST_CODES, LATER_CODES
+from omni_cluster.models.qwen3_omni.relied_on import SIGNATURES, TALKER
 from omni_cluster.models.qwen3_omni.talker import TalkerSession
 from omni_cluster.models.qwen3_omni.talker_ids import TalkerIds
 from omni_cluster.models.qwen3_omni.voices import voice_id, voice_ids
@@ -75,7 +76,9 @@ class Talker(ARSpec):
     def traits(self) -> EngineTraits:
         from omni_cluster.models.qwen3_omni.talker_model import talker_config
 
-        return EngineTraits(talker_config, has_tokenizer=False, is_compiled=False)
+        return EngineTraits(
+            talker_config, has_tokenizer=False, is_compiled=False, relied_on=TALKER, signatures=SIGNATURES
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -107,6 +110,7 @@ def talker_sizes(config: dict[str, Any]) -> ARSizes:
         intermediate_size=experts + text["shared_expert_intermediate_size"],
         vocab_size=text["vocab_size"],
         max_positions=text["max_position_embeddings"],
+        buffers_size=text["head_dim"],  # angles
         rows_size=talker["thinker_hidden_size"],
         residual_codes=predictor["num_code_groups"] - 1,
         made_elements=thinker["vocab_size"] * text["hidden_size"],

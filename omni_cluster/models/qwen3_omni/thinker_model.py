@@ -16,13 +16,15 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinke
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
-from omni_cluster.models.qwen3_omni.fine_positions import packed, whole
+from omni_cluster.models.qwen3_omni.fine_positions import packed, packed_delta
 from omni_cluster.models.qwen3_omni.rotation import Rotary, StepRotation
+from omni_cluster.models.qwen3_omni.talker_ids import TalkerIds
 from omni_cluster.models.qwen3_omni.thinker_processor import (
     ThinkerDummyInputs,
     ThinkerProcessingInfo,
     ThinkerProcessor,
 )
+from omni_cluster.models.qwen3_omni.user_positions import user_positions
 from omni_cluster.models.qwen3_omni.video_tokens import prompt_positions
 from omni_cluster.models.thinkers.heard_video_items import SOUND, SOUND_LENGTHS, in_prompt_order
 from omni_cluster.models.thinkers.media_places import IS_SOUND, places
@@ -46,7 +48,9 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         text, most_tokens = self.config.text_config, vllm_config.scheduler_config.max_num_batched_tokens
         decoder = self.language_model.model
-        decoder._set_aux_hidden_state_layers((accepted_layer(vllm_config.model_config.hf_config),))
+        whole_config = vllm_config.model_config.hf_config
+        decoder._set_aux_hidden_state_layers((accepted_layer(whole_config),))
+        self._text_ids = TalkerIds.from_config(whole_config.to_dict()).text
         self.register_buffer("rows_out", torch.zeros(most_tokens, text.hidden_size), persistent=False)
         self._rotation = StepRotation(text, most_tokens)
         for layer in decoder.layers:
@@ -72,13 +76,13 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         """Packed positions `[3, n]` of a prompt, and how far the position of what follows is from its number."""
         media = places(mm_features, self.config.vision_config.spatial_merge_size)
         positions = prompt_positions(len(input_tokens), media, self.config.position_id_per_seconds)
-        # Of int64, because vLLM adds a number of int32.
-        return torch.from_numpy(packed(positions)), packed(positions.max()) + 1 - len(input_tokens)
+        return torch.from_numpy(packed(positions)), packed_delta(positions)
 
-    @staticmethod
-    def whole_positions(positions: torch.Tensor) -> torch.Tensor:
-        """What goes with the rows: a talker's layers know whole positions alone."""
-        return whole(positions)
+    def row_positions(self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]) -> torch.Tensor:
+        """What goes with the rows: the talker's positions, packed."""
+        media = places(mm_features, self.config.vision_config.spatial_merge_size)
+        own = user_positions(input_tokens, media, self._text_ids, self.config.position_id_per_seconds)
+        return torch.from_numpy(packed(own))
 
     def embed_multimodal(self, **kwargs: Any) -> MultiModalEmbeddings:
         features, lengths, is_sound = (kwargs.pop(name, None) for name in (SOUND, SOUND_LENGTHS, IS_SOUND))

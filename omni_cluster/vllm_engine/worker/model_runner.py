@@ -245,7 +245,8 @@ class OmniGPUModelRunner(_Runner):
             super()._init_mrope_positions(req_state)
             return
         req_state.mrope_positions = positions
-        req_state.mrope_position_delta = int(positions.max()) + 1 - positions.shape[1]
+        delta = getattr(self.get_model(), "position_delta", _behind_the_largest)
+        req_state.mrope_position_delta = delta(positions)
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         embeddings, mask = super()._gather_mm_embeddings(*args, **kwargs)
@@ -454,12 +455,17 @@ class OmniGPUModelRunner(_Runner):
             return NO_FACTS
         state.begins = False
         request = self.requests[request_id]
+        make = getattr(self.get_model(), "row_positions", None)
+        if make is not None:
+            return PromptFacts(make(request.prompt_token_ids, request.mm_features), state.prefix)
         positions = request.mrope_positions
-        if positions is None:
-            return PromptFacts(None, state.prefix)
-        of_prompt = positions[:, : request.num_prompt_tokens].long()
-        whole = getattr(self.get_model(), "whole_positions", None)
-        return PromptFacts(of_prompt if whole is None else whole(of_prompt), state.prefix)
+        of_prompt = None if positions is None else positions[:, : request.num_prompt_tokens].long()
+        return PromptFacts(of_prompt, state.prefix)
+
+
+def _behind_the_largest(positions: torch.Tensor) -> int:
+    """How far the position of what follows a prompt is from its number, where positions `[3, P]` are whole numbers."""
+    return int(positions.max()) + 1 - positions.shape[1]
 
 
 def _for_each(tokens: int, logprobs: LogprobsTensors | None) -> LogprobsTensors | None:

@@ -14,11 +14,15 @@ import torch
 from PIL import Image
 from transformers import Qwen3OmniMoeProcessor
 
+from omni_cluster.models.qwen3_omni.fine_positions import packed
+from omni_cluster.models.qwen3_omni.talker_ids import TalkerIds
+from omni_cluster.models.qwen3_omni.talker_prompt import user_turns
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
 
-KINDS = ("text", "audio", "image", "video", "audio+image", "turns")
-"""Of "turns": a system turn, and turns of both before the last question, with media in two of them."""
+KINDS = ("text", "audio", "image", "video", "audio+image", "turns", "odd", "odd turns")
+"""Of "turns": a system turn, and turns of both before the last question, with media in two of them. Frames of the odd
+ones are at positions between whole ones."""
 ROWS = "layer"
 """The kind of rows that stand for the thinker's."""
 MAX_TOKENS = 12
@@ -41,6 +45,13 @@ _TURNS = {
         ("assistant", "Hello world"),
         ("user", f"And what is this? {_AUDIO}"),
     ],
+    "odd": [("user", f"{_VIDEO}Hello.")],
+    "odd turns": [
+        ("system", "You are a helpful assistant. " * 3),
+        ("user", f"{_VIDEO}What is it?"),
+        ("assistant", "a picture"),
+        ("user", f"And what is this? {_VIDEO}Tell me all that you see in it."),
+    ],
 }
 
 
@@ -48,29 +59,32 @@ _TURNS = {
 class Spoken:
     """A reply of P + K tokens, P of them the prompt's.
 
-    `embeds` `[n, H]` and `positions` `[3, n]`: of the talker's prompt. `stream` `[m, H]`: what its codes are fed beside
-    their own embeddings, before pads. `tokens`: codes of the first codebook; `frames`: of all, but for the last token,
-    whose residual codes transformers never makes. `least_margin`: between the two largest logits of a token.
-    `thinker_positions` `[3, P]`, `hidden` `[P, width]`: of the layer that media give, `is_media` bool `[P]`.
+    `embeds` `[n, H]` and `positions` float32 `[3, n]`: of the talker's prompt; `following`: that of the first code.
+    `stream` `[m, H]`: what its codes are fed beside their own embeddings, before pads. `tokens`: codes of the first
+    codebook; `frames`: of all, but for the last token, whose residual codes transformers never makes. `least_margin`:
+    between the two largest logits of a token. `hidden` `[P, width]`: of the layer that media give, `is_media` and
+    `is_user` bool `[P]`.
     """
 
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
     embeds: torch.Tensor
-    positions: torch.Tensor
+    positions: np.ndarray
+    following: float
     stream: torch.Tensor
     pad: torch.Tensor
     frames: tuple[tuple[int, ...], ...]
     tokens: tuple[int, ...]
-    thinker_positions: torch.Tensor
     hidden: torch.Tensor
     is_media: np.ndarray
+    is_user: np.ndarray
     least_margin: float
 
     def rows(self) -> Rows:
         """Of the prompt's media alone, as the thinker's stage emits them."""
-        rows = self.hidden[torch.from_numpy(self.is_media)]
-        return Rows.of(ROWS, 0, rows, self.thinker_positions.numpy(), mask=self.is_media)
+        rows, positions = self.hidden[torch.from_numpy(self.is_media)], np.zeros((3, len(self.prompt_ids)), np.float32)
+        positions[:, self.is_user] = self.positions[:, : int(self.is_user.sum())]
+        return Rows.of(ROWS, 0, rows, packed(positions), mask=self.is_media)
 
     def chunks(self) -> list[StageChunk]:
         """The reply in the thinker stage's words, a token a chunk."""
@@ -93,9 +107,11 @@ def media_of(kind: str) -> dict[str, Any]:
     if _IMAGE in text:
         media["images"] = [Image.fromarray(dice.randint(0, 255, (32, 48, 3)).astype(np.uint8))]
     if _VIDEO in text:
-        media["videos"] = [dice.randint(0, 255, (4, 32, 40, 3)).astype(np.uint8)]
+        media["videos"] = [dice.randint(0, 255, (4, 32, 40, 3)).astype(np.uint8) for _ in range(text.count(_VIDEO))]
         # The processor scales small videos up, to thousands of positions.
         media["videos_kwargs"] = {"size": {"shortest_edge": 256, "longest_edge": 4096}, "do_sample_frames": False}
+        if kind.startswith("odd"):
+            media["videos_kwargs"]["fps"] = 1.5
     return media
 
 
@@ -133,14 +149,15 @@ class Speaker:
             prompt_ids=tuple(prompt.tolist()),
             reply_ids=tuple(thinker.sequences[0, len(prompt) :].tolist()),
             embeds=of_talker["inputs_embeds"][0],
-            positions=seen["positions"][-3:, 0].long(),
+            positions=seen["positions"][0][-3:, 0].float().numpy(),
+            following=float(seen["positions"][1][-1, 0, 0]),
             stream=of_talker["trailing_text_hidden"][0],
             pad=of_talker["tts_pad_embed"][0, 0],
             frames=tuple(map(tuple, codes)),
             tokens=tuple(talker.sequences[0].tolist()),
-            thinker_positions=self._positions(inputs),
             hidden=thinker.hidden_states[0][config.talker_config.accept_hidden_layer][0],
             is_media=torch.isin(prompt, torch.tensor(media)).numpy(),
+            is_user=user_turns(prompt.numpy(), TalkerIds.from_config(config.to_dict()).text),
             least_margin=float((best[:, 0] - best[:, 1]).min()),
         )
 
@@ -158,7 +175,7 @@ class Speaker:
             return noted
 
         def note_positions(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-            seen.setdefault("positions", kwargs["position_ids"])
+            seen.setdefault("positions", []).append(kwargs["position_ids"])
 
         hook = model.talker.model.register_forward_pre_hook(note_positions, with_kwargs=True)
         try:
@@ -169,11 +186,3 @@ class Speaker:
                 yield seen
         finally:
             hook.remove()
-
-    def _positions(self, inputs: Any) -> torch.Tensor:
-        mask = inputs.get("feature_attention_mask")
-        positions, _ = self.model.thinker.get_rope_index(
-            inputs["input_ids"], inputs.get("image_grid_thw"), inputs.get("video_grid_thw"), inputs["attention_mask"],
-            False, None if mask is None else mask.sum(1), inputs.get("video_second_per_grid"),
-        )  # fmt: skip
-        return positions[:, 0].long()

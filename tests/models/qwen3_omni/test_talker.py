@@ -15,11 +15,15 @@ from msgspec.structs import replace
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import EngineInput
 from omni_cluster.models.qwen3_omni.checkpoint_tokens import id_of
+from omni_cluster.models.qwen3_omni.fine_positions import as_floats
 from omni_cluster.models.qwen3_omni.talker import TalkerSession
 from omni_cluster.models.qwen3_omni.talker_ids import CodecIds, TalkerIds, TextIds
+from omni_cluster.models.qwen3_omni.talker_model import Qwen3OmniTalker
 from omni_cluster.models.qwen3_omni.talker_prompt import talker_positions
 from omni_cluster.models.qwen3_omni.talker_stage import Talker
+from omni_cluster.models.qwen3_omni.user_positions import user_positions
 from omni_cluster.models.qwen3_omni.voices import voice_id, voice_ids
+from omni_cluster.models.thinkers.media_places import Grid, Place
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.errors import PayloadError, RequestError, TokenError
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
@@ -112,7 +116,9 @@ async def test_rows_and_positions_are_transformers(
     prompt_ids = made.prompt["prompt_token_ids"]
     assert_same(sides(speaker.model, ids, made.rows, prompt_ids), spoken.embeds)
     positions = made.rows[0].positions
-    assert positions is not None and np.array_equal(positions, spoken.positions.numpy())
+    assert positions is not None and np.array_equal(as_floats(positions), spoken.positions)
+    delta = Qwen3OmniTalker.position_delta(torch.from_numpy(positions))
+    assert as_floats(delta + positions.shape[1]) == spoken.following
     stream = [token for tokens, _ in await later(talker) for token in tokens]
     embed = speaker.model.thinker.get_input_embeddings()
     with torch.inference_mode():
@@ -132,7 +138,7 @@ async def test_rows_of_media_that_come_in_parts_are_the_same(speaker: Speaker, c
     made = await prompt_of(session(*chunks, ids=ids, voice=config["talker_config"]["speaker_id"]["ethan"]))
     assert_same(sides(speaker.model, ids, made.rows, made.prompt["prompt_token_ids"]), spoken.embeds)
     assert made.rows[0].positions is not None
-    assert np.array_equal(made.rows[0].positions, spoken.positions.numpy())
+    assert np.array_equal(as_floats(made.rows[0].positions), spoken.positions)
 
 
 async def test_a_reply_without_rows_counts_its_positions(speaker: Speaker, config: dict[str, Any]) -> None:
@@ -140,7 +146,7 @@ async def test_a_reply_without_rows_counts_its_positions(speaker: Speaker, confi
     first = replace(spoken.chunks()[0], rows=None)
     made = await prompt_of(session(first, *spoken.chunks()[1:], ids=TalkerIds.from_config(config)))
     assert made.rows[0].positions is None
-    assert torch.equal(spoken.positions, torch.arange(len(spoken.embeds)).expand(3, -1))
+    assert (spoken.positions == np.arange(len(spoken.embeds))).all() and spoken.following == len(spoken.embeds)
 
 
 @pytest.mark.parametrize("missing", ["the last", "all"])
@@ -313,13 +319,34 @@ async def test_an_upstream_that_breaks_says_so() -> None:
         await later(talker)
 
 
-def test_each_turn_follows_the_one_before_it() -> None:
-    """The first turn ends at 4, with a frame at 9; between the turns are two positions of another one."""
-    positions = np.array([[0, 9, 1, 4, 10, 11, 12, 13], [0, 1, 2, 4, 10, 11, 12, 15], [0, 3, 2, 4, 10, 11, 12, 14]])
-    is_user = np.array([True, True, True, True, False, False, True, True])
-    made = talker_positions(positions, is_user, following=2)
-    assert made[:, :4].tolist() == positions[:, :4].tolist()
-    assert made[:, 4:].tolist() == [[5, 6, 9, 10], [5, 8, 9, 10], [5, 7, 9, 10]]
+TURN = [1, 2, 30, NEWLINE]
+"""Of the user, with one word."""
+SEEN = [1, 2, 40, 8, 8, 8, 8, 41, NEWLINE]
+"""The same with a picture of two rows and columns, between its marks."""
+
+
+def test_each_turn_of_the_user_follows_the_one_before_it() -> None:
+    """Neither turns of others are counted, nor media of theirs."""
+    others, header = [1, 3, 20, NEWLINE], [1, 3, NEWLINE]
+    prompt = [*others, *TURN, *others, *SEEN, *header]
+    places = [Place(offset, 4, Grid(1, 2, 2)) for offset in (2, prompt.index(8))]
+    made = user_positions(prompt, places, TEXT, ticks_per_second=13.0)
+    seen = {0: [4, 5, 6, 7, 7, 7, 7, 9, 10], 1: [4, 5, 6, 7, 7, 8, 8, 9, 10], 2: [4, 5, 6, 7, 8, 7, 8, 9, 10]}
+    for axis, of_seen in seen.items():
+        assert made[axis].tolist() == [0] * 4 + [0, 1, 2, 3] + [0] * 4 + of_seen + [0] * 3
+    of_users, is_media = made[:, [*range(4, 8), *range(12, 21)]], np.array([False] * 7 + [True] * 4 + [False] * 2)
+    assert talker_positions(of_users, is_media, following=3)[:, 13:].tolist() == [[11, 12, 13]] * 3
+
+
+def test_positions_behind_media_at_the_end_go_on_behind_the_largest() -> None:
+    of_users = np.array([[0, 1, 1.5], [0, 1, 7.25], [0, 1, 3]], np.float32)
+    made = talker_positions(of_users, np.array([False, True, True]), following=2)
+    assert made[:, 3:].tolist() == [[8.25, 9.25]] * 3
+
+
+def test_positions_without_a_turn_of_the_user_begin_at_zero() -> None:
+    made = talker_positions(np.zeros((3, 0), np.float32), np.zeros(0, np.bool_), following=2)
+    assert made.tolist() == [[0, 1]] * 3
 
 
 async def test_stops_are_codes_and_not_text() -> None:

@@ -32,13 +32,6 @@ def test_talkers_config_is_its_part_of_the_checkpoints(config: Any, qwen3_folder
     assert (made.thinker_hidden_size, made.talker_ids.text.num_ids) == (64, 448)
 
 
-def test_axes_of_positions_are_interleaved_though_the_checkpoint_names_it_otherwise(qwen3_folder: Path) -> None:
-    rope = read_config(qwen3_folder)["talker_config"]["text_config"]["rope_parameters"]
-    assert rope["interleaved"] and "mrope_interleaved" not in rope
-    made = talker_config(AutoConfig.from_pretrained(qwen3_folder)).rope_parameters
-    assert made["mrope_interleaved"] is True and made["mrope_section"] == rope["mrope_section"]
-
-
 def test_rotary_positions_in_the_hubs_form_are_read(qwen3_folder: Path) -> None:
     """The hub's file is of an older transformers, which had the base beside the rest."""
     old = read_config(qwen3_folder)
@@ -48,7 +41,7 @@ def test_rotary_positions_in_the_hubs_form_are_read(qwen3_folder: Path) -> None:
         del of_part["rope_parameters"]
         of_part |= {"rope_theta": 500_000.0, "rope_scaling": scaling}
     made = talker_config(Qwen3OmniMoeConfig.from_dict(old))
-    assert made.rope_parameters.items() >= {**axes, "mrope_interleaved": True, "rope_theta": 500_000.0}.items()
+    assert made.rope_parameters.items() >= {**axes, "rope_theta": 500_000.0}.items()
     assert made.code_predictor_config.rope_parameters["rope_theta"] == 500_000.0
 
 
@@ -87,4 +80,5 @@ def test_sizes_of_the_hubs_checkpoint() -> None:
     talker = {"text_config": text, "code_predictor_config": predictor, "thinker_hidden_size": 2048}
     made = talker_sizes({"talker_config": talker, "thinker_config": {"text_config": {"vocab_size": 152_064}}})
     assert made.intermediate_size == 6 * 384 + 768 and made.rows_size == 2048 and made.residual_codes == 15
+    assert made.buffers_size == 128
     assert made.made_elements * 2 == 311_427_072 and made.request_elements * 2 == 16 * 20_480

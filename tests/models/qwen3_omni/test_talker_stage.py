@@ -68,6 +68,10 @@ def test_no_token_of_the_reference_is_as_likely_as_another(speaker: Speaker) -> 
     assert min(speaker.speak(kind, voice).least_margin for kind, voice in CROWD) > 5e-4
 
 
+def test_frames_of_odd_rates_are_at_positions_between_whole_ones(speaker: Speaker) -> None:
+    assert [kind for kind in KINDS if speaker.speak(kind).following % 1] == ["odd", "odd turns"]
+
+
 @pytest.mark.parametrize("sampling", [{}, ONE_BY_ONE], ids=["four a step", "one a step"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_frames_are_transformers_through_chunked_prefill(
@@ -85,7 +89,7 @@ async def crowd(talker: StageLLM, speaker: Speaker, **sampling: Any) -> list[Fra
     made = [
         collect(
             talker.generate(
-                asked(f"crowd-{number}-{sampling}", voice, **sampling, max_tokens=MAX_CODES - 1 - number),
+                asked(f"crowd-{number}-{sampling}", voice, **sampling, max_tokens=MAX_CODES - 1 - number % 12),
                 at_once(speaker.speak(kind, voice).chunks()),
             )
         )

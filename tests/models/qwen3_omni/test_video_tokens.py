@@ -15,7 +15,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
 
-from omni_cluster.models.qwen3_omni.fine_positions import packed, unpacked, whole
+from omni_cluster.models.qwen3_omni.fine_positions import as_floats, packed, packed_delta, unpacked, whole
 from omni_cluster.models.qwen3_omni.video_tokens import heard_tokens, prompt_positions
 from omni_cluster.models.thinkers.media_places import Grid, Place
 
@@ -137,6 +137,7 @@ def test_a_packed_position_is_itself_and_one_more_is_the_next(first: float) -> N
     positions = np.array([first, first + 7], np.float32)
     numbers = packed(positions)
     assert np.array_equal(unpacked(torch.from_numpy(numbers)).numpy(), positions)
+    assert np.array_equal(as_floats(numbers), positions)
     assert whole(torch.from_numpy(numbers)).tolist() == np.floor(positions).tolist()
     following = unpacked(torch.from_numpy(numbers + 5)).numpy()
     assert np.array_equal(following, (np.floor(positions) + 5) + (positions - np.floor(positions)))
@@ -144,5 +145,5 @@ def test_a_packed_position_is_itself_and_one_more_is_the_next(first: float) -> N
 
 def test_a_distance_to_what_follows_may_be_below_zero() -> None:
     """As vLLM counts: of the position behind a prompt, less the prompt's length, plus a token's number."""
-    behind = int(packed(np.array(4.25, np.float32))) + 1 - 100
+    behind = packed_delta(np.array([[0, 4.25]] * 3, np.float32).repeat(50, axis=1))
     assert unpacked(torch.tensor([behind + 100, behind + 103])).tolist() == [5.25, 8.25]

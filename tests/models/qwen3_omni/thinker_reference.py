@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +37,9 @@ class Thought:
     """P prompt ids, K generated ids.
 
     rows: float32 `[P, H]`, what enters the accepted layer; is_media: bool `[P]`. positions: float32 `[3, P]`, as the
-    model was given them; following: that of the first token. min_margin: the least gap between the two largest logits
-    of a step.
+    model was given them; following: that of the first token. is_user: bool `[P]`, the user's turns; talker_positions:
+    float32 `[3, n]`, of these and the nine positions behind them. min_margin: the least gap between the two largest
+    logits of a step.
     """
 
     prompt_ids: list[int]
@@ -46,6 +48,8 @@ class Thought:
     is_media: np.ndarray
     positions: np.ndarray
     following: float
+    is_user: np.ndarray
+    talker_positions: np.ndarray
     min_margin: float
 
 
@@ -77,6 +81,8 @@ class ThinkerReference:
         self.processor = Qwen3OmniMoeProcessor.from_pretrained(folder)
         self.model = model
         config = model.config.thinker_config
+        # Its talker reads the encoder's sizes where it has none, for sound beside pictures.
+        model.talker.config.audio_config = config.audio_config
         self._pads = [config.audio_token_id, config.image_token_id, config.video_token_id]
 
     @torch.inference_mode()
@@ -100,14 +106,33 @@ class ThinkerReference:
             is_media=np.isin(prompt_ids, self._pads),
             positions=seen[0][:, 0].float().numpy(),
             following=float(seen[1][0, 0, 0]),
+            is_user=self._user_turns(prompt_ids),
+            talker_positions=self._talker_positions(inputs, given),
             min_margin=min(_margin(logits[0]) for logits in made.logits),
         )
 
     def positions(self, inputs: dict[str, Any], given: Media) -> np.ndarray:
         """float32 `[3, P]`, of what `inputs` gave."""
+        return self._positions(self.model.thinker, inputs["input_ids"], inputs, given)
+
+    def _talker_positions(self, inputs: dict[str, Any], given: Media) -> np.ndarray:
+        """As `generate` asks for them, which forgets to say that a video's sound is in it."""
+        prompt = inputs["input_ids"]
+        own = prompt[:, self._user_turns(prompt[0].tolist())]
+        answer = torch.full((1, 9), self.model.config.tts_pad_token_id)
+        return self._positions(self.model.talker, torch.cat([own, answer], dim=1), inputs, given)
+
+    def _user_turns(self, prompt_ids: list[int]) -> np.ndarray:
+        config, role, made = self.model.config, 0, list[bool]()
+        for token, following in pairwise([*prompt_ids, 0]):
+            role = following if token == config.im_start_token_id else role
+            made.append(role == config.user_token_id)
+        return np.array(made)
+
+    def _positions(self, model: Any, ids: torch.Tensor, inputs: dict[str, Any], given: Media) -> np.ndarray:
         mask = inputs.get("feature_attention_mask")
-        positions, _ = self.model.thinker.get_rope_index(
-            inputs["input_ids"], inputs.get("image_grid_thw"), inputs.get("video_grid_thw"), inputs["attention_mask"],
+        positions, _ = model.get_rope_index(
+            ids, inputs.get("image_grid_thw"), inputs.get("video_grid_thw"), torch.ones_like(ids),
             _are_heard(given.videos), None if mask is None else mask.sum(1), inputs.get("video_second_per_grid"),
         )  # fmt: skip
         made: np.ndarray = positions[:, 0].float().numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,6 @@ class Reference:
 
     def __init__(self, folder: Path, model: Any) -> None:
         self._model, self._thinker = model, ThinkerReference(folder, model)
-        # Its talker reads the encoder's sizes where it has none, for sound beside pictures.
-        model.talker.config.audio_config = model.config.thinker_config.audio_config
         self._made: dict[tuple[str, str], Spoken] = {}
 
     def speak(self, kind: str, voice: str) -> Spoken:
@@ -44,8 +43,15 @@ class Reference:
         text: str = self._thinker.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
+    def spoken(self, text: str, reply_ids: Sequence[int], voice: str) -> Spoken:
+        """As if the thinker had replied so, and then ended."""
+        prompt = len(self._thinker.inputs(text, Media())["input_ids"][0])
+        ids = [*reply_ids, self._model.config.im_end_token_id]
+        forced = {"prefix_allowed_tokens_fn": lambda _, so_far: [ids[len(so_far) - prompt]], "max_new_tokens": len(ids)}
+        return self.reply(text, Media(), voice, **{f"thinker_{name}": value for name, value in forced.items()})
+
     @torch.inference_mode()
-    def reply(self, text: str, given: Media, voice: str) -> Spoken:
+    def reply(self, text: str, given: Media, voice: str, **generating: Any) -> Spoken:
         inputs, decode, seen = self._thinker.inputs(text, given), self._model.code2wav, []
 
         def noted(codes: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -56,7 +62,8 @@ class Reference:
 
         with patch.object(decode, "chunked_decode", noted):
             made, sound = self._model.generate(
-                **inputs, speaker=voice, thinker_max_new_tokens=MAX_TOKENS, talker_max_new_tokens=MAX_CODES,
+                **inputs, speaker=voice, **{"thinker_max_new_tokens": MAX_TOKENS, **generating},
+                talker_max_new_tokens=MAX_CODES,
                 thinker_do_sample=False, talker_do_sample=False,
             )  # fmt: skip
         prompt = inputs["input_ids"][0].tolist()
