@@ -42,10 +42,12 @@ class ThinkerSession:
         media = multi_modal_data(self._request.media)
         if media:
             prompt["multi_modal_data"] = media
-        return EngineInput(prompt, ONLY_ROWS if self.known.has_ended else {}, emit_rows=self._wants_rows)
+        if not self.known.has_ended:
+            return EngineInput(prompt, emit_rows=self._wants_rows)
+        return EngineInput(prompt, ONLY_ROWS, emit_rows=self._wants_rows, is_said=not self._wants_rows)
 
     def _given(self, reply: str) -> EngineInput:
-        """A given reply is computed as part of the prompt, for its rows."""
+        """A given reply is computed as part of the prompt, for its rows; where none are read, it is only said."""
         reply_ids = tuple(self._tokenize(reply, False))
         token_ids = [*self._tokenize(str(self._request.prompt), True), *reply_ids]
         return EngineInput(
@@ -53,6 +55,7 @@ class ThinkerSession:
             ONLY_ROWS,
             emit_rows=self._wants_rows,
             given_reply=GivenReply(reply_ids, "" if self._output.token_ids else reply),
+            is_said=not self._wants_rows,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:

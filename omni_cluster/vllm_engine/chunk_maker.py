@@ -24,6 +24,23 @@ def is_aborted(output: RequestOutput | None) -> bool:
     return output is not None and output.outputs[0].finish_reason == "abort"
 
 
+def said_chunk(known: KnownOutput, given_reply: GivenReply | None, prompt_ids: Sequence[int]) -> StageChunk:
+    """What is left to say of an output that is known to its end, or given: see `EngineInput.is_said`."""
+    if given_reply is not None:
+        return given_chunk(given_reply, prompt_ids)
+    return StageChunk(known.made, prompt_token_ids=tuple(prompt_ids), finish_reason=known.finish_reason)
+
+
+def given_chunk(given_reply: GivenReply, prompt_ids: Sequence[int]) -> StageChunk:
+    """A given reply; the engine's prompt ends with it."""
+    return StageChunk(
+        token_ids=given_reply.token_ids,
+        text=given_reply.text,
+        prompt_token_ids=tuple(prompt_ids)[: len(prompt_ids) - len(given_reply.token_ids)],
+        finish_reason="stop",
+    )
+
+
 class ChunkMaker:
     """Turns vLLM's outputs of one request, which are deltas, into chunks with absolute positions, behind `known`.
 
@@ -65,15 +82,8 @@ class ChunkMaker:
 
     def _given(self, output: RequestOutput, given_reply: GivenReply) -> StageChunk:
         """The given reply with its rows, as one chunk. The one token that vLLM samples after it is dropped."""
-        prompt = tuple(output.prompt_token_ids or ())[: -len(given_reply.token_ids)]
-        return StageChunk(
-            token_ids=given_reply.token_ids,
-            text=given_reply.text,
-            rows=self._sink.take(),
-            prompt_token_ids=prompt,
-            finish_reason="stop",
-            cached_tokens=output.num_cached_tokens or 0,
-        )
+        said = given_chunk(given_reply, output.prompt_token_ids or ())
+        return replace(said, rows=self._sink.take(), cached_tokens=output.num_cached_tokens or 0)
 
     def _ending(self, output: RequestOutput) -> StageChunk:
         """The rows of an output that is known to its end. The one token that vLLM samples after it is dropped."""

@@ -42,7 +42,7 @@ from omni_cluster.types.errors import (
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.types.outputs import StageChunk, answering
 from omni_cluster.types.rows import IDS, PrefixHashes, Rows, check_together
-from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted
+from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted, said_chunk
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.grammar import NO_WAY, GrammarCheck
@@ -168,6 +168,10 @@ class StageLLM:
             if engine_input is None:
                 yield StageChunk(known.made, finish_reason=known.finish_reason or "stop")
                 return
+            if engine_input.is_said:
+                rendered = await self._rendered(engine_input.prompt)
+                yield said_chunk(known, engine_input.given_reply, rendered["prompt_token_ids"])
+                return
             starts = known.made if self._spec.has_residual_codes else 0
             sink = self.llm.output_processor.open_sink(
                 request.request_id, engine_input.stream_interval, known.inputs, starts
@@ -176,9 +180,7 @@ class StageLLM:
             cleanup.callback(self.llm.output_processor.close_sink, request.request_id)
             outputs = await self._start(request, engine_input, sink, known, hold.name)
             cleanup.push_async_callback(outputs.aclose)
-            feeder = None
-            if engine_input.is_part:
-                feeder = self._fed(request.request_id, session, sink, cleanup)
+            feeder = self._fed(request.request_id, session, sink, cleanup) if engine_input.is_part else None
             chunks = self._chunk_maker(sink, known, engine_input.given_reply, self._call_reader(request))
             async for output in self._refusals_named(outputs):
                 if feeder is None and not engine_input.rows_complete:
@@ -336,13 +338,14 @@ class StageLLM:
             (rendered,) = await self.llm.renderer.render_cmpl_async([parsed])
         except VLLMValidationError as error:
             if error.parameter in _LENGTHS:
-                raise self._too_long(await asyncio.to_thread(self._least_tokens, prompt)) from error
+                length = await asyncio.to_thread(self._least_tokens, prompt)
+                raise PromptTooLong.of(length, self._max_prompt_tokens) from error
             raise RequestError(_unfit(prompt)) from error
         except (ValueError, VLLMClientError) as error:
             raise RequestError(_unfit(prompt)) from error
-        length = len(rendered["prompt_token_ids"])
-        if length > self._max_prompt_tokens:
-            raise self._too_long(f"{length} tokens, media included")
+        tokens = len(rendered["prompt_token_ids"])
+        if tokens > self._max_prompt_tokens:
+            raise PromptTooLong.of(f"{tokens} tokens, media included", self._max_prompt_tokens)
         return rendered
 
     def _least_tokens(self, prompt: Mapping[str, Any]) -> str:
@@ -355,9 +358,6 @@ class StageLLM:
         if of_most_chars > self._max_prompt_tokens:
             return f"at least {of_most_chars} tokens"
         return f"{at_least}{len(tokenizer.encode(text))} tokens"
-
-    def _too_long(self, length: str) -> PromptTooLong:
-        return PromptTooLong.of(length, self._max_prompt_tokens)
 
     @property
     def _max_prompt_tokens(self) -> int:

@@ -15,7 +15,7 @@ from omni_cluster.types.inputs import KnownOutput, Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.engine.stages import MAX_TOKENS, THINKER_STEP_TOKENS, begun_at_once, until_free
-from tests.models.qwen3_omni.thinker_engine import thinking
+from tests.models.qwen3_omni.thinker_engine import OfFolder, thinking
 from tests.models.qwen3_omni.thinker_reference import ThinkerReference, Thought, media_of, prompt_text, request
 from tests.models.qwen3_omni.thinking import assert_equal, assert_rows, think
 from tests.reference import KINDS, synthetic_audio
@@ -144,16 +144,17 @@ async def test_a_request_that_is_begun_again_goes_on_as_it_was(
 
 
 @pytest.mark.parametrize("kind", ["text", "audio"])
-async def test_an_answer_that_is_all_there_is_computed_for_the_prompts_ids_and_rows_alone(
+async def test_an_answer_that_is_all_there_is_computed_for_rows_alone(
     thinker: StageLLM, thought: dict[str, Thought], kind: str
 ) -> None:
-    wanted = thought[kind]
+    wanted, before = thought[kind], (await thinker.counts())["steps"]
     known = {"thinker": KnownOutput(tuple(wanted.token_ids), finish_reason="length")}
     made = await think(thinker, request(f"ended-{kind}", kind, known=known))
     assert_equal(made, wanted)
-    assert (made.rows is not None) == (kind == "audio")
+    assert made.finish_reason == "length" and (made.rows is not None) == (kind == "audio")
     if kind == "audio":
         assert_rows(made, wanted)
+    assert ((await thinker.counts())["steps"] > before) == (kind == "audio")
 
 
 async def test_a_sound_is_the_same_beside_a_longer_one(thinker: StageLLM, reference: ThinkerReference) -> None:
@@ -166,11 +167,21 @@ async def test_a_sound_is_the_same_beside_a_longer_one(thinker: StageLLM, refere
     assert_rows(made, wanted)
 
 
-async def test_a_reply_that_is_given_is_said_as_it_is_without_rows(thinker: StageLLM) -> None:
-    reply = "Hello there, my friend."
+async def test_a_reply_that_is_given_is_said_as_it_is_and_not_computed(
+    thinker: StageLLM, thought: dict[str, Thought], qwen3_folder: Path
+) -> None:
+    reply, before = "Hello there, my friend.", await thinker.counts()
     made = await think(thinker, OmniRequest("given", prompt_text("text"), reply=reply))
     assert (made.text, made.finish_reason, made.rows) == (reply, "stop", None)
-    await until_free(thinker)
+    assert list(made.prompt_token_ids or ()) == thought["text"].prompt_ids
+    assert list(made.token_ids) == OfFolder(qwen3_folder).tokenize(reply, False)
+    assert await thinker.counts() == before
+
+
+async def test_a_given_reply_that_is_too_long_is_refused_though_it_is_not_computed(thinker: StageLLM) -> None:
+    asked = OmniRequest("long", prompt_text("text"), reply="Hello there, my friend. " * 50)
+    with pytest.raises(RequestError, match=r"length is 255 tokens, but the prompt has \d+ tokens"):
+        await think(thinker, asked)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("audio", 6), ("image", 2)])

@@ -15,7 +15,8 @@ import pytest_asyncio
 from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.models.registry import known_families
-from omni_cluster.types.inputs import OmniRequest
+from omni_cluster.types.codes import Codes
+from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
 from tests.engine.stages import shortened
 from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
@@ -66,6 +67,38 @@ async def test_streams_at_once_say_what_each_says_alone(omni: AsyncOmniLLM, refe
     made = await asyncio.gather(*(omni.generate(asked(*pair, streams_audio=True)) for pair in pairs))
     for output, pair in zip(made, pairs, strict=True):
         assert_said(output, reference.speak(*pair))
+
+
+async def thinker_steps(omni: AsyncOmniLLM) -> int:
+    return (await omni.counts())["thinker"]["steps"]
+
+
+async def test_a_reply_that_is_given_is_spoken_and_the_thinker_computes_nothing(
+    omni: AsyncOmniLLM, reference: Reference
+) -> None:
+    reply, before = "Hello there.", await thinker_steps(omni)
+    made = await omni.generate(replace(asked("text", "ethan", reply=reply), request_id="given"))
+    reply_ids = omni.bound.family.tokenize(reply, False)
+    assert made.text == reply and list(made.token_ids) == reply_ids
+    wanted = reference.spoken(prompt_text("text"), reply_ids, "ethan")
+    assert wanted.token_ids[:-1] == reply_ids
+    assert made.codes is not None
+    np.testing.assert_array_equal(made.codes.values, wanted.codes)
+    assert await thinker_steps(omni) == before
+
+
+@pytest.mark.parametrize("codes", [0, 7])
+async def test_an_answer_without_media_that_is_all_there_is_spoken_and_the_thinker_computes_nothing(
+    omni: AsyncOmniLLM, reference: Reference, codes: int
+) -> None:
+    """As of a request whose talker is lost when the thinker has ended."""
+    wanted, before = reference.speak("text", "ethan"), await thinker_steps(omni)
+    known = {"thinker": KnownOutput(tuple(wanted.token_ids), "length")}
+    if codes:
+        known["talker"] = KnownOutput(codes=Codes.of(0, wanted.codes[:codes]))
+    made = await omni.generate(replace(asked("text", "ethan", known=known), request_id=f"ended-{codes}"))
+    assert_said(made, wanted)
+    assert await thinker_steps(omni) == before
 
 
 async def test_without_sound_the_text_is_the_same(omni: AsyncOmniLLM, reference: Reference) -> None:
