@@ -7,20 +7,27 @@ import io
 import wave
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray.data
 import torch
 import yaml
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
+from omni_cluster.batch import Application, answer_rows
+from omni_cluster.bench.result import read_result
+from omni_cluster.cli import main
 from omni_cluster.models.qwen3_omni.checkpoint import embedded_checkpoint
 from tests.http_app import PCM16_STEP, WAVE_TOLERANCE, as_parts, chat, events, sounds
 from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
 from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference
-from tests.served.app import ROOT, ServedApp, serve_run
+from tests.served.app import BASE_URL, KEY, ROOT, ServedApp, serve_run
 from tests.served.recovering import Moment, Recovering, kill_replica, much_sound, sound_begins
+from tests.server.bad_inputs import png
+from tests.server.realtime.talk import sound_of, talk, text_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 LENGTHS = {"max_tokens": MAX_TOKENS, "stage_sampling_params": {"talker": {"max_tokens": MAX_CODES}}}
@@ -59,6 +66,11 @@ def asked(kind: str, voice: str, audio_format: str, **options: Any) -> dict[str,
     messages = [SYSTEM, {"role": "user", "content": as_parts(kind)}]
     audio = {"voice": voice, "format": audio_format}
     return {"messages": messages, "modalities": ["text", "audio"], "audio": audio, **LENGTHS, **options}
+
+
+def samples_in(sound: bytes) -> np.ndarray:
+    with wave.open(io.BytesIO(sound)) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
 
 
 def samples_of(pcm: str) -> np.ndarray:
@@ -109,6 +121,78 @@ def test_a_text_is_spoken_and_a_sound_written_down(served: ServedApp) -> None:
     files, form = {"file": ("a.wav", spoken.content, "audio/wav")}, {"model": served.model, "language": "en"}
     written = served.client.post("/v1/audio/transcriptions", files=files, data=form)
     assert written.status_code == 200 and written.json()["text"]
+
+
+async def test_a_realtime_session_says_what_a_chat_does(served: ServedApp) -> None:
+    """Of a text, and then of a sound behind it."""
+    sound = (np.sin(np.arange(24_000) / 20) * 8_000).astype("<i2").tobytes()
+    async with talk(BASE_URL, KEY) as client:
+        await client.update(
+            instructions=SYSTEM["content"],
+            output_modalities=["audio"],
+            audio={"output": {"voice": "chelsie"}, "input": {"turn_detection": None}},
+        )
+        await client.say("Hello world.")
+        first = await client.answer()
+        await client.send("input_audio_buffer.append", audio=base64.b64encode(sound).decode())
+        await client.send("input_audio_buffer.commit")
+        await client.until("conversation.item.done")
+        second = await client.answer()
+    messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "Hello world."}]
+    asks = {"modalities": ["text", "audio"], "audio": {"voice": "chelsie", "format": "pcm16"}}
+    whole = chat(served, "", messages=messages, **asks).json()["choices"][0]["message"]
+    assert text_of(first) == whole["content"]
+    made, wanted = sound_of(first) / 32768, samples_of(whole["audio"]["data"])
+    np.testing.assert_allclose(made, wanted, atol=WAVE_TOLERANCE + PCM16_STEP)
+    # Another answer, of random weights, which goes on until its length.
+    assert text_of(second) and not np.array_equal(sound_of(first), sound_of(second))
+    response = second[-1]["response"]
+    assert (response["status"], response["status_details"]["reason"]) == ("incomplete", "max_output_tokens")
+
+
+def test_rows_of_a_batch_get_what_a_chat_says(served: ServedApp, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    text = {"type": "text", "text": "What is it?"}
+    url = "data:image/png;base64," + base64.b64encode(png()).decode()
+    asks = {"max_tokens": 8, "seed": 3, "modalities": ["text", "audio"]}
+    rows = [
+        {"id": "spoken", "messages": [{"role": "user", "content": [text]}], "voice": "Ethan", **asks},
+        {
+            "id": "seen",
+            "messages": [{"role": "user", "content": [{"type": "image", "path": str(tmp_path / "a.png")}, text]}],
+            "voice": "aiden",
+            **asks,
+        },
+        {"id": "voiceless", "messages": [{"role": "user", "content": [text]}], "voice": "Nobody", **asks},
+    ]
+    answers = {
+        each["id"]: each for each in answer_rows(ray.data.from_items(rows), Application(url=BASE_URL)).take_all()
+    }
+    parts = {"spoken": [text], "seen": [{"type": "image_url", "image_url": {"url": url}}, text]}
+    for (name, content), voice in zip(parts.items(), ("Ethan", "aiden"), strict=True):
+        messages = [{"role": "user", "content": content}]
+        direct = chat(served, "", messages=messages, audio={"voice": voice, "format": "wav"}, **asks).json()
+        made, message = answers[name], direct["choices"][0]["message"]
+        assert (made["error"], made["text"]) == (None, message["content"])
+        assert made["audio_tokens"] == direct["usage"]["completion_tokens_details"]["audio_tokens"]
+        wanted = samples_in(base64.b64decode(message["audio"]["data"]))
+        np.testing.assert_allclose(samples_in(made["sound"]), wanted, atol=WAVE_TOLERANCE + PCM16_STEP)
+    assert "aiden, chelsie, ethan" in answers["voiceless"]["error"] and answers["voiceless"]["sound"] is None
+
+
+@pytest.mark.parametrize("options", ["", "--mix --mix-sound 0.2 0.6 --mix-prompt 5 30"])
+def test_the_bench_measures_it(served: ServedApp, tmp_path: Path, options: str) -> None:
+    codes = 20
+    lengths = f"--prompt-tokens 12 --text-tokens 6 --codec-tokens {codes}"
+    cells = f"--concurrency 2 --requests 4 --warmup 1 {options or lengths}"
+    assert main(f"bench --url {BASE_URL} {cells} --out {tmp_path}".split()) == 0
+    (cell,) = read_result(tmp_path / "result.json").cells
+    assert (cell.requests, cell.errors) == (4, 0) and set(cell.stages) == {"thinker", "talker", "code2wav"}
+    assert 0 < cell.figures["first_text_s"].p50 <= cell.figures["first_audio_s"].p50 <= cell.figures["jct_s"].p50
+    if not options:
+        # The last code of a full length is none.
+        assert cell.figures["codec_tokens"].p50 == codes - 1
+        assert cell.figures["audio_s"].p50 == pytest.approx((1_920 * (codes - 1) - 555) / 24_000)
 
 
 def test_a_voice_that_is_not_there_is_refused(served: ServedApp) -> None:
