@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from omni_cluster.types.rows import NO_ID
 ARCHITECTURE = "Qwen3OmniTalker"
 PREFIX = "talker."
 TEXT_TABLE = "thinker.model.embed_tokens.weight"
+EXPERT_GATE = ".mlp.shared_expert_gate"
 PROJECTED_AT_ONCE = 8_192
 """Rows of the thinker's table."""
 
@@ -69,6 +71,8 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
         codec: CodecIds = config.talker_ids.codec
         self._unspoken = codec.unspoken
         self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        if vllm_config.device_config.device_type == "cpu":
+            spread_gates(self.model, config.hidden_size)
         self.codec_head = ParallelLMHead(
             config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
         )
@@ -167,6 +171,23 @@ def own_weights(
             texts.append(tensor)
         elif name.startswith(PREFIX):
             yield name, tensor
+
+
+def spread_gates(model: nn.Module, width: int) -> None:
+    """Has the gate of each shared expert give a position's value `width` times: once for each that it multiplies.
+
+    torch's sigmoid on a CPU takes whole vectors at once and the rest one by one, which differ in the last bit. Of one
+    value a position, that bit would hang on the number of positions in a step. A prefix that is computed anew must have
+    the bits that it had when it was decoded: near a tie, they decide what is sampled behind it.
+    """
+    for name, module in model.named_modules():
+        if name.endswith(EXPERT_GATE):
+            module.register_forward_hook(partial(_spread, width))
+
+
+def _spread(width: int, _gate: nn.Module, _states: Any, made: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    value, bias = made
+    return value.expand(-1, width).contiguous(), bias
 
 
 def never_sampled(vocab_size: int, codec: CodecIds) -> torch.Tensor:

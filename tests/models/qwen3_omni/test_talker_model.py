@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, Qwen3OmniMoeConfig
 
 from omni_cluster.models.checkpoint_files import read_config
@@ -14,6 +16,7 @@ from omni_cluster.models.qwen3_omni.talker_model import (
     TEXT_TABLE,
     Qwen3OmniTalker,
     never_sampled,
+    spread_gates,
     talker_config,
 )
 from omni_cluster.models.qwen3_omni.talker_stage import talker_sizes
@@ -82,3 +85,22 @@ def test_sizes_of_the_hubs_checkpoint() -> None:
     assert made.intermediate_size == 6 * 384 + 768 and made.rows_size == 2048 and made.residual_codes == 15
     assert made.buffers_size == 128
     assert made.made_elements * 2 == 311_427_072 and made.request_elements * 2 == 16 * 20_480
+
+
+class Gate(nn.Linear):
+    """As vLLM's layers, which give the product and what is to be added to it."""
+
+    def forward(self, states: torch.Tensor) -> Any:
+        return super().forward(states), None
+
+
+def test_the_last_bit_of_a_gate_hangs_on_no_other_position() -> None:
+    dice = torch.Generator().manual_seed(0)
+    gate, states = Gate(1, 1, bias=False), torch.randn(340, 1, generator=dice)  # an exact product
+    with torch.no_grad():
+        gate.weight.fill_(1)
+    spread_gates(nn.ModuleDict({"0": nn.ModuleDict({"mlp": nn.ModuleDict({"shared_expert_gate": gate})})}), 32)
+    alone = torch.cat([gate(state)[0].sigmoid() for state in states.split(1)])
+    assert alone.shape == (340, 32) and torch.equal(alone, alone[:, :1].expand(-1, 32))
+    for number in range(1, 340):
+        assert torch.equal(gate(states[:number])[0].sigmoid(), alone[:number])
