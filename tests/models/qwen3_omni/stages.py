@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.models.qwen3_omni.talker_stage import Talker
+from omni_cluster.models.registry import known_families
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.models.qwen3_omni.spoken import MAX_CODES
 
@@ -50,9 +52,22 @@ def talker_stage(**settings: Any) -> StageConfig:
     )
 
 
+def served_talker(**engine_args: Any) -> StageConfig:
+    """As the served configuration has it, but for `engine_args`."""
+    config = load_config(STAGE_CONFIGS / "qwen3_omni_tiny.yaml", known_families=known_families())
+    stage = next(each for each in config.stages if each.model_stage == "talker")
+    alone = {"engine_input_source": [], "final_output_type": "audio"}
+    return stage.model_copy(update=alone | {"engine_args": stage.engine_args | engine_args})
+
+
 @asynccontextmanager
 async def talking(folder: Path, **settings: Any) -> AsyncIterator[StageLLM]:
-    config = talker_stage(**settings)
+    async with talking_as(talker_stage(**settings), folder) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def talking_as(config: StageConfig, folder: Path) -> AsyncIterator[StageLLM]:
     pipeline = PipelineConfig(model=str(folder), family="none", stages=[config])
     stage = StageLLM(config, pipeline, Talker(Checkpoint(folder)), str(folder))
     await stage.start()
