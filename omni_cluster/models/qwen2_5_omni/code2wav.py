@@ -20,9 +20,9 @@ SAMPLE_RATE_HZ = 24_000
 FIRST_BLOCKS = (1, 1, 1, 2, 4)
 """Blocks of a stream's first pieces, at least: the first sound comes early, and each is made in less time than the ones
 before it sound. Their codes come no faster than the text, which prompts of others slow, so the third is small too
-(benchmarks/notes/2026-11-27-third-piece.md). At most twice as many: on a busy card a piece grows while it waits, and so does the time that the
-client can wait for the next one. Those that follow have `LATER_BLOCKS` at least, which are worth their look-ahead, and
-more when more codes wait."""
+(benchmarks/notes/2026-11-27-third-piece.md). At most twice as many: on a busy card a piece grows while it waits, and so
+does the time that the client can wait for the next one. Those that follow have `LATER_BLOCKS` at least, which are worth
+their look-ahead, and more when more codes wait."""
 LATER_BLOCKS = 8
 
 REPLAYED_BLOCKS = 4
