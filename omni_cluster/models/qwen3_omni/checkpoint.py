@@ -32,7 +32,7 @@ from omni_cluster.models.checkpoint_maker import (
 )
 from omni_cluster.models.qwen3_omni.checkpoint_configs import build_config, text_ends
 from omni_cluster.models.qwen3_omni.checkpoint_sizes import SILENCED, SIZES
-from omni_cluster.models.qwen3_omni.checkpoint_tokens import BASE, CHAT_TEMPLATE, build_tokenizer, id_of
+from omni_cluster.models.qwen3_omni.checkpoint_tokens import BASE, CHAT_TEMPLATE, VOCAB_SIZE, build_tokenizer, id_of
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def make_checkpoint(
     tensor = partial(drawn, device=pick_device(preset, device))
     weights = _weights(preset)
     with renamed_when_whole(out) as folder:
-        _write_tokenizer_and_processor(folder)
+        _write_tokenizer_and_processor(folder, preset)
         _write_configs(folder, preset)
         if preset in PRESETS:
             write_weights(weights, tensor, folder, max_shard_bytes, progress)
@@ -171,16 +171,16 @@ def _fan_in(weight: Weight) -> int:
 
 
 def _silence_absent_ids(head: torch.Tensor) -> None:
-    """Zero rows give logit 0, below the largest of the others, so no id is made that the tokenizer lacks."""
+    """Zero rows give logit 0, below the largest of the others: `tiny` makes no id that is not text or its end."""
     end = id_of("<|im_end|>")
     head[BASE:end] = 0
-    head[end + 1 :] = 0
+    head[end + 1 : VOCAB_SIZE] = 0
 
 
 # --------------------------------------------- tokenizer, processor, configs
 
 
-def _write_tokenizer_and_processor(folder: Path) -> None:
+def _write_tokenizer_and_processor(folder: Path, preset: str) -> None:
     from transformers import (
         Qwen2VLImageProcessor,
         Qwen2VLVideoProcessor,
@@ -198,7 +198,7 @@ def _write_tokenizer_and_processor(folder: Path) -> None:
             feature_size=128, sampling_rate=16000, hop_length=160, chunk_length=30, n_fft=400, padding_value=0.0,
             return_attention_mask=True, dither=0.0,
         ),
-        tokenizer=build_tokenizer(),
+        tokenizer=build_tokenizer(SIZES[preset].text["vocab_size"]),
         chat_template=CHAT_TEMPLATE,
     ).save_pretrained(folder)  # fmt: skip
 

@@ -61,14 +61,16 @@ def _pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return trained_pairs(BASE, _TEXT)
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """A byte-level BPE whose ids lie as `id_of` says."""
+def build_tokenizer(vocab_size: int) -> Qwen2Tokenizer:
+    """A byte-level BPE whose ids lie as `id_of` says; the others of `vocab_size` are words that no text is made of."""
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
     pairs, merges = _pairs()
     # Already in the vocabulary, so that each keeps its own id whatever the order in which the tokenizer adds them.
     vocab = {**pairs, **{token: id_of(token) for token in NAMED_TOKENS}}
+    if vocab_size > VOCAB_SIZE:  # random weights sample all of them, and a client should see when
+        vocab |= {f"Ġw{index}": index for index in range(len(vocab), vocab_size)}
     tokenizer = Qwen2Tokenizer(
         vocab=vocab, merges=merges, unk_token=None, bos_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>",
         extra_special_tokens=_OF_PROCESSOR, model_max_length=4096,

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, Qwen3OmniMoeForConditionalGeneration, 
 from omni_cluster.models.checkpoint_maker import CheckpointSummary
 from omni_cluster.models.qwen3_omni import checkpoint as checkpoint_module
 from omni_cluster.models.qwen3_omni.checkpoint import RECIPE_VERSION, embedded_checkpoint, make_checkpoint
+from omni_cluster.models.qwen3_omni.checkpoint_tokens import VOCAB_SIZE, build_tokenizer
 from omni_cluster.types.errors import ConfigError
 
 SPECIALS = {"pad": 356, "bos": 357, "eos": 358, "nothink": 363, "think_bos": 364, "think_eos": 365}
@@ -222,6 +223,13 @@ def test_bad_input_is_told_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists and is not an empty folder"):
         make_checkpoint("tiny", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
+
+
+def test_every_id_of_a_large_vocabulary_is_text() -> None:
+    small, large = build_tokenizer(VOCAB_SIZE), build_tokenizer(152_064)
+    text = "<|im_start|>user\nHello world, what is it?<|im_end|>"
+    assert large.encode(text) == small.encode(text)
+    assert large.decode([VOCAB_SIZE, 152_063]) == f" w{VOCAB_SIZE} w152063"
 
 
 def test_embedded_checkpoint_is_made_once(tmp_path: Path) -> None:
