@@ -16,9 +16,9 @@ from omni_cluster.types.outputs import StageChunk
 SAMPLE_RATE_HZ = 24_000
 """Of the vocoder; no checkpoint says it."""
 
-FIRST_CODES = (1, 2, 4)
-"""Codes of a stream's first pieces, at least: sound begins with one code. Those that follow have `LATER_CODES` at
-least, and more when more wait."""
+FIRST_CODES = (2, 2, 4)
+"""Codes of a stream's first pieces, at least. One code is 0.06 s of sound, in which a loaded talker makes no two more.
+Those that follow have `LATER_CODES` at least, and more when more wait."""
 LATER_CODES = 8
 
 PASS_CODES = 64

@@ -97,11 +97,11 @@ async def test_pieces_grow_while_the_codes_come_one_by_one_and_the_end_gives_the
 
 
 async def test_a_piece_grows_while_it_waits_and_the_next_one_follows_it() -> None:
-    feed = Feed(chunk(0, 1))
+    feed = Feed(chunk(0, FIRST_CODES[0]))
     session = session_of(feed.read())
     async with contextlib.aclosing(session.jobs()) as jobs:
-        assert len((await anext(jobs)).codes) == 1
-        feed.give(chunk(1, 6))
+        assert len((await anext(jobs)).codes) == FIRST_CODES[0]
+        feed.give(chunk(FIRST_CODES[0], 6))
         await settled()
         grown = session.latest()
         assert (len(grown.codes), grown.samples) == (6, range(1920 * 6 - 555))

@@ -61,16 +61,16 @@ async def test_long_sound_whole_and_streamed_is_one_decode(engine: SoundEngine, 
         np.testing.assert_allclose(wave, whole(qwen3_reference, codes), atol=1e-5, rtol=0)
 
 
-async def test_sound_begins_with_the_first_code(engine: SoundEngine, qwen3_reference: Any) -> None:
+async def test_sound_begins_with_the_first_two_codes(engine: SoundEngine, qwen3_reference: Any) -> None:
     codes = codes_of(12, 5)
-    feed = Feed(StageChunk(codes=Codes.of(0, codes[:1])))
+    feed = Feed(StageChunk(codes=Codes.of(0, codes[:2])))
     chunks = engine.generate(OmniRequest("first", "", streams_audio=True), feed.read())
     first = await asyncio.wait_for(anext(chunks), PATIENCE_S)
     assert first.audio is not None
-    feed.give(StageChunk(codes=Codes.of(1, codes[1:])))
+    feed.give(StageChunk(codes=Codes.of(2, codes[2:])))
     feed.end()
     rest = [chunk.audio.samples async for chunk in chunks if chunk.audio is not None]
-    assert len(first.audio.samples) == 1_920 - 555
+    assert len(first.audio.samples) == 2 * 1_920 - 555
     joined = np.concatenate([first.audio.samples, *rest])
     np.testing.assert_allclose(joined, whole(qwen3_reference, codes), atol=1e-5, rtol=0)
 
