@@ -39,12 +39,16 @@ def asked(arguments: Sequence[str]) -> tuple[Plan, Files]:
     parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--config", type=Path, help="a stage configuration to serve on one node, as on a card")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="with --config: in the place of its model")
+    parser.add_argument(
+        "--cards-of-a-node", type=int, default=0, metavar="N", help="with --config: two nodes of so many"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the report as JSON")
     parser.add_argument("--log", type=Path, metavar="FILE", help="all that the application printed")
     said = parser.parse_args(arguments)
-    if said.checkpoint is not None and said.config is None:
-        parser.error("--checkpoint is for a configuration: name one with --config")
-    plan = Plan(said.seconds, said.clients, said.every, said.seed, said.config, said.checkpoint)
+    if said.config is None and (said.checkpoint is not None or said.cards_of_a_node):
+        parser.error("--checkpoint and --cards-of-a-node are for a configuration: name one with --config")
+    nodes = said.cards_of_a_node
+    plan = Plan(said.seconds, said.clients, said.every, said.seed, said.config, said.checkpoint, nodes)
     return plan, Files(said.out, said.log)
 
 

@@ -19,22 +19,31 @@ CLIENTS = 16
 """Of a soak, unless it is told otherwise."""
 
 
-def started(config: Path | None, checkpoint: Path | None) -> AbstractContextManager[ServedApp]:
-    """The application of `config` on one node; without one, the toy application over two."""
-    return over_two_nodes() if config is None else on_one_node(config, checkpoint)
+def started(
+    config: Path | None, checkpoint: Path | None, cards_of_a_node: int = 0
+) -> AbstractContextManager[ServedApp]:
+    """The application of `config` on one node, or over two with cards; without one, the toy application over two."""
+    if config is None:
+        return over_two_nodes(_doubled(_read(TOY_CONFIG)))
+    if cards_of_a_node:
+        return over_two_nodes(with_checkpoint(_read(config), checkpoint), cards_of_a_node)
+    return on_one_node(config, checkpoint)
 
 
 @contextmanager
-def over_two_nodes() -> Iterator[ServedApp]:
+def over_two_nodes(config: dict[str, Any], cards_of_a_node: int = 0) -> Iterator[ServedApp]:
     """Each node with a replica of all stages and an ingress."""
     roles = ("head", SECOND_NODE)
-    with _written(_doubled(_read(TOY_CONFIG))) as path, serve_run_over_nodes(f"config={path}", roles=roles) as app:
+    with (
+        _written(config) as path,
+        serve_run_over_nodes(f"config={path}", roles=roles, cards_of_a_node=cards_of_a_node) as app,
+    ):
         yield app
 
 
 @contextmanager
 def on_one_node(config: Path, checkpoint: Path | None) -> Iterator[ServedApp]:
-    """As many replicas as the configuration says. A card has one node: two would number their cards alike."""
+    """As many replicas as the configuration says."""
     with _written(with_checkpoint(_read(config), checkpoint)) as path, serve_run(f"config={path}") as app:
         yield app
 

@@ -33,8 +33,8 @@ GONE_S = 30
 class Plan:
     """How long, how many clients at once, how often a process is broken, and the seed of all choices.
 
-    `config`: a stage configuration to serve on one node, `checkpoint` in the place of its model. Without one the toy
-    configuration is served over two.
+    `config`: a stage configuration to serve on one node, or over two with `cards_of_a_node` each, `checkpoint` in the
+    place of its model. Without one the toy configuration is served over two.
     """
 
     seconds: float = 600.0
@@ -43,6 +43,7 @@ class Plan:
     seed: int = 0
     config: Path | None = None
     checkpoint: Path | None = None
+    cards_of_a_node: int = 0
 
 
 def soak(plan: Plan, log: Path | None = None) -> Report:
@@ -50,7 +51,7 @@ def soak(plan: Plan, log: Path | None = None) -> Report:
     app: ServedApp | None = None
     report: Report | None = None
     try:
-        with started(plan.config, plan.checkpoint) as app:
+        with started(plan.config, plan.checkpoint, plan.cards_of_a_node) as app:
             report = asyncio.run(soaked(app, plan))
     except AssertionError as error:
         if report is None:

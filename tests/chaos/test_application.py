@@ -25,6 +25,15 @@ def test_two_replicas_of_each_stage_are_on_one_card_in_float32(name: str) -> Non
     assert options.dtype == options.vocoder_dtype == "float32"
 
 
+def test_each_of_two_nodes_with_two_cards_has_a_replica_of_each_stage_in_float32() -> None:
+    config = load_config(FOLDER / "four_cards_7b.yaml", known_families=("qwen2_5_omni",))
+    places = {stage.model_stage: (stage.num_gpus, stage.num_replicas) for stage in config.stages}
+    assert places == {"thinker": (1, 2), "talker": (0.5, 2), "code2wav": (0.5, 2)}
+    placements = [stage.placement for stage in config.stages]
+    assert {each.max_replicas_per_node for each in (*placements, config.ingress_placement)} == {1}
+    assert Code2WavOptions(**config.stages[2].options).dtype == config.stages[0].engine_args["dtype"] == "float32"
+
+
 def test_a_checkpoint_takes_the_place_of_the_model() -> None:
     assert with_checkpoint({"model": "preset:tiny"}, None) == {"model": "preset:tiny"}
     assert with_checkpoint({"model": "preset:tiny", "family": "f"}, Path("/made")) == {"model": "/made", "family": "f"}

@@ -16,12 +16,13 @@ def test_the_command_line_changes_a_soak_of_ten_minutes() -> None:
     assert asked(changed) == (Plan(60.0, 16, 15.0, 3), Files(Path("a.json"), Path("a.log")))
 
 
-def test_a_configuration_may_have_another_checkpoint() -> None:
-    plan, _ = asked(["--config", "card.yaml", "--checkpoint", "made"])
-    assert (plan.config, plan.checkpoint) == (Path("card.yaml"), Path("made"))
+def test_a_configuration_may_have_another_checkpoint_and_nodes_of_cards() -> None:
+    plan, _ = asked(["--config", "card.yaml", "--checkpoint", "made", "--cards-of-a-node", "2"])
+    assert (plan.config, plan.checkpoint, plan.cards_of_a_node) == (Path("card.yaml"), Path("made"), 2)
 
 
-def test_a_checkpoint_alone_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("alone", [["--checkpoint", "made"], ["--cards-of-a-node", "2"]])
+def test_what_is_for_a_configuration_is_refused_alone(capsys: pytest.CaptureFixture[str], alone: list[str]) -> None:
     with pytest.raises(SystemExit):
-        asked(["--checkpoint", "made"])
+        asked(alone)
     assert "name one with --config" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +42,8 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 """Sent always: where no key is needed, none is looked at."""
 START_S = 400
 STORE_BYTES = 1 << 30
+CPUS_BESIDE_CARDS = 16
+"""Of a node with cards, in Ray's books."""
 FULL_DISK = {"local_fs_capacity_threshold": 0.0, "automatic_object_spilling_enabled": False}
 """Ray moves nothing from its stores to the disk: a full store can be had."""
 TRACING = {
@@ -150,18 +152,20 @@ def _listens(address: str) -> bool:
 
 @contextmanager
 def serve_run_over_nodes(
-    *arguments: str, roles: Sequence[str], system_config: Mapping[str, Any] | None = None
+    *arguments: str, roles: Sequence[str], system_config: Mapping[str, Any] | None = None, cards_of_a_node: int = 0
 ) -> Iterator[ServedApp]:
     """The application over nodes of one cluster on this machine, each with a role as its label; the first is the head.
-    `system_config`: of Ray itself, on all nodes.
+    `system_config`: of Ray itself, on all nodes. `cards_of_a_node`: the machine's cards in turn, so many for each.
     """
+    counts = range(0, len(roles) * cards_of_a_node, cards_of_a_node or 1)
+    cards = {role: range(first, first + cards_of_a_node) for role, first in zip(roles, counts, strict=False)}
     head, *others = roles
     ray_options = {} if system_config is None else {"_system_config": dict(system_config)}
-    cluster = Cluster(initialize_head=True, head_node_args=node_options(head) | ray_options)
+    cluster = Cluster(initialize_head=True, head_node_args=node_options(head, cards.get(head, ())) | ray_options)
     try:
-        nodes = {role: cluster.add_node(**node_options(role)) for role in others}
+        nodes = {role: cluster.add_node(**node_options(role, cards.get(role, ()))) for role in others}
         with serve_run_on(cluster.address, *arguments) as app:
-            app.nodes = Nodes(cluster, nodes)
+            app.nodes = Nodes(cluster, nodes, cards)
             yield app
     finally:
         cluster.shutdown()
@@ -182,9 +186,12 @@ def serve_run_on(address: str, *arguments: str) -> Iterator[ServedApp]:
         ray.shutdown()
 
 
-def node_options(role: str) -> dict[str, Any]:
-    labels = {"role": role}
-    return {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": labels, "env_vars": TRACING | TOYS}
+def node_options(role: str, cards: Sequence[int] = ()) -> dict[str, Any]:
+    options = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "labels": {"role": role}, "env_vars": TRACING | TOYS}
+    if not cards:
+        return options
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))}
+    return options | {"num_cpus": CPUS_BESIDE_CARDS, "num_gpus": len(cards), "env_vars": TRACING | TOYS | seen}
 
 
 STARTS = 3
@@ -198,6 +205,7 @@ class Nodes:
 
     cluster: Cluster
     by_role: dict[str, Any]
+    cards: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def kill(self, role: str) -> None:
         """All processes of the node, at once."""
@@ -206,7 +214,7 @@ class Nodes:
     def add(self, role: str) -> None:
         """As a host's supervisor does it: a raylet that ends as it starts, as Ray's may, is begun again."""
         for _ in range(STARTS):
-            node = self.by_role[role] = self.cluster.add_node(**node_options(role))
+            node = self.by_role[role] = self.cluster.add_node(**node_options(role, self.cards.get(role, ())))
             time.sleep(SETTLES_S)
             if not node.dead_processes():
                 return
