@@ -66,8 +66,6 @@ class EngineInput:
     `rows_complete`: no later ones will come; `is_part`: later ones are needed before the first new token, too.
     `prompt_codes`: all codes of the prompt's positions from their `start` on, where the prompt's tokens are the first
     values and the model `has_residual_codes`. `stream_interval`: None for a chunk for each token.
-    `is_said`: all that the stage makes is known, or given, and no rows are read: the engine computes nothing, and only
-    the prompt's ids are new.
     """
 
     prompt: Mapping[str, Any]
@@ -80,7 +78,6 @@ class EngineInput:
     rows: Sequence[Rows] = ()
     pad_row: Rows | None = None
     prompt_codes: Codes | None = None
-    is_said: bool = False
 
 
 Hold = Callable[[PrefixHashes], Awaitable[int]]

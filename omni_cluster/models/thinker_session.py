@@ -42,12 +42,10 @@ class ThinkerSession:
         media = multi_modal_data(self._request.media)
         if media:
             prompt["multi_modal_data"] = media
-        if not self.known.has_ended:
-            return EngineInput(prompt, emit_rows=self._wants_rows)
-        return EngineInput(prompt, ONLY_ROWS, emit_rows=self._wants_rows, is_said=not self._wants_rows)
+        return EngineInput(prompt, ONLY_ROWS if self.known.has_ended else {}, emit_rows=self._wants_rows)
 
     def _given(self, reply: str) -> EngineInput:
-        """A given reply is computed as part of the prompt, for its rows; where none are read, it is only said."""
+        """A given reply is computed as part of the prompt, for its rows."""
         reply_ids = tuple(self._tokenize(reply, False))
         token_ids = [*self._tokenize(str(self._request.prompt), True), *reply_ids]
         return EngineInput(
@@ -55,7 +53,6 @@ class ThinkerSession:
             ONLY_ROWS,
             emit_rows=self._wants_rows,
             given_reply=GivenReply(reply_ids, "" if self._output.token_ids else reply),
-            is_said=not self._wants_rows,
         )
 
     async def later_rows(self) -> AsyncIterator[LaterRows]:

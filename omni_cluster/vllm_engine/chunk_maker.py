@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from omni_cluster.models.family import GivenReply
+from omni_cluster.models.family import EngineInput, GivenReply
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import KnownOutput
@@ -24,8 +24,13 @@ def is_aborted(output: RequestOutput | None) -> bool:
     return output is not None and output.outputs[0].finish_reason == "abort"
 
 
+def is_only_said(engine_input: EngineInput, known: KnownOutput) -> bool:
+    """Whether all that the stage makes is there, and no row of it is read: the engine has nothing to compute."""
+    return not engine_input.emit_rows and (known.has_ended or engine_input.given_reply is not None)
+
+
 def said_chunk(known: KnownOutput, given_reply: GivenReply | None, prompt_ids: Sequence[int]) -> StageChunk:
-    """What is left to say of an output that is known to its end, or given: see `EngineInput.is_said`."""
+    """What is left to say where `is_only_said`: a given reply, or how the known output ended; and the prompt's ids."""
     if given_reply is not None:
         return given_chunk(given_reply, prompt_ids)
     return StageChunk(known.made, prompt_token_ids=tuple(prompt_ids), finish_reason=known.finish_reason)

@@ -42,7 +42,7 @@ from omni_cluster.types.errors import (
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, RowsPush, StageExtra
 from omni_cluster.types.outputs import StageChunk, answering
 from omni_cluster.types.rows import IDS, PrefixHashes, Rows, check_together
-from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted, said_chunk
+from omni_cluster.vllm_engine.chunk_maker import ChunkMaker, CodesMaker, is_aborted, is_only_said, said_chunk
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
 from omni_cluster.vllm_engine.grammar import NO_WAY, GrammarCheck
@@ -168,7 +168,7 @@ class StageLLM:
             if engine_input is None:
                 yield StageChunk(known.made, finish_reason=known.finish_reason or "stop")
                 return
-            if engine_input.is_said:
+            if is_only_said(engine_input, known):
                 rendered = await self._rendered(engine_input.prompt)
                 yield said_chunk(known, engine_input.given_reply, rendered["prompt_token_ids"])
                 return

@@ -52,7 +52,6 @@ async def test_requests_without_media_have_none(spec: Thinker) -> None:
     assert not (await asked(spec, OmniRequest("r", "Hello"))).emit_rows
     given = await asked(spec, OmniRequest("r", "ab", reply="c"))
     assert not given.emit_rows and given.given_reply is not None and given.given_reply.text == "c"
-    assert given.is_said
 
 
 @pytest.mark.parametrize("kind", ["audio", "text"])
@@ -62,7 +61,7 @@ async def test_of_an_answer_that_is_all_there_rows_and_the_prompts_ids_alone_are
     known = {"thinker": KnownOutput((1, 2), finish_reason="stop")}
     request = OmniRequest("r", "Hello", ALL_MEDIA.get(kind, Media()), known=known)
     made = await asked(spec, request)
-    assert (made.sampling["max_tokens"], made.emit_rows, made.is_said) == (1, kind == "audio", kind == "text")
+    assert (made.sampling["max_tokens"], made.emit_rows) == (1, kind == "audio")
     assert await session(spec, replace(request, wants_audio=False)).prompt() is None
 
 
