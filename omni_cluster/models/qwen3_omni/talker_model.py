@@ -28,6 +28,7 @@ from omni_cluster.types.rows import NO_ID
 
 ARCHITECTURE = "Qwen3OmniTalker"
 PREFIX = "talker."
+PREDICTOR = "talker.code_predictor."
 TEXT_TABLE = "thinker.model.embed_tokens.weight"
 EXPERT_GATE = ".mlp.shared_expert_gate"
 PROJECTED_AT_ONCE = 8_192
@@ -165,12 +166,19 @@ class Qwen3OmniTalker(nn.Module, SupportsMRoPE):
 def own_weights(
     weights: Iterable[tuple[str, torch.Tensor]], texts: list[torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The talker's, one after another: all at once they would be on the card twice. Puts the thinker's into `texts`."""
+    """The talker's, one after another: all at once they would be on the card twice. Puts the thinker's into `texts`.
+
+    But for the predictor's, which it loads at once: they come last, for files of a checkpoint may have them apart.
+    """
+    of_predictor = list[tuple[str, torch.Tensor]]()
     for name, tensor in weights:
         if name == TEXT_TABLE:
             texts.append(tensor)
+        elif name.startswith(PREDICTOR):
+            of_predictor.append((name, tensor))
         elif name.startswith(PREFIX):
             yield name, tensor
+    yield from of_predictor
 
 
 def spread_gates(model: nn.Module, width: int) -> None:

@@ -8,18 +8,23 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, Qwen3OmniMoeConfig
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
-from omni_cluster.models.checkpoint_files import read_config
+from omni_cluster.models.checkpoint_files import load_tensors, read_config
+from omni_cluster.models.qwen3_omni.predictor import CodePredictor
 from omni_cluster.models.qwen3_omni.talker_ids import TalkerIds
 from omni_cluster.models.qwen3_omni.talker_model import (
     ARCHITECTURE,
     TEXT_TABLE,
     Qwen3OmniTalker,
     never_sampled,
+    own_weights,
     spread_gates,
     talker_config,
 )
 from omni_cluster.models.qwen3_omni.talker_stage import talker_sizes
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +75,20 @@ def test_only_what_the_talker_reads_is_used_of_the_checkpoint(qwen3_folder: Path
     with safe_open(qwen3_folder / "model.safetensors", "pt") as file:
         used = {name for name in file.keys() if not Qwen3OmniTalker.is_unused_checkpoint_weight(name)}  # noqa: SIM118
     assert {name.split(".")[0] for name in used - {TEXT_TABLE}} == {"talker"} and TEXT_TABLE in used
+
+
+def test_the_predictor_is_loaded_though_files_have_it_apart(config: Any, qwen3_folder: Path) -> None:
+    """As where a file of a checkpoint ends within it: each has its names in order."""
+    given = [(f"talker.{name}", each) for name, each in load_tensors(qwen3_folder, "talker.", CPU).items()]
+    own = [(name, each) for name, each in given if name.startswith("talker.code_predictor.")]
+    head = next((name, each) for name, each in given if name == "talker.codec_head.weight")
+    talker = nn.Module()
+    talker.code_predictor = CodePredictor(talker_config(config).code_predictor_config, 0)
+    talker.codec_head = nn.Linear(*reversed(head[1].shape), bias=False)
+    model = nn.ModuleDict({"talker": talker})
+    loaded = AutoWeightsLoader(model).load_weights(own_weights([*own[:5], head, *own[5:]], []))
+    assert loaded == {name for name, _ in model.named_parameters()}
+    assert torch.equal(talker.code_predictor.heads[2], dict(own)["talker.code_predictor.lm_head.2.weight"])
 
 
 def test_sizes_of_the_hubs_checkpoint() -> None:
