@@ -413,7 +413,8 @@ def _engine_arg_problems(stage: StageConfig) -> list[Problem]:
         for name, fix in RESERVED_ENGINE_ARGS.items()
         if name in stage.engine_args
     ]
-    return reserved + _memory_problems(stage.engine_args) + lora_problems(stage.engine_args)
+    given = stage.engine_args
+    return reserved + _memory_problems(given) + _quantization_problems(given) + lora_problems(given)
 
 
 def _memory_problems(engine_args: dict[str, Any]) -> list[Problem]:
@@ -427,6 +428,14 @@ def _memory_problems(engine_args: dict[str, Any]) -> list[Problem]:
         fix = "it must be a whole number above 0, for example 67108864"
         problems.append(Problem("engine_args.kv_cache_memory_bytes", size_bytes, fix))
     return problems
+
+
+def _quantization_problems(engine_args: dict[str, Any]) -> list[Problem]:
+    given = engine_args.get("quantization_config")
+    if given is None or isinstance(given, dict):
+        return []
+    fix = "it must be a mapping, for example {'moe': 'fp8_per_block'}"
+    return [Problem("engine_args.quantization_config", given, fix)]
 
 
 def _part_problems(stage: StageConfig) -> list[Problem]:

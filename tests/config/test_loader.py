@@ -277,6 +277,12 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'64 MiB'",
         "for example 67108864",
     ),
+    "quantization of a word": (
+        of_stage(0, engine_args={"quantization_config": "fp8_per_block"}),
+        "stages[0].engine_args.quantization_config",
+        "'fp8_per_block'",
+        "a mapping, for example {'moe': 'fp8_per_block'}",
+    ),
     "unknown output": (
         of_stage(0, final_output_type="video"),
         "stages[0].final_output_type",
