@@ -48,7 +48,7 @@ class StageSpec(ABC):
 
     lora_prefixes: ClassVar[Mapping[str, str]] = {}
     """What LoRA adapters may change: how names of linear layers begin in an adapter, with how the checkpoint's begin;
-    `*` is the number of a layer, the same in both. None: the stage takes no adapters."""
+    `*` is the number of a layer, the same in both. Without any the stage takes no adapters."""
 
     @abstractmethod
     def __init__(self, family: Family) -> None: ...

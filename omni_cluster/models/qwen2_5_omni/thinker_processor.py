@@ -114,7 +114,7 @@ class ThinkerProcessor(HeardVideoItems, Qwen2_5OmniThinkerMultiModalProcessor):
         return heard_tokens(grid, sound_tokens, Clock.of(self.info.get_hf_config()))
 
     @property
-    def video_and_sound_id(self) -> tuple[int, int]:
+    def video_and_sound_ids(self) -> tuple[int, int]:
         config = self.info.get_hf_config()
         return config.video_token_index, config.audio_token_index
 

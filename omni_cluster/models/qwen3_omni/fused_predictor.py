@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from omni_cluster.kernels.decoder_kernels import (
-    MAX_REQUESTS,
     NUM_COUNTERS,
     Weight,
     linear_add,
@@ -23,8 +22,6 @@ LEAST_HEAD_DIM = 32
 GATE_UP_TILES = {1: Tiles(4, 1024, 1, 2, 1), **dict.fromkeys((16, 32, 64), Tiles(32, 128, 1, 4, 4))}
 """By padded rows, as in `decoder_tiles`, whose nearest size has six times the features: its tiles would leave most of a
 card without work."""
-
-__all__ = ["MAX_REQUESTS", "FusedPredictor"]
 
 
 class FusedPredictor:

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 
 from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
-from omni_cluster.models.qwen3_omni.fused_predictor import MAX_REQUESTS, FusedPredictor
+from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
+from omni_cluster.models.qwen3_omni.fused_predictor import FusedPredictor
 from omni_cluster.models.qwen3_omni.predictor import CodePredictor, Given
 
 FUSES = False

@@ -129,7 +129,7 @@ class ThinkerProcessor(HeardVideoItems, Qwen3OmniMoeThinkerMultiModalProcessor):
         return heard_tokens(grid, sound_tokens, self.info.get_hf_config().position_id_per_seconds)
 
     @property
-    def video_and_sound_id(self) -> tuple[int, int]:
+    def video_and_sound_ids(self) -> tuple[int, int]:
         config = self.info.get_hf_config()
         return config.video_token_id, config.audio_token_id
 

@@ -49,11 +49,11 @@ class HeardVideoItems(BaseMultiModalProcessor[Any]):
 
     @property
     @abstractmethod
-    def video_and_sound_id(self) -> tuple[int, int]:
+    def video_and_sound_ids(self) -> tuple[int, int]:
         """The tokens of the prompt that stand for frames and for sound."""
 
     def add_videos(self, processed: BatchFeature, mm_items: MultiModalDataItems) -> BatchFeature:
-        """What the transformers' processor made, and the fields of videos that it does not know."""
+        """What transformers' processor made, with the fields of videos that it does not know."""
         if videos := videos_of(mm_items):
             step_frames = self.info.get_hf_config().vision_config.temporal_patch_size
             # float64: the token ids go by it; transformers' positions go by its float32.
@@ -109,7 +109,7 @@ class HeardVideoItems(BaseMultiModalProcessor[Any]):
         videos: Sequence[Any] = out_mm_kwargs.get("video", [])
         if not any(SOUND in item for item in videos):
             return updates
-        seen, sound = self.video_and_sound_id
+        seen, sound = self.video_and_sound_ids
 
         def heard(index: int) -> PromptUpdateDetails:
             config = self.info.get_hf_config()
