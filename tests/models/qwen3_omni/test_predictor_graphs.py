@@ -107,6 +107,7 @@ def test_fused_kernels_make_the_codes_that_the_predictor_does(
     assert agreed > 0.9 * made
 
 
+@pytest.mark.full
 def test_fused_passes_as_triton_interprets_them() -> None:
     command = [sys.executable, "-m", "tests.models.qwen3_omni.interpreted_predictor"]
     made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout.split()
