@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.full]
 
 NAMES = ("", "a", "b")
 """The checkpoint alone, and its adapters."""
-LONG = "This is what nobody else begins with. " * 25
+LONG = "No other prompt begins with this. " * 25
 
 
 @dataclass
