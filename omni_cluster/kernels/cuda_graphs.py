@@ -26,7 +26,7 @@ class GraphPool:
 
 
 class CapturedWork(Generic[Inputs, Output]):
-    """`work` as one CUDA graph: `replay` runs it again on the same tensors, which `inputs` holds.
+    """`work` as one CUDA graph: `replay` runs it again on the same tensors, those of `inputs` and of `work` itself.
 
     `work` runs twice before, as warm-up: kernels are compiled and chosen outside of the capture. `priority`: that of
     its kernels, which a graph has of the stream that it is captured in; below 0 they go before others.
@@ -34,6 +34,7 @@ class CapturedWork(Generic[Inputs, Output]):
 
     def __init__(self, inputs: Inputs, work: Callable[[], Output], pool: GraphPool, priority: int = 0) -> None:
         self.inputs = inputs
+        self._work = work  # or others would be given the memory of its tensors
         self._graph = torch.cuda.CUDAGraph()
         side = pool.stream(priority)
         side.wait_stream(torch.cuda.current_stream())

@@ -420,7 +420,7 @@ def linear_add(
     span = triton.cdiv(triton.cdiv(width, tiles.splits), tiles.columns) * tiles.columns
     splits = triton.cdiv(width, span)
     out = torch.empty_like(residual)
-    parts = torch.empty(splits, num_rows, num_features, device=x.device) if splits > 1 else residual
+    parts = x.new_empty(splits, num_rows, num_features, dtype=torch.float32) if splits > 1 else residual
     tensors = x, weight.values, weight.scales, residual, out, parts, counters
     grid = (triton.cdiv(num_features, tiles.features), splits)
     if padded == 1:

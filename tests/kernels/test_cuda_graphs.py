@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -20,3 +22,13 @@ def test_replay_computes_on_what_the_inputs_hold_now() -> None:
         inputs.fill_(value)
         assert doubled.replay().tolist() == [2 * value] * 4
         assert squared.replay().tolist() == [value**2] * 4
+
+
+@pytest.mark.gpu
+def test_what_only_the_work_holds_stays_its_own() -> None:
+    inputs, factor = torch.ones(4, device="cuda"), torch.full((4,), 3.0, device="cuda")
+    tripled = CapturedWork(inputs, partial(torch.mul, inputs, factor), GraphPool())
+    del factor
+    others = [torch.zeros(4, device="cuda") for _ in range(1000)]
+    assert tripled.replay().tolist() == [3.0] * 4
+    assert not any(other.any() for other in others)
