@@ -8,7 +8,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,8 @@ WAYS: tuple[Way, ...] = (
     "ingress killed",
     "node killed",
 )
-"""A replica that is killed is the commonest; one break in ten is a node's, where there are two."""
+"""A deck of ways, dealt until it is empty and then shuffled again. A replica that is killed is the commonest; one break
+in ten is a node's, where there are two."""
 INGRESS = "ingress"
 STOPPED_S = 20.0
 LOOK_S = 0.5
@@ -71,11 +72,11 @@ class Breaker:
 
     async def run(self, until_s: float) -> None:
         began_s = time.monotonic()
-        ways = possible_ways(self._replicas, has_second_node=self._nodes is not None)
+        ways = dealt(possible_ways(self._replicas, has_second_node=self._nodes is not None), self._chance)
         next_s = began_s + self._every_s
         while next_s < until_s:
             await asyncio.sleep(next_s - time.monotonic())
-            way = self._chance.choice(ways)
+            way = next(ways)
             target, deployments = self._target(way)
             due_s = time.monotonic()
             if not await self._has_all(deployments, until_s):
@@ -157,6 +158,12 @@ def possible_ways(replicas: Mapping[str, int], *, has_second_node: bool) -> list
     if replicas[INGRESS] < 2:
         missing.add("ingress killed")
     return [way for way in WAYS if way not in missing]
+
+
+def dealt(ways: Sequence[Way], chance: random.Random) -> Iterator[Way]:
+    """Each of the ways once in an order of its own, and then again: a short soak leaves few of them out."""
+    while True:
+        yield from chance.sample(ways, len(ways))
 
 
 def all_serve(replicas: Mapping[str, int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import subprocess
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.chaos import breaker
-from tests.chaos.breaker import WAYS, possible_ways
+from tests.chaos.breaker import WAYS, dealt, possible_ways
 from tests.cluster.clock import Clock
 
 SINGLE = {"thinker": 1, "talker": 2, "code2wav": 1, "ingress": 1}
@@ -29,6 +30,14 @@ def test_the_only_ingress_is_never_broken_and_the_only_replica_of_a_stage_is() -
         "replica stopped",
         "engine stopped",
     }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ten_breaks_have_each_way_of_the_deck(seed: int) -> None:
+    ways = dealt(WAYS, random.Random(seed))
+    first, second = ([next(ways) for _ in WAYS] for _ in range(2))
+    assert sorted(first) == sorted(second) == sorted(WAYS)
+    assert first != second
 
 
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> Clock:
