@@ -1,9 +1,10 @@
-"""How many greedy tokens a thinker says again once its decoder's weights are rounded as `quantization: fp8` does it.
+"""How many greedy tokens a thinker says again once its weights are rounded as the low precision of its family does it.
 
-    python -m benchmarks.fp8_agreement [FOLDER] [--prompts 256] [--tokens 16]
+    python -m benchmarks.fp8_agreement [FOLDER] [--family qwen3_omni] [--prompts 256] [--tokens 16]
 
 FOLDER: a checkpoint; the tiny one if none is named. transformers' model in float32, so that the rounding of weights is
-all that differs, as in steps of one token a request; vLLM's layers, which compute prompts, round activations too.
+all that differs; vLLM's layers round activations too. Qwen2.5-Omni: the decoder's products (`quantization: fp8`), which
+its own kernels read so in steps of one token a request. Qwen3-Omni: the experts (`moe: fp8_per_block`).
 Tokens are compared as long as the text before them is the same.
 """
 
@@ -11,27 +12,43 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen2_5OmniProcessor, Qwen2_5OmniThinkerForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+)
+from vllm.utils.deep_gemm import per_block_cast_to_fp8
 
 from omni_cluster.kernels.float8 import VALUES
 from omni_cluster.kernels.float8_kernels import LARGEST
-from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
+from omni_cluster.models.registry import family_class
 
 WORDS = "below ships letters where people and bread met seven roads mill gardens lamps talk turn old winter rain of"
 WORDS_A_PROMPT = 30
 LIKELIEST = 5
+BLOCK = 128
 
 Said = list[tuple[int, tuple[int, ...]]]
 """Each token of a reply, and the likeliest at its place."""
 
 
-def round_weights(thinker: Any) -> int:
-    """Rounds the decoder's products in place, with one scale for each that vLLM keeps as one; returns how many."""
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """transformers' model of a family's thinker, and what its low precision rounds: returns how many products."""
+
+    model: Any
+    round_weights: Callable[[Any], int]
+
+
+def round_products(thinker: Any) -> int:
+    """The decoder's products in place, with one scale for each that vLLM keeps as one."""
     products = [weights for layer in thinker.model.layers for weights in _products(layer)]
     for weights in products:
         scale = max(float(each.abs().max()) for each in weights) / LARGEST
@@ -46,6 +63,23 @@ def _products(layer: Any) -> Iterator[Sequence[torch.Tensor]]:
     yield [attention.o_proj.weight]
     yield [mlp.gate_proj.weight, mlp.up_proj.weight]
     yield [mlp.down_proj.weight]
+
+
+def round_experts(thinker: Any) -> int:
+    """Each expert's two products in place, by vLLM's own function: a scale for each block of `BLOCK` x `BLOCK`."""
+    experts = [layer.mlp.experts for layer in thinker.model.layers]
+    products = [each for layer in experts for weights in (layer.gate_up_proj, layer.down_proj) for each in weights]
+    for weight in products:
+        values, scales = per_block_cast_to_fp8(weight, [BLOCK, BLOCK])
+        wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[: weight.shape[0], : weight.shape[1]]
+        weight.copy_(values.to(weight.dtype) * wide)
+    return len(products)
+
+
+THINKERS = {
+    "qwen2_5_omni": Rounded(Qwen2_5OmniThinkerForConditionalGeneration, round_products),
+    "qwen3_omni": Rounded(Qwen3OmniMoeThinkerForConditionalGeneration, round_experts),
+}
 
 
 def said(thinker: Any, prompt: torch.Tensor, tokens: int) -> Said:
@@ -66,28 +100,29 @@ def compared(wanted: Said, found: Said) -> Iterator[tuple[bool, bool]]:
             return
 
 
-def prompts(processor: Qwen2_5OmniProcessor, count: int) -> Iterator[torch.Tensor]:
+def prompts(tokenizer: PreTrainedTokenizerBase, count: int) -> Iterator[torch.Tensor]:
     draw = random.Random(0)
     for _ in range(count):
         message = " ".join(draw.choices(WORDS.split(), k=WORDS_A_PROMPT))
-        text = processor.apply_chat_template(
-            [{"role": "user", "content": [{"type": "text", "text": message}]}], add_generation_prompt=True
-        )
-        yield processor.tokenizer(text, return_tensors="pt").input_ids
+        turn = [{"role": "user", "content": [{"type": "text", "text": message}]}]
+        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        yield tokenizer(text, return_tensors="pt").input_ids
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--family", choices=list(THINKERS), default="qwen2_5_omni")
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=16)
     options = parser.parse_args()
-    folder = options.folder or embedded_checkpoint("tiny")
-    thinker = Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    asked = list(prompts(Qwen2_5OmniProcessor.from_pretrained(folder), options.prompts))
+    folder = options.folder or family_class(options.family).embedded_checkpoint("tiny")
+    of_family = THINKERS[options.family]
+    thinker = of_family.model.from_pretrained(folder, dtype=torch.float32).eval()
+    asked = list(prompts(AutoTokenizer.from_pretrained(folder), options.prompts))
     wanted = [said(thinker, prompt, options.tokens) for prompt in asked]
-    count = round_weights(thinker)
+    count = of_family.round_weights(thinker)
     found = [said(thinker, prompt, options.tokens) for prompt in asked]
     pairs = [pair for one, other in zip(wanted, found, strict=True) for pair in compared(one, other)]
     same, likely = (sum(column) for column in zip(*pairs, strict=True))
