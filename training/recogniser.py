@@ -1,0 +1,121 @@
+"""Writes down spoken answers, by pocketsphinx and its own model: no part of it has seen what is trained here.
+
+Its grammar has what can be answered, by kind: sums that are wrong, numbers in any order, sentences that were not asked
+for. So a wrong answer is written down as it is said. Of letters it knows the words to spell: their names are too alike.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from training import phrases, words
+from training.speech import QUESTION_HZ, Sound, resampled
+
+PRONUNCIATIONS: Final[dict[str, tuple[str, ...]]] = {}
+"""As espeak-ng speaks, where the dictionary knows only other ways."""
+_VOWELS: Final = "aeiou"
+
+
+class NoRecogniser(Exception):
+    """The package that recognises speech is not in this environment."""
+
+
+class Recogniser:
+    """Of answers, for one thread."""
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            from pocketsphinx import Decoder, get_model_path
+        except ImportError:
+            raise NoRecogniser("pocketsphinx is not installed; install the project's extra: training.") from None
+        with tempfile.TemporaryDirectory() as folder:
+            dictionary, automaton = Path(folder, "words.dict"), Path(folder, "answers.fsg")
+            listed = Path(get_model_path("en-us/cmudict-en-us.dict")).read_text().splitlines()
+            automaton.write_text(answers_automaton())
+            dictionary.write_text("\n".join(pronounced(listed, set(automaton.read_text().split()))) + "\n")
+            self._decoder = Decoder(
+                hmm=get_model_path("en-us/en-us"), dict=str(dictionary), fsg=str(automaton), loglevel="FATAL",
+                **{"cmn": "batch"} | options,
+            )  # fmt: skip
+
+    def text(self, sound: Sound, rate_hz: int) -> str:
+        """Plain words; none where nothing that can be answered fits."""
+        samples = np.clip(resampled(sound, rate_hz, QUESTION_HZ), -1, 1)
+        self._decoder.start_utt()
+        self._decoder.process_raw((samples * (2**15 - 1)).astype(np.int16).tobytes(), full_utt=True)
+        self._decoder.end_utt()
+        found = self._decoder.hyp()
+        return found.hypstr if found else ""
+
+
+def pronounced(listed: list[str], needed: set[str]) -> Iterator[str]:
+    """The dictionary's lines of those words."""
+    for line in listed:
+        if re.sub(r"\(\d+\)$", "", line.split()[0]) in needed:
+            yield line
+    for word, ways in PRONUNCIATIONS.items():
+        yield from (f"{word}({number}) {way}" for number, way in enumerate(ways, 11))
+
+
+# ------------------------------------------------------------------ the grammar
+
+
+def answer_templates() -> list[str]:
+    """All that can be answered; `{noun}` is one of the words of that name in `classes`."""
+    number = "{number}"
+    return [
+        *phrases.SAYINGS, *phrases.SENTENCES, *map(" ".join, words.SPELLED),
+        *(" ".join([number] * length) for length in range(1, 11)),
+        phrases.SUM.format(*[number] * 3), phrases.DIFFERENCE.format(*[number] * 3),
+        phrases.SEEN[0].format("{colour_a}", "{shape}"), phrases.SEEN[1].format("{colour_an}", "{shape}"),
+        phrases.COLOUR.format("{colour}"), phrases.SHAPE.format("{shape}"), phrases.NO_PICTURE,
+        phrases.COMES_AFTER.format("{date}", "{date}"), phrases.COMES_BEFORE.format("{date}", "{date}"),
+        phrases.NTH.format("{nth}", "{unit}", "{date}"),
+        *(phrases.LENGTH.format("{date}", length) for length in words.LARGE_NUMBERS.values()),
+        *phrases.CALENDAR, *phrases.IDENTITY, *phrases.STAGES, phrases.OUTSIDE_ANSWER,
+    ]  # fmt: skip
+
+
+def classes() -> dict[str, Iterable[str]]:
+    return {
+        **phrases.FILLERS,
+        "shape": words.SHAPES,
+        "colour_a": [colour for colour in words.COLOURS if colour[0] not in _VOWELS],
+        "colour_an": [colour for colour in words.COLOURS if colour[0] in _VOWELS],
+        "date": words.DAYS + words.MONTHS,
+        "nth": words.ORDINALS,
+        "unit": ("day", "month"),
+    }
+
+
+Tails = tuple[tuple[str, Any], ...]
+"""Of a state: each template's next part, with the state that it leads to. The empty part ends an answer."""
+
+
+def answers_automaton() -> str:
+    """In pocketsphinx's format. Templates share how they begin and how they end, so that it stays small and fast."""
+    numbers: dict[Tails, int] = {}
+    start = _state([template.split() for template in answer_templates()], numbers)
+    final, named = len(numbers), classes()
+    lines = []
+    for tails, state in numbers.items():
+        for part, follows in tails:
+            ways = named[part[1:-1]] if part.startswith("{") else [part]
+            lines += [f"TRANSITION {state} {follows if part else final} 1.0 {way}".rstrip() for way in ways]
+    head = ["FSG_BEGIN answers", f"NUM_STATES {final + 1}", f"START_STATE {start}", f"FINAL_STATE {final}"]
+    return "\n".join([*head, *lines, "FSG_END", ""])
+
+
+def _state(templates: list[list[str]], numbers: dict[Tails, int]) -> int:
+    """The number of the state that goes on with one of the templates: equal ones are one."""
+    rest: dict[str, list[list[str]]] = {}
+    for template in templates:
+        rest.setdefault(template[0] if template else "", []).append(template[1:])
+    tails = tuple((part, _state(rest[part], numbers) if part else 0) for part in sorted(rest))
+    return numbers.setdefault(tails, len(numbers))
