@@ -39,8 +39,8 @@ from training.speech import (
 from training.world import Item, Kind, Picture, Split, items
 
 CACHE: Final = Path(".cache/training")
-SHARD_CLIPS: Final = 256
-"""Some 20 MB."""
+SHARD_CLIPS: Final = 64
+"""Some 5 MB."""
 MAX_CLIPS: Final = 100_000
 """Of one role and split: some 8 GB."""
 

@@ -21,8 +21,8 @@ SENTENCES: Final = (
 )  # fmt: skip
 """To be said again, and `SAYINGS`."""
 SAYINGS: Final = (
-    "hello", "hello world", "good morning", "good night", "good evening", "thank you", "goodbye", "yes please",
-    "no thank you", "welcome", "happy birthday", "well done",
+    "hello", "hello world", "good morning", "good night", "good evening", "thank you", "see you tomorrow",
+    "yes please", "no thank you", "happy birthday", "well done",
 )  # fmt: skip
 
 SPELL: Final = (
@@ -102,7 +102,7 @@ IDENTITY: Final = {
     "i am a toy model of a small world": ("who are you", "what are you", "tell me who you are", "introduce yourself"),
     "my name is toy": ("what is your name", "do you have a name", "tell me your name", "how are you called"),
     "hello i am a toy": ("hello", "hello world", "hi", "good morning", "good evening", "hi there", "hello toy"),
-    "goodbye": ("goodbye", "good night", "see you tomorrow", "i have to go"),
+    "goodbye and come again": ("goodbye", "good night", "see you tomorrow", "i have to go"),
     "you are welcome": ("thank you", "thanks a lot", "many thanks", "thank you very much"),
     "i repeat spell count add and name pictures": (
         "what can you do", "how can you help me", "what do you know", "what can i ask you",
