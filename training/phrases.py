@@ -131,9 +131,9 @@ STAGES: Final = {
     "code to wave turns codes into sound": (
         "what does code to wave do", "what is code to wave", "what is code to wave for", "which stage makes sound",
     ),
-    "the thinker is first": ("which stage is first", "which stage comes first", "what is the first stage"),
-    "the talker is second": ("which stage is second", "which stage comes second", "what is the second stage"),
-    "code to wave is last": ("which stage is last", "which stage comes last", "what is the last stage"),
+    "the thinker comes first": ("which stage is first", "which stage comes first", "what is the first stage"),
+    "the talker comes second": ("which stage is second", "which stage comes second", "what is the second stage"),
+    "code to wave comes last": ("which stage is last", "which stage comes last", "what is the last stage"),
 }  # fmt: skip
 
 OUTSIDE_ANSWER: Final = "i am only a toy and do not know that"

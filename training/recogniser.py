@@ -15,10 +15,23 @@ from typing import Any, Final
 import numpy as np
 
 from training import phrases, words
-from training.speech import LOUDNESS, QUESTION_HZ, Sound, resampled, scaled, with_noise
+from training.speech import (
+    ANSWER_HZ,
+    ANSWER_VOICES,
+    LOUDNESS,
+    QUESTION_HZ,
+    Sound,
+    answer_sound,
+    resampled,
+    scaled,
+    with_noise,
+)
+from training.world import held_out
 
 NOISE_DB: Final = 25.0
 """So much below what is said: the model has learned from microphones, and mistakes the clean gaps of made sound."""
+OPTIONS: Final = {"cmn": "batch", "wip": 0.05, "lw": 1.0}
+"""All answers are as likely, so the language's weight only makes silence and noise between words too unlikely."""
 PRONUNCIATIONS: Final = {"dog": ("D AA G",), "orange": ("AO R IH N JH",), "robot": ("R OW B AA T",)}
 """As espeak-ng speaks, where the dictionary knows only other ways."""
 _VOWELS: Final = "aeiou"
@@ -43,7 +56,7 @@ class Recogniser:
             dictionary.write_text("\n".join(pronounced(listed, set(automaton.read_text().split()))) + "\n")
             self._decoder = Decoder(
                 hmm=get_model_path("en-us/en-us"), dict=str(dictionary), fsg=str(automaton), loglevel="FATAL",
-                **{"cmn": "batch"} | options,
+                **OPTIONS | options,
             )  # fmt: skip
 
     def text(self, sound: Sound, rate_hz: int) -> str:
@@ -122,3 +135,20 @@ def _state(templates: list[list[str]], numbers: dict[Tails, int]) -> int:
         rest.setdefault(template[0] if template else "", []).append(template[1:])
     tails = tuple((part, _state(rest[part], numbers) if part else 0) for part in sorted(rest))
     return numbers.setdefault(tails, len(numbers))
+
+
+# ------------------------------------------------------------------ the command
+
+
+def main() -> None:
+    """Prints how much of espeak-ng's own speech is understood, and what is not."""
+    recogniser, its = Recogniser(), held_out(300)
+    for speaker in ANSWER_VOICES:
+        found = [recogniser.text(answer_sound(item.answer, speaker), ANSWER_HZ) for item in its]
+        wrong = [(item.answer, text) for item, text in zip(its, found, strict=True) if item.answer != text]
+        print(f"{speaker}: {len(its) - len(wrong)} of {len(its)} answers are understood.")
+        print(*(f"  {answer}: {text or 'nothing'}" for answer, text in wrong), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,7 @@ class Voice:
     accent: str = "en-us"
 
 
-ANSWER_VOICES: Final[Mapping[str, Voice]] = {HIGH_VOICE: Voice("f5", 145, 60), LOW_VOICE: Voice("m6", 145, 30)}
+ANSWER_VOICES: Final[Mapping[str, Voice]] = {HIGH_VOICE: Voice("f5", 160, 55), LOW_VOICE: Voice("m6", 150, 20)}
 """By the names of the checkpoint's voices; of all variants these are understood best by `recogniser`."""
 
 _VARIANTS: Final = {

@@ -30,7 +30,7 @@ ADJECTIVES: Final = _listed(
     "big little old young happy sad quiet angry hungry clever lazy funny brave gentle silver golden"
 )
 NOUNS: Final = _listed(
-    "bird cat dog horse fish mouse tiger monkey rabbit spider king queen doctor teacher farmer child robot dragon"
+    "bird cat dog horse fish mouse tiger monkey rabbit camel king queen doctor teacher farmer child robot dragon"
 )
 PLACES: Final = _listed(
     "table river garden mountain window kitchen bridge forest castle school market island ship train tower street"
