@@ -8,6 +8,7 @@ prints how long they are, by kind. A shard is the same whenever it is made, and 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import itertools
 import json
@@ -71,10 +72,13 @@ def clips(
     if not 0 <= count <= MAX_CLIPS:
         raise ValueError(f"count is {count}; use 0 to {MAX_CLIPS}.")
     folder.mkdir(parents=True, exist_ok=True)
-    make = partial(_kept_shard, folder, role, split)
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        shards = pool.map(make, range(math.ceil(count / SHARD_CLIPS)))
-        yield from itertools.islice((clip for path in shards for clip in _read(path)), count)
+    _remove_old(folder)
+    paths = {_path(folder, role, split, number): number for number in range(math.ceil(count / SHARD_CLIPS))}
+    missing = [number for path, number in paths.items() if not path.exists()]
+    if missing:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(partial(_keep, folder, role, split), missing))
+    yield from itertools.islice((clip for path in paths for clip in _read(path)), count)
 
 
 def made(role: Role, split: Split, number: int) -> list[Clip]:
@@ -87,15 +91,24 @@ def made(role: Role, split: Split, number: int) -> list[Clip]:
     return [Clip(it, answer_sound(it.answer, speaker), speaker) for it, speaker in zip(its, speakers, strict=False)]
 
 
-def _kept_shard(folder: Path, role: Role, split: Split, number: int) -> Path:
-    path = folder / f"{_version()}-{role}-{split}-{number:05d}.npz"
-    if not path.exists():
-        _write(path, made(role, split, number))
-    return path
+def _keep(folder: Path, role: Role, split: Split, number: int) -> None:
+    _write(_path(folder, role, split, number), made(role, split, number))
 
 
+def _path(folder: Path, role: Role, split: Split, number: int) -> Path:
+    return folder / f"{_version()}-{role}-{split}-{number:05d}.npz"
+
+
+def _remove_old(folder: Path) -> None:
+    """What another version made is not read again."""
+    for path in folder.glob("*.npz"):
+        if not path.name.startswith(_version()):
+            path.unlink(missing_ok=True)
+
+
+@functools.cache
 def _version() -> str:
-    """Of what the clips are made by: a shard of another one is no longer read."""
+    """Of what the clips are made by."""
     sources = sorted(Path(__file__).parent / f"{name}.py" for name in ("words", "phrases", "world", "speech", "clips"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
 

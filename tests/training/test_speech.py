@@ -27,8 +27,8 @@ def tone(rate_hz: int, hz: float = 440) -> Sound:
 
 
 def pitch_hz(sound: Sound, rate_hz: int) -> float:
-    """The median of windows of 40 ms, by autocorrelation between 60 and 400 Hz."""
-    found, size = [], rate_hz // 25
+    """The median of windows of 70 ms, by autocorrelation between 60 and 400 Hz."""
+    found, size = [], rate_hz // 14
     for start in range(0, len(sound) - size, size):
         window = sound[start : start + size] * np.hanning(size)
         likeness = np.correlate(window, window, "full")[size - 1 :]
@@ -110,6 +110,7 @@ def test_a_question_is_20_db_louder_than_its_noise() -> None:
 def test_clips_are_made_once_and_read_as_they_were_made(
     role: Role, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "00000000-question-train-00000.npz").touch()  # of another version
     kept = list(clips(role, Split.HELD_OUT, 20, tmp_path, processes=1))
     assert len(kept) == 20 and len(list(tmp_path.iterdir())) == 1
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
