@@ -30,6 +30,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, To
 
 if TYPE_CHECKING:
     import torch
+    from transformers import Qwen2_5OmniConfig, Qwen2Tokenizer
 
 RECIPE_VERSION = 2
 # Of the seeds tried, one whose tiny codes change with the voice and with the codec rows for each kind of input.
@@ -165,6 +166,13 @@ def _write_voices(preset: str, folder: Path) -> None:
 
 
 def _write_tokenizer_and_processor(preset: str, folder: Path) -> None:
+    write_processor(build_tokenizer(preset), *pixel_limits(preset), folder)
+
+
+def write_processor(
+    tokenizer: Qwen2Tokenizer, image_pixels: dict[str, int], video_pixels: dict[str, int], folder: Path
+) -> None:
+    """Writes all of a checkpoint by which text, sounds and pictures become the thinker's input."""
     from transformers import (
         Qwen2_5OmniProcessor,
         Qwen2VLImageProcessor,
@@ -173,7 +181,6 @@ def _write_tokenizer_and_processor(preset: str, folder: Path) -> None:
     )
 
     patches = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
-    image_pixels, video_pixels = pixel_limits(preset)
     Qwen2_5OmniProcessor(
         image_processor=Qwen2VLImageProcessor(size=image_pixels, **patches),
         video_processor=Qwen2VLVideoProcessor(size=video_pixels, **patches),
@@ -181,7 +188,7 @@ def _write_tokenizer_and_processor(preset: str, folder: Path) -> None:
             feature_size=128, sampling_rate=16000, hop_length=160, chunk_length=300, n_fft=400, padding_value=0.0,
             return_attention_mask=True, dither=0.0,
         ),
-        tokenizer=build_tokenizer(preset),
+        tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,
     ).save_pretrained(folder)  # fmt: skip
 
@@ -199,10 +206,12 @@ def pixel_limits(preset: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _write_configs(preset: str, folder: Path) -> None:
+    write_configs(build_config(preset), token_layout(preset), folder)
+
+
+def write_configs(config: Qwen2_5OmniConfig, tokens: TokenLayout, folder: Path) -> None:
     from transformers import GenerationConfig
 
-    tokens = token_layout(preset)
-    config = build_config(preset)
     config.architectures = ["Qwen2_5OmniModel"]
     config.save_pretrained(folder)
     GenerationConfig(**text_ends(tokens)).save_pretrained(folder)

@@ -3,6 +3,7 @@
 # transformers takes seconds to import and a reader of a cached checkpoint needs none of it, so the functions import it.
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import TokenLayout, token_layout
@@ -11,15 +12,21 @@ if TYPE_CHECKING:
     from transformers import Qwen2_5OmniConfig
 
 
+HUB_CODEC_MARKS = 8292
+
+
 def build_config(preset: str) -> Qwen2_5OmniConfig:
+    dtype = "float32" if preset == "tiny" else "bfloat16"
+    return config_of(_SIZES[preset](), token_layout(preset), HUB_CODEC_MARKS, dtype)
+
+
+def config_of(sizes: Mapping[str, Mapping[str, Any]], tokens: TokenLayout, marks: int, dtype: str) -> Qwen2_5OmniConfig:
+    """`sizes`: of thinker, talker and token2wav. `marks`: the talker's first id behind its codes that is a mark."""
     from transformers import Qwen2_5OmniConfig
 
-    sizes = _SIZES[preset]()
-    tokens = token_layout(preset)
-    dtype = "float32" if preset == "tiny" else "bfloat16"
     return Qwen2_5OmniConfig(
         thinker_config={**sizes["thinker"], **_media_ids(tokens), **text_ends(tokens), "dtype": dtype},
-        talker_config={**sizes["talker"], **_media_ids(tokens), **_speech_ids(tokens), "dtype": dtype},
+        talker_config={**sizes["talker"], **_media_ids(tokens), **_speech_ids(tokens, marks), "dtype": dtype},
         token2wav_config={**sizes["token2wav"], "dtype": "float32"},
         enable_audio_output=True,
         dtype=dtype,
@@ -48,19 +55,19 @@ def text_ends(tokens: TokenLayout) -> dict[str, int]:
     }
 
 
-def _speech_ids(tokens: TokenLayout) -> dict[str, int]:
+def _speech_ids(tokens: TokenLayout, marks: int) -> dict[str, int]:
     return {
         "tts_text_pad_token_id": tokens.tts_text_pad,
         "tts_text_start_token_id": tokens.tts_text_start,
         "tts_text_end_token_id": tokens.tts_text_end,
-        "tts_codec_pad_token_id": 8292,
-        "tts_codec_start_token_id": 8293,
-        "tts_codec_end_token_id": 8294,
-        "tts_codec_mask_token_id": 8296,
+        "tts_codec_pad_token_id": marks,
+        "tts_codec_start_token_id": marks + 1,
+        "tts_codec_end_token_id": marks + 2,
+        "tts_codec_mask_token_id": marks + 4,
     }
 
 
-def _mrope(*sections: int) -> dict[str, Any]:
+def mrope(*sections: int) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": list(sections)}
 
 
@@ -71,7 +78,7 @@ def _tiny_sizes() -> dict[str, dict[str, Any]]:
         "text_config": {
             "vocab_size": 512, "hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-            "rope_parameters": _mrope(4, 6, 6), "tie_word_embeddings": False,
+            "rope_parameters": mrope(4, 6, 6), "tie_word_embeddings": False,
         },
         "audio_config": {
             "num_mel_bins": 128, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 128,
@@ -86,7 +93,7 @@ def _tiny_sizes() -> dict[str, dict[str, Any]]:
     talker = {
         "vocab_size": 8448, "embedding_size": hidden, "hidden_size": 64, "head_dim": 32, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-        "rope_parameters": _mrope(4, 6, 6),
+        "rope_parameters": mrope(4, 6, 6),
     }  # fmt: skip
     dit = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32, "emb_dim": 32,
@@ -100,11 +107,11 @@ def _tiny_sizes() -> dict[str, dict[str, Any]]:
 def _7b_sizes() -> dict[str, dict[str, Any]]:
     text = {
         "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "rope_parameters": _mrope(16, 24, 24),
+        "num_attention_heads": 28, "num_key_value_heads": 4, "rope_parameters": mrope(16, 24, 24),
     }  # fmt: skip
     talker = {
         "embedding_size": 3584, "intermediate_size": 18944, "num_attention_heads": 12, "num_key_value_heads": 4,
-        "head_dim": 128, "rope_parameters": _mrope(16, 24, 24),
+        "head_dim": 128, "rope_parameters": mrope(16, 24, 24),
     }  # fmt: skip
     return _hub_sizes(text, talker)
 
@@ -112,11 +119,11 @@ def _7b_sizes() -> dict[str, dict[str, Any]]:
 def _3b_sizes() -> dict[str, dict[str, Any]]:
     text = {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "rope_parameters": _mrope(16, 24, 24),
+        "num_attention_heads": 16, "num_key_value_heads": 2, "rope_parameters": mrope(16, 24, 24),
     }  # fmt: skip
     talker = {
         "embedding_size": 2048, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2,
-        "head_dim": 64, "rope_parameters": _mrope(16, 16, 0),
+        "head_dim": 64, "rope_parameters": mrope(16, 16, 0),
     }  # fmt: skip
     return _hub_sizes(text, talker)
 

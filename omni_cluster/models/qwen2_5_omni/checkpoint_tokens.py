@@ -86,13 +86,17 @@ def token_layout(preset: str) -> TokenLayout:
 
 def build_tokenizer(preset: str) -> Qwen2Tokenizer:
     """A byte-level BPE whose ids lie as `token_layout` says; 3b and 7b make one token of each byte of text."""
+    tokens = token_layout(preset)
+    if preset == "tiny":
+        return tokenizer_of(tokens, *trained_pairs(tokens.base, TRAINING_TEXT * 4))
+    return tokenizer_of(tokens, _bytes_then_words(tokens.base), [])
+
+
+def tokenizer_of(tokens: TokenLayout, vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
+    """`vocab`: of the first `tokens.base` ids."""
     from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
-    tokens = token_layout(preset)
-    vocab, merges = (
-        trained_pairs(tokens.base, TRAINING_TEXT * 4) if preset == "tiny" else (_bytes_then_words(tokens.base), [])
-    )
     # Already in the vocabulary, so that each keeps its own id whatever the order in which the tokenizer adds them.
     vocab.update({token: tokens.id_of(token) for token in tokens.named})
     tokenizer = Qwen2Tokenizer(
