@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from torch.utils.data import Dataset
 
+from omni_cluster.models.chat_family import READ_ALOUD
 from training.layout import Conversation, Laid, Layout, Part, Seen, Sound, Turn
 from training.pool import Pool
 from training.prompts import RECOGNIZING, SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
@@ -24,16 +25,26 @@ TOKEN_PIXELS: Final = 28
 @dataclass(frozen=True, slots=True)
 class Mix:
     """Of a hundred: `spoken` turns, of the rest typed; `shown` items with a picture; `transcripts` to write; `later`
-    conversations with up to three earlier turns, and `long` ones with up to ten."""
+    conversations with up to three earlier turns, and `long` ones with up to ten; `aloud` texts to be read."""
 
     spoken: int = 60
     shown: int = 12
     transcripts: int = 15
     later: int = 33
     long: int = 7
+    aloud: int = 0
 
 
 TYPED_ONLY: Final = Mix(spoken=0, shown=0, transcripts=0, later=10, long=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, and its tokens' places in the conversation: from `begin`, with the mark of its end at `end`."""
+
+    begin: int
+    end: int
+    text: str
 
 
 @dataclass(slots=True)
@@ -43,7 +54,7 @@ class Batch:
     `ids` `[b, n]`, `positions` `[3, b, n]`. `before`: flat indices of the tokens that foretell `targets`; `owners`: of
     which conversation each target is. `kinds`: of the conversations. Rows of sounds and pictures go to flat indices:
     of a sound or picture number `*_of`, its row `*_row`, to `*_to`. `spoken`: the tokens that each sound says.
-    `shown`: pictures of the pool, by their size in tokens.
+    `shown`: pictures of the pool, by their size in tokens. `replies`: each conversation's last answer.
     """
 
     ids: np.ndarray
@@ -52,6 +63,7 @@ class Batch:
     targets: np.ndarray
     owners: np.ndarray
     kinds: list[str]
+    replies: list[Reply]
     hearings: list[Hearing] = field(default_factory=list)
     spoken: list[tuple[int, ...]] = field(default_factory=list)
     sound_of: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -72,12 +84,16 @@ class Asked:
 class Conversations:
     """Draws conversations of a pool's split."""
 
-    def __init__(self, pool: Pool, split: Split, mix: Mix) -> None:
+    def __init__(self, pool: Pool, split: Split, mix: Mix, items: Sequence[Item] = ()) -> None:
+        """`items`: what is typed, and read aloud; any of the world's, unless they are given."""
+        self._items = items
         self._pool = pool
         self._split = split
         self._mix = mix
 
     def draw(self, rng: Random) -> Asked:
+        if _chance(rng, self._mix.aloud):
+            return Asked("aloud", Conversation((Turn((READ_ALOUD,), self._typed_item(rng).answer),)))
         if _chance(rng, self._mix.transcripts):
             return Asked("transcript", self._transcript(rng))
         turns: list[Turn] = []
@@ -112,7 +128,10 @@ class Conversations:
         return item, Turn((self._question(item, is_spoken, rng),), item.answer)
 
     def _item(self, is_spoken: bool, rng: Random) -> Item:
-        return self._pool.spoken[rng.choice(self._pool.unseen)] if is_spoken else draw(rng, self._split)
+        return self._pool.spoken[rng.choice(self._pool.unseen)] if is_spoken else self._typed_item(rng)
+
+    def _typed_item(self, rng: Random) -> Item:
+        return rng.choice(self._items) if self._items else draw(rng, self._split)
 
     def _question(self, item: Item, is_spoken: bool, rng: Random) -> Part:
         if not is_spoken or not (pieces := self._pool.pieces_of.get(item.question)):
@@ -186,18 +205,18 @@ class Batcher(Dataset[list[Batch]]):
         return 1 << 40
 
     def of(self, asked: Sequence[Asked]) -> list[Batch]:
-        laid = [(each.kind, self._layout.lay(each.conversation)) for each in asked]
+        laid = [(each, self._layout.lay(each.conversation)) for each in asked]
         laid.sort(key=lambda each: len(each[1].ids))
         return [self._batch(group) for group in self._groups(laid)]
 
-    def _groups(self, laid: Sequence[tuple[str, Laid]]) -> Iterator[Sequence[tuple[str, Laid]]]:
+    def _groups(self, laid: Sequence[tuple[Asked, Laid]]) -> Iterator[Sequence[tuple[Asked, Laid]]]:
         begin = 0
         for end in range(1, len(laid) + 1):
             if end == len(laid) or (end + 1 - begin) * len(laid[end][1].ids) > self._most_tokens:
                 yield laid[begin:end]
                 begin = end
 
-    def _batch(self, group: Sequence[tuple[str, Laid]]) -> Batch:
+    def _batch(self, group: Sequence[tuple[Asked, Laid]]) -> Batch:
         longest = len(group[-1][1].ids)
         ids = np.zeros((len(group), longest), np.int64)
         positions = np.zeros((3, len(group), longest), np.int64)
@@ -211,12 +230,12 @@ class Batcher(Dataset[list[Batch]]):
             owners.append(np.full(len(learnt), number))
         batch = Batch(
             ids, positions, np.concatenate(before), np.concatenate(targets), np.concatenate(owners),
-            [kind for kind, _ in group],
+            [asked.kind for asked, _ in group], [_reply(asked, laid) for asked, laid in group],
         )  # fmt: skip
         self._put_media(batch, group, longest)
         return batch
 
-    def _put_media(self, batch: Batch, group: Sequence[tuple[str, Laid]], longest: int) -> None:
+    def _put_media(self, batch: Batch, group: Sequence[tuple[Asked, Laid]], longest: int) -> None:
         sounds: list[tuple[np.ndarray, ...]] = []
         shown_to = defaultdict[tuple[int, int], list[np.ndarray]](list)
         for number, (_, laid) in enumerate(group):
@@ -233,6 +252,10 @@ class Batcher(Dataset[list[Batch]]):
         if sounds:
             batch.sound_of, batch.sound_row, batch.sound_to = map(np.concatenate, zip(*sounds, strict=True))
         batch.shown_to = {size: np.concatenate(to) for size, to in shown_to.items()}
+
+
+def _reply(asked: Asked, laid: Laid) -> Reply:
+    return Reply(laid.learnt[laid.last_from], laid.learnt[-1], asked.conversation.turns[-1].answer or "")
 
 
 def examination(pool: Pool, conversations: Conversations, count: int, seed: int = 0) -> Iterator[Asked]:

@@ -18,7 +18,8 @@ from training.batches import TYPED_ONLY, Asked, Batcher, Conversations, Mix, exa
 from training.checkpoint import toy_config, write_toy
 from training.layout import Layout
 from training.pool import kept_pool, make_pool
-from training.thinker import READER, STATE, WEIGHTS, Media, Plan, Trainer
+from training.thinker import READER, WEIGHTS, Learner, Plan, ThinkerTrainer
+from training.thinking import Media
 from training.world import Split
 
 CPU = torch.device("cpu")
@@ -43,13 +44,13 @@ def batcher(pool, layout, **changes):
 def small(folder, **changes):
     """Typed questions alone."""
     write_toy(folder)
-    plan = Plan(folder, minutes=5, of_minutes=5, exam=12, size=16, most_tokens=2_000, warm_up=5, mix=TYPED_ONLY)
+    plan = Plan(out=folder, minutes=5, of_minutes=5, exam=12, size=16, most_tokens=2_000, warm_up=5, mix=TYPED_ONLY)
     return replace(plan, **changes)
 
 
 def trainer(plan):
     empty = make_pool(Split.TRAIN, 0, 0, 0, 0)
-    return Trainer(plan, empty, make_pool(Split.HELD_OUT, plan.exam, 0, 0, 0))
+    return ThinkerTrainer(plan, empty, make_pool(Split.HELD_OUT, plan.exam, 0, 0, 0))
 
 
 def test_a_pool_is_the_same_again_and_is_kept(pool, tmp_path):
@@ -103,9 +104,7 @@ def test_a_batch_comes_to_what_the_processor_and_transformers_make_of_each(toy_f
 
 
 def learner_of(thinker):
-    from training.thinker import Learner
-
-    learner = Learner(CPU)
+    learner = Learner()
     learner.thinker = thinker
     return learner
 
@@ -130,20 +129,20 @@ def alone(folder, thinker, layout, pool, asked: Asked, sounds):
 def test_it_learns_and_goes_on_where_it_was(tmp_path):
     plan = small(tmp_path / "toy", steps=3)
     first = trainer(plan)
-    first.run()
+    first.train()
     assert first.step == 3
-    state = torch.load(plan.out / STATE, weights_only=True)
+    state = torch.load(plan.out / "thinker.pt", weights_only=True)
     assert state["step"] == 3
     later = trainer(replace(plan, steps=40))
     assert later.step == 3
-    for name, tensor in later._learner.state_dict().items():
+    for name, tensor in later.learner.state_dict().items():
         torch.testing.assert_close(tensor, state["learner"][name], atol=0, rtol=0)
-    accuracies = later.run()
+    accuracies = later.train()
     assert later.step == 43
     assert set(accuracies) >= {"typed", "typed add"}
     assert json.loads((plan.out / "thinker.json").read_text())["step"] == 43
-    losses = losses_of(plan, [later._batcher[0]], later)
-    untrained = losses_of(plan, [later._batcher[0]], trainer(replace(plan, out=fresh(tmp_path))))
+    losses = losses_of(plan, [later._data[0]], later)
+    untrained = losses_of(plan, [later._data[0]], trainer(replace(plan, out=fresh(tmp_path))))
     assert losses < 0.7 * untrained
 
 
@@ -157,14 +156,14 @@ def losses_of(plan, steps, trainer_):
     batches = [batch for step in steps for batch in step]
     total = 0.0
     for batch in batches:
-        logits, _ = trainer_._learner(batch, trainer_._media, 0)
+        logits, _ = trainer_.learner(batch, trainer_.media, 0)
         total += float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch.targets)))
     return total / len(batches)
 
 
 def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins_with_them(tmp_path):
     plan = small(tmp_path / "toy", steps=2)
-    trainer(plan).run()
+    trainer(plan).train()
     weights = load_file(plan.out / WEIGHTS)
     with torch.device("meta"):
         own = Qwen2_5OmniThinkerForConditionalGeneration(toy_config().thinker_config).state_dict()
@@ -173,7 +172,7 @@ def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins
     assert (plan.out / READER).is_file()
     begun = trainer(replace(plan, out=fresh(tmp_path), init=plan.out))
     assert begun.step == 0
-    for name, tensor in begun._learner.thinker.state_dict().items():
+    for name, tensor in begun.learner.thinker.state_dict().items():
         torch.testing.assert_close(tensor, weights[f"thinker.{name}"].float(), atol=0, rtol=0)
 
 
