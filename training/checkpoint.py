@@ -5,13 +5,19 @@ Its text vocabulary is byte pairs of the small world's sentences. Its talker has
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from safetensors.torch import load_file, save_file
+
+from omni_cluster.memory.sizes import SINGLE_NAME
+from omni_cluster.models.chat_family import READ_ALOUD
+from omni_cluster.models.checkpoint_maker import check_vacant, renamed_when_whole
 from omni_cluster.models.checkpoint_vocabulary import trained_pairs
-from omni_cluster.models.hearing import CHINESE
 from omni_cluster.models.qwen2_5_omni.checkpoint import write_configs, write_processor
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import config_of, mrope
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import (
@@ -20,7 +26,11 @@ from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import (
     TokenLayout,
     tokenizer_of,
 )
+from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
+from omni_cluster.types.errors import ConfigError
 from training.prompts import SYSTEM_PROMPTS, TRANSCRIBE
+from training.turns import typed
+from training.words import LETTERS
 from training.world import Split, items, vocabulary
 
 if TYPE_CHECKING:
@@ -35,6 +45,11 @@ CODEC_VOCABULARY: Final = 1088
 PIXELS: Final = {"shortest_edge": 56 * 56, "longest_edge": 224 * 224}
 """Of a picture, at most 64 tokens."""
 TOKENIZER_ITEMS: Final = 20_000
+FILES: Final = (
+    "config.json", "generation_config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json",
+    "chat_template.jinja", VOICE_FILE,
+)  # fmt: skip
+"""Of a checkpoint, beside its weights."""
 
 
 def toy_config() -> Qwen2_5OmniConfig:
@@ -78,17 +93,35 @@ def write_toy(folder: Path) -> None:
     write_configs(toy_config(), TOKENS, folder)
 
 
+def join_parts(parts: Path, out: Path) -> None:
+    """Writes the checkpoint `out` of a toy's folder where each part has left its weights, and whose voices are there.
+
+    Raises ConfigError where one is missing.
+    """
+    check_vacant(out)
+    weights: dict[str, Any] = {}
+    for name in ("thinker", "talker", "token2wav"):
+        if not (part := parts / f"{name}.safetensors").is_file():
+            raise ConfigError(f"{parts} has no {part.name}: train the {name} first.")
+        weights |= load_file(part)
+    with renamed_when_whole(out) as folder:
+        for name in FILES:
+            if (parts / name).is_file():
+                shutil.copy(parts / name, folder / name)
+        save_file(weights, folder / SINGLE_NAME, metadata={"format": "pt"})
+
+
 def build_tokenizer() -> Qwen2Tokenizer:
     """The same on every host: its pairs are those of items that are drawn by a seed."""
     return tokenizer_of(TOKENS, *trained_pairs(TOKENS.base, "\n".join(_sentences())))
 
 
 def _sentences() -> Iterator[str]:
-    known = vocabulary()
+    """As they are asked and answered; words that are rare in these, often enough to be one token."""
+    rng = Random(0)
     for item in islice(items(Split.TRAIN, seed=0), TOKENIZER_ITEMS):
-        yield from (item.question, item.answer)
-    # Behind a space and at a beginning, small and, as people write, large.
-    for word in known:
-        yield from (f" {word}",) * 60
-        yield from (word, word.capitalize()) * 10
-    yield from (*SYSTEM_PROMPTS, *TRANSCRIBE, CHINESE, "system\n", "user\n", "assistant\n") * 200
+        yield from (item.question, typed(item.question, rng), item.answer)
+    for word in vocabulary():
+        yield from (f" {word}",) * 100
+    yield from (f" {letter}" for letter in LETTERS for _ in range(1000))
+    yield from (*SYSTEM_PROMPTS, *TRANSCRIBE, READ_ALOUD, "system\n", "user\n", "assistant\n") * 50
