@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,9 @@ def toy_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
     write_toy(folder)
     return folder
+
+
+@pytest.fixture
+def toy_copy(toy_folder, tmp_path) -> Path:
+    """The same, for a test alone."""
+    return Path(shutil.copytree(toy_folder, tmp_path / "toy"))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
 from training.batches import Batch, Reply
-from training.checkpoint import CODEC_MARKS, toy_config, write_toy
+from training.checkpoint import CODEC_MARKS, toy_config
 from training.pool import make_pool
 from training.speaking import END, speech_of
 from training.talker import WEIGHTS, Learner, Plan, TalkerTrainer, codes_of_all
@@ -113,11 +113,10 @@ def letters(text):
 
 
 @pytest.fixture
-def plan(tmp_path, whole):
-    write_toy(tmp_path)
+def plan(toy_copy, whole):
     weights = {f"thinker.{name}": each for name, each in whole.thinker.state_dict().items()}
-    save_file(weights, tmp_path / THINKER_WEIGHTS)
-    return Plan(out=tmp_path, minutes=5, of_minutes=5, size=12, exam=8, most_tokens=2_000, warm_up=5)
+    save_file(weights, toy_copy / THINKER_WEIGHTS)
+    return Plan(out=toy_copy, minutes=5, of_minutes=5, size=12, exam=8, most_tokens=2_000, warm_up=5)
 
 
 def trainer(plan):
@@ -129,11 +128,11 @@ def trainer(plan):
 
 
 def test_it_learns_what_is_said_and_leaves_the_thinker_as_it_is(plan):
-    run = trainer(replace(plan, steps=25))
+    run = trainer(replace(plan, steps=15))
     before = {name: each.clone() for name, each in run.learner._thinker[0].state_dict().items()}
     untrained = loss_of(run)
     run.train()
-    assert loss_of(run) < 0.8 * untrained
+    assert loss_of(run) < 0.85 * untrained
     for name, tensor in run.learner._thinker[0].state_dict().items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
     weights = load_file(plan.out / WEIGHTS)
