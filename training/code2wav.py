@@ -1,0 +1,112 @@
+"""Writes what the flow and the vocoder have learned as a checkpoint has it, and measures it.
+
+    python -m training.code2wav --data .cache/wave --flow .cache/wave/flow.pt --vocoder .cache/wave/vocoder.pt --out toy
+
+`--data` may be left out for a folder that has the files already: then it is only measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniToken2WavBigVGANModel,
+    Qwen2_5OmniToken2WavDiTModel,
+)
+
+from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, new_dit, new_vocoder, write
+from training.codes import Codebook, cepstra, spoken_mel
+from training.saying import SPEAKERS, frames_in_time
+from training.vocoder import sound_of
+from training.wave_data import Sayings, texts
+from training.world import Split
+
+Voices = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def averaged(kept: Path, model: nn.Module) -> None:
+    """Gives the model the averaged weights of a training's file."""
+    weights = torch.load(kept, map_location="cpu", weights_only=True)["parts"]["average"]
+    del weights["count"]
+    model.load_state_dict(weights)
+
+
+def load(folder: Path) -> tuple[Qwen2_5OmniToken2WavDiTModel, Qwen2_5OmniToken2WavBigVGANModel]:
+    """In float32, from a folder that `write` has written."""
+    tensors = {name: tensor.float() for name, tensor in load_file(folder / "token2wav.safetensors").items()}
+    dit, vocoder = new_dit().eval(), new_vocoder().eval()
+    for model, prefix in ((dit, DIT_PREFIX), (vocoder, VOCODER_PREFIX)):
+        model.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    return dit, vocoder
+
+
+def flowed(
+    dit: Qwen2_5OmniToken2WavDiTModel, codes: list[int], voice: Mapping[str, torch.Tensor], num_steps: int = 10
+) -> torch.Tensor:
+    """By transformers' own sampler: `[2 n, 80]`."""
+    given = torch.tensor([codes], device=dit.device)
+    cond, reference = voice["cond"].to(dit.device), voice["ref_mel"].to(dit.device)
+    mel: torch.Tensor = dit.sample(cond, reference, given, num_steps=num_steps)
+    return mel[0].T
+
+
+@torch.inference_mode()
+def sounds(folder: Path, said: list[str], num_steps: int = 10) -> Iterator[tuple[str, str, str, np.ndarray, float]]:
+    """Text, voice, what it is made of, sound, and how far its mel frames are from the spoken ones. Raises NoEspeak."""
+    dit, vocoder = load(folder)
+    codebook, voices = Codebook.load(folder / "codebook.pt"), torch.load(folder / "spk_dict.pt", weights_only=True)
+    torch.manual_seed(0)
+    for text in said:
+        codes = codebook.codes_of(text)
+        for speaker in SPEAKERS:
+            real = spoken_mel(text, speaker)
+            mel = flowed(dit, codes, voices[speaker], num_steps)
+            places = frames_in_time(cepstra(real).numpy(), cepstra(mel).numpy())
+            yield text, speaker, "mel", sound_of(vocoder, real[None])[0].clamp(-1, 1).numpy(), 0.0
+            error = float((mel - real[places]).abs().mean())
+            yield text, speaker, "codes", sound_of(vocoder, mel[None])[0].clamp(-1, 1).numpy(), error
+
+
+def measured(folder: Path, count: int, num_steps: int = 10) -> str:
+    """Words right to the recogniser, of held-out answers, by stage and voice."""
+    from training.recogniser import Recogniser
+    from training.speech import ANSWER_HZ
+
+    recogniser = Recogniser()
+    right: dict[tuple[str, str], list[bool]] = {}
+    errors: dict[str, list[float]] = {}
+    for text, speaker, stage, sound, error in sounds(folder, texts(count, Split.HELD_OUT), num_steps):
+        right.setdefault((stage, speaker), []).append(recogniser.text(sound, ANSWER_HZ) == text)
+        errors.setdefault(stage, []).append(error)
+    lines = [f"{stage} {speaker}: {sum(found)} of {len(found)} right" for (stage, speaker), found in right.items()]
+    return "\n".join([*lines, f"mel error of the flow: {np.mean(errors['codes']):.3f}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the toy's code2wav, and measures it.")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--flow", type=Path)
+    parser.add_argument("--vocoder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--measure", type=int, default=0, help="so many held-out answers, by pocketsphinx")
+    parser.add_argument("--num-steps", type=int, default=10, help="of the flow's sampler")
+    given = parser.parse_args()
+    if given.data:
+        dit, vocoder = new_dit(), new_vocoder()
+        averaged(given.flow, dit)
+        averaged(given.vocoder, vocoder)
+        write(given.out, dit, vocoder, Sayings.load(given.data, 1).voices)
+        shutil.copy(given.data / "codebook.pt", given.out)
+    if given.measure:
+        print(measured(given.out, given.measure, given.num_steps))
+
+
+if __name__ == "__main__":
+    main()

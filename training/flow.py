@@ -1,0 +1,121 @@
+"""Trains the flow of code2wav: from codes and a voice to mel frames.
+
+    python -m training.flow --data .cache/wave --out .cache/wave/flow.pt --minutes 8
+
+The sampler of transformers starts from noise at time 0 and follows `1.5 guided - 0.5 unguided` to time 1. So what is trained
+is that sum: it goes straight from the noise to the mel frames. The unguided half, of no code and no voice, learns to go there
+by itself as well as it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
+
+from training.code2wav_parts import new_dit
+from training.codes import SILENCE
+from training.mel import BINS, SILENT
+from training.rates import FRAMES_A_CODE
+from training.resume import Average, Training, falling
+from training.wave_data import Sayings
+
+GUIDANCE_SCALE = 0.5
+"""Of transformers' sampler, and of this project's."""
+HIGHEST_RATE = 2e-3
+UNGUIDED = 0.1
+"""Weight of the unguided half's own loss."""
+BLOCK_CODES = 12
+MOST_BLOCKS = 12
+"""Of a sentence in a batch: a longer one is cut at a block."""
+
+
+class FlowBatches:
+    """Codes, mel frames and voices of random sentences, filled up with silence."""
+
+    def __init__(self, sayings: Sayings, device: torch.device, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._device, self._sayings = device, sayings
+        self._codes = [torch.from_numpy(codes).long() for codes in sayings.codes]
+        self._conditions = torch.cat([voice["cond"] for voice in sayings.voices.values()]).to(device)
+        self._references = torch.cat([voice["ref_mel"] for voice in sayings.voices.values()]).to(device)
+
+    def draw(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Codes `[B, n]`, mels `[B, 2 n, 80]`, conditions `[B, 2 n, 192]`, reference mels."""
+        chosen = torch.randint(len(self._codes), (size,), generator=self._generator).tolist()
+        voice = torch.randint(len(self._sayings.mels), (size,), generator=self._generator)
+        blocks = min(MOST_BLOCKS, max(-(-len(self._codes[i]) // BLOCK_CODES) for i in chosen))
+        codes = torch.full((size, blocks * BLOCK_CODES), SILENCE)
+        mels = torch.full((size, blocks * BLOCK_CODES * FRAMES_A_CODE, BINS), SILENT)
+        for row, (i, v) in enumerate(zip(chosen, voice.tolist(), strict=True)):
+            first = self._first_code(len(self._codes[i]), blocks)
+            part = self._codes[i][first : first + blocks * BLOCK_CODES]
+            codes[row, : len(part)] = part
+            frames = slice(first * FRAMES_A_CODE, (first + len(part)) * FRAMES_A_CODE)
+            mels[row, : len(part) * FRAMES_A_CODE] = torch.from_numpy(self._sayings.mels[v][i][frames]).float()
+        voice = voice.to(self._device)
+        conditions = self._conditions[voice][:, None].expand(-1, mels.shape[1], -1)
+        return codes.to(self._device), mels.to(self._device), conditions, self._references[voice]
+
+    def _first_code(self, codes: int, blocks: int) -> int:
+        spare = -(-codes // BLOCK_CODES) - blocks
+        return BLOCK_CODES * int(torch.randint(spare + 1, (), generator=self._generator)) if spare > 0 else 0
+
+
+def loss_of(
+    dit: Qwen2_5OmniToken2WavDiTModel,
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    codes, mels, conditions, references = batch
+    noise, time = torch.randn_like(mels), torch.rand(len(mels), device=mels.device)
+    state = torch.lerp(noise, mels, time[:, None, None])
+    made = dit(state, references, conditions, codes, time, apply_cfg=True)
+    guided, unguided = made.chunk(2)
+    target = mels - noise
+    summed = guided + (guided - unguided) * GUIDANCE_SCALE
+    return (summed - target).square().mean() + UNGUIDED * (unguided - target).square().mean()
+
+
+def train(
+    sayings: Sayings, out: Path, minutes: float, at_most: float | None, batch: int, device: torch.device
+) -> Average:
+    """Prints the loss; gives the averaged weights, which `out` keeps as `average` too."""
+    torch.manual_seed(0)
+    dit = new_dit().to(device)
+    optimiser = torch.optim.AdamW(dit.parameters(), HIGHEST_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    average = Average(dit)
+    training = Training(out, {"model": dit, "optimiser": optimiser, "average": average}, minutes, at_most)
+    batches = FlowBatches(sayings, device, training.step)
+    mean = 0.0
+    for step in training.steps():
+        for group in optimiser.param_groups:
+            group["lr"] = falling(training.progress, HIGHEST_RATE)
+        loss = loss_of(dit, batches.draw(batch))
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(dit.parameters(), 1.0)
+        optimiser.step()
+        average.update()
+        if step % 50 == 0:
+            mean = float(loss.detach()) if step == 0 else 0.5 * mean + 0.5 * float(loss.detach())
+            print(f"flow step {step} progress {training.progress:.3f} loss {mean:.4f}", flush=True)
+    return average
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trains the flow of code2wav.")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of training in all")
+    parser.add_argument("--at-most", type=float, help="minutes of this run")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--sayings", type=int, help="only the first so many")
+    given = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train(Sayings.load(given.data, given.sayings), given.out, given.minutes, given.at_most, given.batch, device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The log-mel spectrogram that codes are made of, the flow makes and the vocoder reads: BigVGAN's, 100 frames a second."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Final
+
+import torch
+from torch.nn.functional import pad
+from transformers.audio_utils import mel_filter_bank
+
+from training.rates import HOP, SAMPLE_RATE_HZ
+
+BINS: Final = 80
+WINDOW: Final = 1024
+LEAST: Final = 1e-5
+"""Amplitude of silence."""
+SILENT: Final = math.log(LEAST)
+
+
+def log_mel(sound: torch.Tensor) -> torch.Tensor:
+    """Float32 `[B, samples]` -> `[B, samples / 240, 80]`; a frame is centred on its own 240 samples."""
+    beside = (WINDOW - HOP) // 2
+    padded = pad(sound[:, None], (beside, beside), mode="reflect")[:, 0]
+    window = torch.hann_window(WINDOW, device=sound.device)
+    spectrum = torch.stft(padded, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
+    magnitude = torch.view_as_real(spectrum).square().sum(-1).add(1e-9).sqrt()
+    return (_filters(sound.device) @ magnitude).clamp(min=LEAST).log().transpose(1, 2)
+
+
+@functools.cache
+def _filters(device: torch.device) -> torch.Tensor:
+    """`[80, 513]`, of one area each."""
+    filters = mel_filter_bank(
+        num_frequency_bins=WINDOW // 2 + 1, num_mel_filters=BINS, min_frequency=0.0, max_frequency=SAMPLE_RATE_HZ / 2,
+        sampling_rate=SAMPLE_RATE_HZ, norm="slaney", mel_scale="slaney",
+    )  # fmt: skip
+    return torch.from_numpy(filters).float().T.contiguous().to(device)

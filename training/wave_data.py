@@ -1,0 +1,114 @@
+"""Sentences of the world as code2wav learns them: codes, sounds and mel frames of both voices, made by all cores.
+
+python -m training.wave_data --out .cache/wave --sayings 3000
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
+from training.code2wav_parts import voices
+from training.codes import Codebook, cepstra
+from training.mel import log_mel
+from training.saying import SPEAKERS, frames_in_time, say
+from training.world import Split, items
+
+FITTED_ON = 1000
+"""Sentences that a codebook is made of."""
+DRAWS_A_SAYING = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Sayings:
+    """`codes` int16 `[n]` each; `sounds` int16 by voice and sentence; `mels` float16 `[2 n, 80]` by voice and sentence, in the
+    time of the codes. Voices are in the order of `voices`.
+    """
+
+    texts: list[str]
+    codes: list[np.ndarray]
+    sounds: list[list[np.ndarray]]
+    mels: list[list[np.ndarray]]
+    voices: dict[str, dict[str, torch.Tensor]]
+
+    @classmethod
+    def load(cls, folder: Path, count: int | None = None) -> Sayings:
+        kept = torch.load(folder / "sayings.pt", weights_only=False)
+        sounds, mels = ([part[:count] for part in kept[name]] for name in ("sounds", "mels"))
+        return cls(kept["texts"][:count], kept["codes"][:count], sounds, mels, kept["voices"])
+
+    def save(self, folder: Path) -> None:
+        kept = {
+            "texts": self.texts,
+            "codes": self.codes,
+            "sounds": self.sounds,
+            "mels": self.mels,
+            "voices": self.voices,
+        }
+        torch.save(kept, folder / "sayings.pt")
+
+
+def texts(count: int, split: Split = Split.TRAIN) -> list[str]:
+    """Different answers of the world, or fewer if it has not so many."""
+    drawn = itertools.islice(items(split, seed=0), count * DRAWS_A_SAYING)
+    return list(itertools.islice(dict.fromkeys(item.answer for item in drawn), count))
+
+
+def spoken(text: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Sounds and mels by voice, the mels in the time of the low voice's codes."""
+    torch.set_num_threads(1)
+    sounds = {speaker: say(text, speaker) for speaker in SPEAKERS}
+    mels = {speaker: log_mel(torch.from_numpy(sound)[None])[0] for speaker, sound in sounds.items()}
+    timing = cepstra(mels[LOW_VOICE]).numpy()
+    for speaker, mel in mels.items():
+        if speaker != LOW_VOICE:
+            mels[speaker] = mel[frames_in_time(cepstra(mel).numpy(), timing)]
+    return (
+        [(sound * (2**15 - 1)).astype(np.int16) for sound in sounds.values()],
+        [mel.numpy().astype(np.float16) for mel in mels.values()],
+    )
+
+
+def made(
+    said: Sequence[str], codebook: Codebook | None = None, processes: int | None = None
+) -> tuple[Sayings, Codebook]:
+    """With a codebook of the first of them where none is given. Raises NoEspeak."""
+    processes = processes or os.cpu_count() or 1
+    if processes == 1:
+        parts = [spoken(text) for text in said]
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+            parts = list(pool.map(spoken, said, chunksize=16))
+    sounds, mels = ([list(of_voice) for of_voice in zip(*(part[i] for part in parts), strict=True)] for i in (0, 1))
+    low = [torch.from_numpy(mel).float() for mel in mels[list(SPEAKERS).index(LOW_VOICE)]]
+    codebook = codebook or Codebook.fitted(low[:FITTED_ON])
+    codes = [np.array(codebook.codes(mel), np.int16) for mel in low]
+    return Sayings(list(said), codes, sounds, mels, voices()), codebook
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes what code2wav is trained on.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sayings", type=int, default=3000)
+    parser.add_argument("--codebook", type=Path, help="one that is made already")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    sayings, codebook = made(texts(given.sayings), Codebook.load(given.codebook) if given.codebook else None)
+    sayings.save(given.out)
+    codebook.save(given.out / "codebook.pt")
+    seconds = sum(map(len, sayings.codes)) / 50
+    print(f"{len(sayings.texts)} sentences of {seconds / 60:.1f} minutes, in {len(sayings.mels)} voices")
+
+
+if __name__ == "__main__":
+    main()
