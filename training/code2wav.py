@@ -21,9 +21,12 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, new_dit, new_vocoder, write
+from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
+from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, WEIGHTS_FILE, new_dit, new_vocoder, write
 from training.codes import Codebook, cepstra, spoken_mel
+from training.recogniser import Recogniser
 from training.saying import SPEAKERS, frames_in_time
+from training.speech import ANSWER_HZ
 from training.vocoder import sound_of
 from training.wave_data import Sayings, texts
 from training.world import Split
@@ -40,7 +43,7 @@ def averaged(kept: Path, model: nn.Module) -> None:
 
 def load(folder: Path) -> tuple[Qwen2_5OmniToken2WavDiTModel, Qwen2_5OmniToken2WavBigVGANModel]:
     """In float32, from a folder that `write` has written."""
-    tensors = {name: tensor.float() for name, tensor in load_file(folder / "token2wav.safetensors").items()}
+    tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     dit, vocoder = new_dit().eval(), new_vocoder().eval()
     for model, prefix in ((dit, DIT_PREFIX), (vocoder, VOCODER_PREFIX)):
         model.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
@@ -61,7 +64,7 @@ def flowed(
 def sounds(folder: Path, said: list[str], num_steps: int = 10) -> Iterator[tuple[str, str, str, np.ndarray, float]]:
     """Text, voice, what it is made of, sound, and how far its mel frames are from the spoken ones. Raises NoEspeak."""
     dit, vocoder = load(folder)
-    codebook, voices = Codebook.load(folder / "codebook.pt"), torch.load(folder / "spk_dict.pt", weights_only=True)
+    codebook, voices = Codebook.load(folder / "codebook.pt"), torch.load(folder / VOICE_FILE, weights_only=True)
     torch.manual_seed(0)
     for text in said:
         codes = codebook.codes_of(text)
@@ -76,9 +79,6 @@ def sounds(folder: Path, said: list[str], num_steps: int = 10) -> Iterator[tuple
 
 def measured(folder: Path, count: int, num_steps: int = 10) -> str:
     """Words right to the recogniser, of held-out answers, by stage and voice."""
-    from training.recogniser import Recogniser
-    from training.speech import ANSWER_HZ
-
     recogniser = Recogniser()
     right: dict[tuple[str, str], list[bool]] = {}
     errors: dict[str, list[float]] = {}

@@ -14,6 +14,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
+from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
 from training import codes
 from training.saying import SPEAKERS
 
@@ -28,6 +29,9 @@ VOCODER_SIZES: Final[dict[str, Any]] = {
     "upsample_initial_channel": 128, "upsample_rates": [6, 5, 8], "upsample_kernel_sizes": [12, 11, 16],
     "resblock_kernel_sizes": [3, 5, 7],
 }  # fmt: skip
+TOKEN2WAV: Final = {"dit_config": DIT_SIZES, "bigvgan_config": VOCODER_SIZES}
+"""As the checkpoint's configuration has it, `token2wav_config`."""
+WEIGHTS_FILE: Final = "token2wav.safetensors"
 DIT_PREFIX: Final = "token2wav.code2wav_dit_model."
 VOCODER_PREFIX: Final = "token2wav.code2wav_bigvgan_model."
 REFERENCE_SAYING: Final = "hello i am a toy"
@@ -66,14 +70,11 @@ def voices() -> dict[str, dict[str, torch.Tensor]]:
     return {speaker: voice(number, speaker) for number, speaker in enumerate(SPEAKERS)}
 
 
-def write(
-    folder: Path, dit: nn.Module, vocoder: nn.Module, of_voices: dict[str, dict[str, torch.Tensor]], half: bool = True
-) -> None:
-    """`token2wav.safetensors` by the hub's names, and `spk_dict.pt` without the ids of the talker's vocabulary."""
+def write(folder: Path, dit: nn.Module, vocoder: nn.Module, of_voices: dict[str, dict[str, torch.Tensor]]) -> None:
+    """`token2wav.safetensors` by the hub's names in float16, and `spk_dict.pt` without each voice's `bos_token`."""
     parts = {DIT_PREFIX: dit, VOCODER_PREFIX: vocoder}
-    dtype = torch.float16 if half else torch.float32
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {prefix + name: tensor.detach().to("cpu", dtype).contiguous()
+    tensors = {prefix + name: tensor.detach().to("cpu", torch.float16).contiguous()
                for prefix, part in parts.items() for name, tensor in part.state_dict().items()}  # fmt: skip
-    save_file(tensors, folder / "token2wav.safetensors", {"format": "pt"})
-    torch.save(of_voices, folder / "spk_dict.pt")
+    save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
+    torch.save(of_voices, folder / VOICE_FILE)

@@ -14,8 +14,7 @@ from typing import Final
 import torch
 
 from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
-from training.mel import BINS, log_mel
-from training.rates import FRAMES_A_CODE
+from training.mel import BINS, FRAMES_A_CODE, log_mel
 from training.saying import say
 
 NO_CODE: Final = 0
@@ -35,9 +34,6 @@ class Codebook:
 
     def __init__(self, centres: torch.Tensor) -> None:
         self.centres = centres
-
-    def __len__(self) -> int:
-        return len(self.centres)
 
     @classmethod
     def fitted(cls, mels: Sequence[torch.Tensor], size: int = SIZE, seed: int = 0) -> Codebook:

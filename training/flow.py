@@ -2,9 +2,9 @@
 
     python -m training.flow --data .cache/wave --out .cache/wave/flow.pt --minutes 8
 
-The sampler of transformers starts from noise at time 0 and follows `1.5 guided - 0.5 unguided` to time 1. So what is trained
-is that sum: it goes straight from the noise to the mel frames. The unguided half, of no code and no voice, learns to go there
-by itself as well as it can.
+The sampler of transformers starts from noise at time 0 and follows `1.5 guided - 0.5 unguided` to time 1. That sum is
+what is trained: it goes straight from the noise to the mel frames. The unguided half knows no code and no voice. It
+learns to go there by itself as well as it can.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from training.code2wav_parts import new_dit
 from training.codes import SILENCE
-from training.mel import BINS, SILENT
-from training.rates import FRAMES_A_CODE
+from training.mel import BINS, FRAMES_A_CODE, SILENT
 from training.resume import Average, Training, falling
 from training.wave_data import Sayings
 
@@ -35,8 +34,7 @@ MOST_BLOCKS = 12
 class FlowBatches:
     """Codes, mel frames and voices of random sentences, filled up with silence."""
 
-    def __init__(self, sayings: Sayings, device: torch.device, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+    def __init__(self, sayings: Sayings, device: torch.device) -> None:
         self._device, self._sayings = device, sayings
         self._codes = [torch.from_numpy(codes).long() for codes in sayings.codes]
         self._conditions = torch.cat([voice["cond"] for voice in sayings.voices.values()]).to(device)
@@ -44,8 +42,8 @@ class FlowBatches:
 
     def draw(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Codes `[B, n]`, mels `[B, 2 n, 80]`, conditions `[B, 2 n, 192]`, reference mels."""
-        chosen = torch.randint(len(self._codes), (size,), generator=self._generator).tolist()
-        voice = torch.randint(len(self._sayings.mels), (size,), generator=self._generator)
+        chosen = torch.randint(len(self._codes), (size,)).tolist()
+        voice = torch.randint(len(self._sayings.mels), (size,))
         blocks = min(MOST_BLOCKS, max(-(-len(self._codes[i]) // BLOCK_CODES) for i in chosen))
         codes = torch.full((size, blocks * BLOCK_CODES), SILENCE)
         mels = torch.full((size, blocks * BLOCK_CODES * FRAMES_A_CODE, BINS), SILENT)
@@ -61,7 +59,7 @@ class FlowBatches:
 
     def _first_code(self, codes: int, blocks: int) -> int:
         spare = -(-codes // BLOCK_CODES) - blocks
-        return BLOCK_CODES * int(torch.randint(spare + 1, (), generator=self._generator)) if spare > 0 else 0
+        return BLOCK_CODES * int(torch.randint(spare + 1, ())) if spare > 0 else 0
 
 
 def loss_of(
@@ -78,16 +76,14 @@ def loss_of(
     return (summed - target).square().mean() + UNGUIDED * (unguided - target).square().mean()
 
 
-def train(
-    sayings: Sayings, out: Path, minutes: float, at_most: float | None, batch: int, device: torch.device
-) -> Average:
-    """Prints the loss; gives the averaged weights, which `out` keeps as `average` too."""
+def train(sayings: Sayings, out: Path, minutes: float, at_most: float | None, batch: int, device: torch.device) -> None:
+    """Prints the loss; `out` keeps the averaged weights as `average`."""
     torch.manual_seed(0)
     dit = new_dit().to(device)
     optimiser = torch.optim.AdamW(dit.parameters(), HIGHEST_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     average = Average(dit)
     training = Training(out, {"model": dit, "optimiser": optimiser, "average": average}, minutes, at_most)
-    batches = FlowBatches(sayings, device, training.step)
+    batches = FlowBatches(sayings, device)
     mean = 0.0
     for step in training.steps():
         for group in optimiser.param_groups:
@@ -101,7 +97,6 @@ def train(
         if step % 50 == 0:
             mean = float(loss.detach()) if step == 0 else 0.5 * mean + 0.5 * float(loss.detach())
             print(f"flow step {step} progress {training.progress:.3f} loss {mean:.4f}", flush=True)
-    return average
 
 
 def main() -> None:

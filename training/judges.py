@@ -1,7 +1,8 @@
-"""What tells the vocoder how its sound differs from speech: spectra of several resolutions, and networks that learn to tell."""
+"""How a made sound differs from speech: by spectra of several resolutions, and by networks that learn to tell."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,7 @@ class PeriodJudge(nn.Module):
         self._period = period
         widths = (1, channels, 2 * channels, 4 * channels, 8 * channels)
         self.layers = nn.ModuleList(
-            weight_norm(nn.Conv2d(a, b, (5, 1), (3, 1), (2, 0))) for a, b in zip(widths, widths[1:], strict=False)
+            weight_norm(nn.Conv2d(a, b, (5, 1), (3, 1), (2, 0))) for a, b in itertools.pairwise(widths)
         )
         self.last = weight_norm(nn.Conv2d(widths[-1], 1, (3, 1), 1, (1, 0)))
 

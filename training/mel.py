@@ -1,4 +1,4 @@
-"""The log-mel spectrogram that codes are made of, the flow makes and the vocoder reads: BigVGAN's, 100 frames a second."""
+"""BigVGAN's log-mel spectrogram, 100 frames a second: codes are made of it, the flow makes it, the vocoder reads it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from torch.nn.functional import pad
 from transformers.audio_utils import mel_filter_bank
 
-from training.rates import HOP, SAMPLE_RATE_HZ
+from training.speech import ANSWER_HZ, SAMPLES_A_CODE
 
 BINS: Final = 80
+FRAMES_A_CODE: Final = 2
+HOP: Final = SAMPLES_A_CODE // FRAMES_A_CODE
+"""Samples of a frame."""
 WINDOW: Final = 1024
 LEAST: Final = 1e-5
 """Amplitude of silence."""
@@ -33,7 +36,7 @@ def log_mel(sound: torch.Tensor) -> torch.Tensor:
 def _filters(device: torch.device) -> torch.Tensor:
     """`[80, 513]`, of one area each."""
     filters = mel_filter_bank(
-        num_frequency_bins=WINDOW // 2 + 1, num_mel_filters=BINS, min_frequency=0.0, max_frequency=SAMPLE_RATE_HZ / 2,
-        sampling_rate=SAMPLE_RATE_HZ, norm="slaney", mel_scale="slaney",
+        num_frequency_bins=WINDOW // 2 + 1, num_mel_filters=BINS, min_frequency=0.0, max_frequency=ANSWER_HZ / 2,
+        sampling_rate=ANSWER_HZ, norm="slaney", mel_scale="slaney",
     )  # fmt: skip
     return torch.from_numpy(filters).float().T.contiguous().to(device)

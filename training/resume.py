@@ -1,4 +1,7 @@
-"""Training in parts: until its minutes are over, kept on disk once a minute, and gone on with from there."""
+"""Training in parts: until its minutes are over, kept on disk once a minute, and gone on with from there.
+
+What is drawn goes on too, so a run in parts learns what an unbroken one does.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ class Training:
             self.step, self._before_s = kept["step"], kept["seconds"]
             for name, part in parts.items():
                 part.load_state_dict(kept["parts"][name])
+            _draw_on(kept["random"])
 
     @property
     def progress(self) -> float:
@@ -58,8 +62,20 @@ class Training:
         states = {name: part.state_dict() for name, part in self._parts.items()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         half_written = self._path.with_suffix(".writing")
-        torch.save({"step": self.step, "seconds": self._seconds, "parts": states}, half_written)
+        torch.save({"step": self.step, "seconds": self._seconds, "parts": states, "random": _random()}, half_written)
         os.replace(half_written, self._path)
+
+
+def _random() -> dict[str, torch.Tensor]:
+    """Where the generators are, of the CPU and of the card if there is one."""
+    on_card = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"cpu": torch.get_rng_state(), **on_card}
+
+
+def _draw_on(random: Mapping[str, torch.Tensor]) -> None:
+    torch.set_rng_state(random["cpu"])
+    if "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"])
 
 
 def falling(progress: float, highest: float, warm_up: float = 0.01) -> float:
@@ -91,7 +107,3 @@ class Average:
         self._count = int(state["count"])
         for name, tensor in self._weights.items():
             tensor.copy_(state[name])
-
-    @property
-    def weights(self) -> dict[str, torch.Tensor]:
-        return self._weights

@@ -1,7 +1,7 @@
 """How the toy's answers sound: whole sentences by espeak-ng at one pitch, in two voices of nearly one timing.
 
-A sentence has one string of codes for both voices, that of the low voice: the talker learns one answer to each text. The flow
-makes either voice of it, so the other voice's mel frames are put in the time of the codes here.
+A sentence has one string of codes for both voices, that of the low voice: the talker learns one answer to each text.
+The flow makes either voice of it, so the other voice's mel frames are put in the time of the codes here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,24 @@ from typing import Final
 import numpy as np
 
 from omni_cluster.models.qwen2_5_omni.voices import HIGH_VOICE, LOW_VOICE
-from training.rates import SAMPLE_RATE_HZ, SAMPLES_A_CODE
-from training.speech import ESPEAK_HZ, LOUDNESS, PROGRAM, NoEspeak, Sound, Voice, padded, resampled, scaled, trimmed
+from training.speech import (
+    ANSWER_HZ,
+    ANSWER_SILENCE_S,
+    ESPEAK_HZ,
+    LOUDNESS,
+    PROGRAM,
+    SAMPLES_A_CODE,
+    NoEspeak,
+    Sound,
+    Voice,
+    padded,
+    resampled,
+    scaled,
+    trimmed,
+)
 
 SPEAKERS: Final[Mapping[str, Voice]] = {HIGH_VOICE: Voice("f2", 155, 60), LOW_VOICE: Voice("m6", 150, 40)}
-"""By the names of the checkpoint's voices, of one length. Of the variants these two are understood best at one pitch."""
-BEFORE_S, AFTER_S = 0.06, 0.2
+"""By the names of the checkpoint's voices, of one length: the variants that are understood best at one pitch."""
 BAND: Final = 40
 """Frames by which the voices may be apart in time."""
 LEAP: Final = 0.5
@@ -30,8 +42,8 @@ LEAP: Final = 0.5
 
 def say(text: str, speaker: str) -> Sound:
     """Float32 at 24 kHz, a whole number of codes. Raises NoEspeak."""
-    said = scaled(trimmed(resampled(_spoken(text, SPEAKERS[speaker]), ESPEAK_HZ, SAMPLE_RATE_HZ)), LOUDNESS)
-    sound = padded(said, BEFORE_S, AFTER_S, SAMPLE_RATE_HZ)
+    said = scaled(trimmed(resampled(_spoken(text, SPEAKERS[speaker]), ESPEAK_HZ, ANSWER_HZ)), LOUDNESS)
+    sound = padded(said, *ANSWER_SILENCE_S, ANSWER_HZ)
     return np.pad(sound, (0, -len(sound) % SAMPLES_A_CODE))
 
 

@@ -16,8 +16,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from training.code2wav_parts import new_vocoder
 from training.judges import Judges, judged_loss, judging_loss, spectral_loss
-from training.mel import log_mel
-from training.rates import HOP
+from training.mel import HOP, log_mel
 from training.resume import Average, Training, falling
 from training.wave_data import Sayings
 
@@ -64,8 +63,8 @@ def train(
     device: torch.device,
     frames: int = 64,
     judged_from: float = 0.3,
-) -> Average:
-    """Prints the losses; gives the averaged weights, which `out` keeps too. `judged_from`: the part without judges."""
+) -> None:
+    """Prints the losses; `out` keeps the averaged weights as `average`. `judged_from`: the part without judges."""
     torch.manual_seed(0)
     vocoder, judges = new_vocoder().to(device), Judges().to(device)
     optimiser = torch.optim.AdamW(vocoder.parameters(), HIGHEST_RATE, betas=(0.8, 0.99), weight_decay=0.0)
@@ -90,7 +89,6 @@ def train(
             print(f"vocoder step {step} progress {training.progress:.3f} spectral {float(spectral.detach()):.4f}"
                   + (f" judged {float((loss - SPECTRAL * spectral).detach()):.3f} judges {float(told.detach()):.3f}"
                      if judged else ""), flush=True)  # fmt: skip
-    return average
 
 
 def _step(optimiser: torch.optim.Optimizer, loss: torch.Tensor, rate: float, model: torch.nn.Module) -> None:

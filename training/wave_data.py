@@ -31,8 +31,8 @@ DRAWS_A_SAYING = 30
 
 @dataclass(frozen=True, slots=True)
 class Sayings:
-    """`codes` int16 `[n]` each; `sounds` int16 by voice and sentence; `mels` float16 `[2 n, 80]` by voice and sentence, in the
-    time of the codes. Voices are in the order of `voices`.
+    """`codes` int16 `[n]` each; `sounds` int16 by voice and sentence; `mels` float16 `[2 n, 80]` by voice and sentence,
+    in the time of the codes. Voices are in the order of `voices`.
     """
 
     texts: list[str]
