@@ -87,7 +87,10 @@ def falling(progress: float, highest: float, warm_up: float = 0.01) -> float:
 
 
 class Average:
-    """Weights averaged over the last steps, some `steps` of them: what is used of a model in the end."""
+    """Weights averaged over the last steps: what is used of a model in the end.
+
+    Some `steps` of them, but at first only a tenth of those that there were: the oldest ones are much worse.
+    """
 
     def __init__(self, model: torch.nn.Module, steps: int = 1000) -> None:
         self._weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -96,7 +99,7 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         self._count += 1
-        part = max(1 / self._count, 1 / self._steps)
+        part = min(1.0, max(10 / self._count, 1 / self._steps))
         now = self._model.state_dict()
         torch._foreach_lerp_([*self._weights.values()], [now[name] for name in self._weights], part)
 

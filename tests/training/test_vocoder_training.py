@@ -90,16 +90,19 @@ def test_a_training_in_parts_is_the_same_as_an_unbroken_one(
     torch.testing.assert_close(in_parts["parts"], whole["parts"], rtol=0, atol=0)
 
 
-def test_the_average_is_of_all_steps_at_first_and_of_the_last_ones_later() -> None:
-    model = torch.nn.Linear(1, 1, bias=False)
-    average = Average(model, steps=4)
-    for value in (1.0, 2.0, 3.0):
-        torch.nn.init.constant_(model.weight, value)
-        average.update()
-    assert average.state_dict()["weight"].item() == pytest.approx(2)
-    for _ in range(40):
-        average.update()
-    assert average.state_dict()["weight"].item() == pytest.approx(3, abs=1e-3)
+def test_the_average_is_of_the_last_tenth_of_the_steps_and_of_no_more_than_asked_for() -> None:
+    def lag(steps: int, taken: int) -> float:
+        """By how many steps the average is behind weights that grow by one each."""
+        model = torch.nn.Linear(1, 1, bias=False)
+        average = Average(model, steps)
+        for value in range(taken):
+            torch.nn.init.constant_(model.weight, value)
+            average.update()
+        return taken - 1 - average.state_dict()["weight"].item()
+
+    assert lag(steps=1000, taken=10) == 0
+    assert lag(steps=1000, taken=300) == pytest.approx(300 / 11, rel=0.1)
+    assert lag(steps=20, taken=300) == pytest.approx(19, rel=0.1)
 
 
 def test_the_rate_rises_first_and_falls_to_a_hundredth() -> None:
