@@ -15,6 +15,7 @@ from omni_cluster.models.chat_family import READ_ALOUD
 from training.layout import Conversation, Laid, Layout, Part, Seen, Sound, Turn
 from training.pool import Pool
 from training.prompts import RECOGNIZING, SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
+from training.readings import Readings, written
 from training.sounds import Hearing, drawn_hearing
 from training.turns import typed
 from training.world import Item, Kind, Split, draw
@@ -84,16 +85,19 @@ class Asked:
 class Conversations:
     """Draws conversations of a pool's split."""
 
-    def __init__(self, pool: Pool, split: Split, mix: Mix, items: Sequence[Item] = ()) -> None:
-        """`items`: what is typed, and read aloud; any of the world's, unless they are given."""
+    def __init__(
+        self, pool: Pool, split: Split, mix: Mix, items: Sequence[Item] = (), texts: Readings | None = None
+    ) -> None:
+        """`items`: what is typed; any of the world's, unless they are given. `texts`: what is read aloud."""
         self._items = items
+        self._texts = texts or {}
         self._pool = pool
         self._split = split
         self._mix = mix
 
     def draw(self, rng: Random) -> Asked:
         if _chance(rng, self._mix.aloud):
-            return Asked("aloud", Conversation((Turn((READ_ALOUD,), self._typed_item(rng).answer),)))
+            return self._aloud(rng)
         if _chance(rng, self._mix.transcripts):
             return Asked("transcript", self._transcript(rng))
         turns: list[Turn] = []
@@ -101,6 +105,11 @@ class Conversations:
             item, turn = self._turn(rng, any(_has_picture(turn) for turn in turns))
             turns.append(turn if number == count - 1 else _interrupted(turn, rng))
         return Asked(item.kind, Conversation(tuple(turns), _system(rng)))
+
+    def _aloud(self, rng: Random) -> Asked:
+        kind = rng.choice([*self._texts])
+        text = written(rng.choice(self._texts[kind]), rng)
+        return Asked(f"aloud {kind}", Conversation((Turn((READ_ALOUD,), text),)))
 
     def transcript_of(self, piece: int, hearing: Hearing, question: str = TRANSCRIBE[0]) -> Conversation:
         return Conversation((Turn((question, sound_of(hearing)), self._pool.spoken[piece].question),), RECOGNIZING)
@@ -203,6 +212,11 @@ class Batcher(Dataset[list[Batch]]):
 
     def __len__(self) -> int:
         return 1 << 40
+
+    def tokens_of_words(self, text: str) -> list[int]:
+        """How many each word has. No token is of two words."""
+        words = text.split()
+        return [len(self._layout.text_ids(f" {word}" if place else word)) for place, word in enumerate(words)]
 
     def of(self, asked: Sequence[Asked]) -> list[Batch]:
         laid = [(each, self._layout.lay(each.conversation)) for each in asked]

@@ -5,18 +5,13 @@ Its text vocabulary is byte pairs of the small world's sentences. Its talker has
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from safetensors.torch import load_file, save_file
-
-from omni_cluster.memory.sizes import SINGLE_NAME
 from omni_cluster.models.chat_family import READ_ALOUD
-from omni_cluster.models.checkpoint_maker import check_vacant, renamed_when_whole
 from omni_cluster.models.checkpoint_vocabulary import trained_pairs
 from omni_cluster.models.qwen2_5_omni.checkpoint import write_configs, write_processor
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import config_of, mrope
@@ -26,8 +21,6 @@ from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import (
     TokenLayout,
     tokenizer_of,
 )
-from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
-from omni_cluster.types.errors import ConfigError
 from training.prompts import SYSTEM_PROMPTS, TRANSCRIBE
 from training.turns import typed
 from training.words import LETTERS
@@ -45,15 +38,16 @@ CODEC_VOCABULARY: Final = 1088
 PIXELS: Final = {"shortest_edge": 56 * 56, "longest_edge": 224 * 224}
 """Of a picture, at most 64 tokens."""
 TOKENIZER_ITEMS: Final = 20_000
-FILES: Final = (
-    "config.json", "generation_config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json",
-    "chat_template.jinja", VOICE_FILE,
-)  # fmt: skip
-"""Of a checkpoint, beside its weights."""
 
 
 def toy_config() -> Qwen2_5OmniConfig:
-    return config_of({"thinker": _thinker(), "talker": _talker(), "token2wav": {}}, TOKENS, CODEC_MARKS, "float32")
+    # Its module imports transformers, which takes seconds.
+    from training.code2wav_parts import DIT_SIZES, VOCODER_SIZES
+
+    code2wav = {"dit_config": DIT_SIZES, "bigvgan_config": VOCODER_SIZES}
+    return config_of(
+        {"thinker": _thinker(), "talker": _talker(), "token2wav": code2wav}, TOKENS, CODEC_MARKS, "float32"
+    )
 
 
 def _thinker() -> dict[str, Any]:
@@ -91,24 +85,6 @@ def write_toy(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_processor(build_tokenizer(), PIXELS, PIXELS, folder)
     write_configs(toy_config(), TOKENS, folder)
-
-
-def join_parts(parts: Path, out: Path) -> None:
-    """Writes the checkpoint `out` of a toy's folder where each part has left its weights, and whose voices are there.
-
-    Raises ConfigError where one is missing.
-    """
-    check_vacant(out)
-    weights: dict[str, Any] = {}
-    for name in ("thinker", "talker", "token2wav"):
-        if not (part := parts / f"{name}.safetensors").is_file():
-            raise ConfigError(f"{parts} has no {part.name}: train the {name} first.")
-        weights |= load_file(part)
-    with renamed_when_whole(out) as folder:
-        for name in FILES:
-            if (parts / name).is_file():
-                shutil.copy(parts / name, folder / name)
-        save_file(weights, folder / SINGLE_NAME, metadata={"format": "pt"})
 
 
 def build_tokenizer() -> Qwen2Tokenizer:

@@ -7,8 +7,8 @@ end once, and its pad for ever (`omni_cluster/models/qwen2_5_omni/talker.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -17,6 +17,8 @@ from torch.utils.data import Dataset
 
 from training.batches import Batch, Batcher
 from training.checkpoint import CODEC_MARKS, TOKENS
+from training.readings import plain
+from training.said import Codes, Lengths
 
 PAD, START, END, MASK = CODEC_MARKS, CODEC_MARKS + 1, CODEC_MARKS + 2, CODEC_MARKS + 4
 """Of the codec."""
@@ -24,8 +26,6 @@ SPECIAL_ROWS: Final = (TOKENS.tts_text_end, TOKENS.tts_text_pad, *TOKENS.voices.
 """Tokens of the thinker whose embeddings are rows by themselves; a batch's own rows come before them."""
 _TEXT_END, _TEXT_PAD, _FIRST_VOICE = range(3)
 VOICES: Final = tuple(TOKENS.voices)
-Codes = Mapping[str, Sequence[int]]
-"""Of what may be said, by its text."""
 
 
 @dataclass(slots=True)
@@ -33,6 +33,8 @@ class Speech:
     """`b` spoken answers. `rows` `[b, n]`: which row each position has. `codes` `[b, n]`, `positions` `[3, b, n]`.
 
     `before`: flat indices of the positions that foretell `targets`; `owners`: of which answer each target is.
+    `arrivals` `[b, tokens]`: where the row of each of the answer's tokens comes; 0: it has no such token.
+    `tokens_of` `[targets, 2]`: of which tokens the word is that the target says, from and to; both 0: none.
     """
 
     rows: np.ndarray
@@ -41,6 +43,8 @@ class Speech:
     before: np.ndarray
     targets: np.ndarray
     owners: np.ndarray
+    arrivals: np.ndarray
+    tokens_of: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
 
 class Speeches(Dataset[list[tuple[Batch, Speech]]]):
@@ -50,6 +54,7 @@ class Speeches(Dataset[list[tuple[Batch, Speech]]]):
         """`misheard`: the share of codes that the talker is fed wrong, since it will hear its own mistakes."""
         self._batcher = batcher
         self._codes = codes
+        self._lengths = Lengths.measured(codes)
         self._seed = seed
         self._misheard = misheard
 
@@ -61,9 +66,19 @@ class Speeches(Dataset[list[tuple[Batch, Speech]]]):
         return len(self._batcher)
 
     def _of(self, batch: Batch, rng: Random) -> Speech:
-        said = [self._codes[reply.text] for reply in batch.replies]
+        said = [self._codes[plain(reply.text)] for reply in batch.replies]
         voices = [rng.choice(VOICES) for _ in said]
-        return speech_of(batch, said, voices, [_misheard(codes, self._misheard, rng) for codes in said])
+        speech = speech_of(batch, said, voices, [_misheard(codes, self._misheard, rng) for codes in said])
+        texts = [reply.text for reply in batch.replies]
+        speech.tokens_of = np.concatenate([self._tokens_of(*each) for each in zip(texts, said, strict=True)])
+        return speech
+
+    def _tokens_of(self, text: str, codes: Sequence[int]) -> np.ndarray:
+        """From and to, of the word that each code, and then the end, says: int64 `[codes + 1, 2]`."""
+        ends = np.cumsum(self._batcher.tokens_of_words(text))
+        words = self._lengths.words_of(plain(text), len(codes))
+        spans = np.where((words < 0)[:, None], 0, np.stack([np.concatenate([[0], ends])[words], ends[words]], axis=1))
+        return np.concatenate([spans, np.zeros((1, 2), np.int64)])
 
 
 def _misheard(codes: Sequence[int], share: float, rng: Random) -> list[int]:
@@ -86,12 +101,14 @@ def speech_of(
         ]),
         targets=np.concatenate([[*codes, END] for codes in said]),
         owners=np.repeat(np.arange(count), [len(codes) + 1 for codes in said]),
+        arrivals=np.zeros((count, max(reply.end - reply.begin for reply in batch.replies)), np.int64),
     )  # fmt: skip
     for number, reply in enumerate(batch.replies):
         own, begin = number * width, reply.begin
         voice = count * width + _FIRST_VOICE + VOICES.index(voices[number])
         rows = [*range(own, own + begin), voice, *range(own + begin, own + reply.end), count * width + _TEXT_END]
         speech.rows[number, : min(len(rows), longest)] = rows[:longest]
+        speech.arrivals[number, : reply.end - begin] = begin + 1 + np.arange(reply.end - begin)
         speech.codes[number, begin : begin + 2 + len(fed[number])] = [PAD, START, *fed[number]]
         speech.positions[:, number, :begin] = batch.positions[:, number, :begin]
         speech.positions[:, number, begin:] = batch.positions[0, number, begin - 1] + 1 + np.arange(longest - begin)

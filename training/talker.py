@@ -1,11 +1,20 @@
-"""Trains the toy's talker on the rows of a trained thinker, which stays as it is."""
+"""Trains the toy's talker on the rows of a trained thinker, which stays as it is.
+
+    python -m training.talker --thinker FOLDER --codebook FILE --out FOLDER --minutes 10
+
+A pointer tells from the talker's second layer which tokens of the answer are being said while it is trained: what a
+small talker gets wrong is where it is in its text. The pointer is no part of the checkpoint.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -20,36 +29,53 @@ from omni_cluster.models.prompts import PromptMaker
 from training.batches import Batch, Batcher, Conversations, Mix
 from training.checkpoint import toy_config
 from training.layout import Layout
-from training.loop import Guesses, Run, Trainer
-from training.pool import Pool, make_pool
-from training.speaking import MASK, SPECIAL_ROWS, Codes, Speech, Speeches
+from training.loop import Guesses, Run, Trainer, add_run_options, given_options
+from training.pool import Pool, kept_pool, make_pool
+from training.readings import Readings, plain, readings
+from training.said import Codes, codes_of_texts
+from training.speaking import MASK, SPECIAL_ROWS, VOICES, Speech, Speeches
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
 from training.thinking import Media, think, to_device
+from training.uttering import mistakes, utter
 from training.world import Item, Split, items
 
 WEIGHTS: Final = "talker.safetensors"
+CODES: Final = "codes.json"
 MISHEARD: Final = 0.05
-MIX: Final = Mix(spoken=25, shown=8, transcripts=0, later=20, long=2, aloud=15)
+MIX: Final = Mix(spoken=25, shown=8, transcripts=0, later=20, long=2, aloud=50)
+POINTED_LAYER: Final = 2
+POINTING: Final = 0.3
+LONGEST: Final = 1.3
+"""What is said by itself may be so much longer than the longest text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Run):
-    """`items`: questions that are answered. `pieces`, `pictures`: of others that are spoken, and shown.
+    """`thinker`: a folder with its weights and the toy's files; `out` is another one, or the same.
 
-    `out` has the thinker's weights. `size`: conversations of a step, `most_tokens` of them in a batch.
+    `items`: questions that are answered, and `texts` of each kind that are read. `pieces`, `pictures`: of questions
+    that are spoken, and shown; they are kept in `pool`, as the thinker's training does. `exam`: held-out ones, of which
+    `uttered` are said without help. `codes`: the file of codes that are made already; of `out`, unless given.
+    `size`: conversations of a step, `most_tokens` of them in a batch.
     """
 
-    items: int = 30_000
+    thinker: Path
+    codebook: Path
+    codes: Path | None = None
+    pool: Path | None = None
+    items: int = 40_000
+    texts: int = 12_000
     pieces: int = 8_000
     pictures: int = 2_000
     exam: int = 300
+    uttered: int = 64
     size: int = 384
     most_tokens: int = 65_536
     mix: Mix = field(default_factory=lambda: MIX)
 
 
 class Learner(nn.Module):
-    """The talker, behind a thinker that is not trained."""
+    """The talker, behind a thinker that is not trained, and the pointer."""
 
     def __init__(self, thinker: Any) -> None:
         """`thinker`: on the training device."""
@@ -58,19 +84,43 @@ class Learner(nn.Module):
         # In a list, so that it is no part of this module: neither trained nor kept.
         self._thinker = [thinker.eval().requires_grad_(False)]
         self.talker = Qwen2_5OmniTalkerForConditionalGeneration(config.talker_config)
+        width = config.talker_config.hidden_size
+        self.asking, self.asked = nn.Linear(width, width // 4), nn.Linear(width, width // 4)
         self._media_ids = [config.thinker_config.audio_token_index, config.thinker_config.image_token_index]
 
-    def forward(self, batch: Batch, speech: Speech, media: Media, seed: int) -> torch.Tensor:
-        """Logits `[targets, codes]`."""
-        device = self.talker.codec_head.weight.device
-        rows = self.rows(batch, media, seed)[to_device(speech.rows, device)]
+    def forward(self, batch: Batch, speech: Speech, media: Media, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits `[targets, codes]`, and the pointer's loss of all targets that say a word."""
+        hidden, pointed = self.hidden(self.rows(batch, media, seed), speech)
+        return self.logits(hidden, speech), self._pointing_loss(pointed, speech)
+
+    def hidden(self, rows: torch.Tensor, speech: Speech) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[b, n, hidden]`: the last layer's, and the one's that is pointed from."""
+        device = rows.device
         codes = to_device(speech.codes, device)
         embedded = self.talker.get_input_embeddings()(codes).masked_fill((codes == MASK)[..., None], 0)
-        hidden = self.talker.model(
-            inputs_embeds=self.talker.thinker_to_talker_proj(rows + embedded),
-            position_ids=to_device(speech.positions, device), use_cache=False,
-        ).last_hidden_state  # fmt: skip
-        return self.talker.codec_head(hidden.flatten(0, 1).index_select(0, to_device(speech.before, device)))
+        made = self.talker.model(
+            inputs_embeds=self.talker.thinker_to_talker_proj(rows[to_device(speech.rows, device)] + embedded),
+            position_ids=to_device(speech.positions, device), use_cache=False, output_hidden_states=True,
+        )  # fmt: skip
+        return made.last_hidden_state, made.hidden_states[POINTED_LAYER]
+
+    def logits(self, hidden: torch.Tensor, speech: Speech) -> torch.Tensor:
+        return self.talker.codec_head(hidden.flatten(0, 1).index_select(0, to_device(speech.before, hidden.device)))
+
+    def _pointing_loss(self, hidden: torch.Tensor, speech: Speech) -> torch.Tensor:
+        """From each position to the rows of the answer that have arrived there, all tokens of a word alike."""
+        device, width = hidden.device, hidden.shape[1]
+        arrivals, spans = to_device(speech.arrivals, device), to_device(speech.tokens_of, device)
+        asked = self.asked(hidden).gather(1, arrivals[..., None].expand(-1, -1, self.asked.out_features))
+        scores = (self.asking(hidden) @ asked.transpose(1, 2)).float() * self.asked.out_features**-0.5
+        is_there = (arrivals[:, None] > 0) & (arrivals[:, None] <= torch.arange(width, device=device)[:, None])
+        # Finite, for a prompt's positions, where none has arrived.
+        likely = scores.masked_fill(~is_there, -1e4).log_softmax(2).flatten(0, 1)
+        likely = likely.index_select(0, to_device(speech.before, device))
+        tokens = torch.arange(likely.shape[1], device=device)
+        is_said = (tokens >= spans[:, :1]) & (tokens < spans[:, 1:])
+        loss = -likely.masked_fill(~is_said, -1e4).logsumexp(1)
+        return (loss * is_said.any(1)).sum()
 
     @torch.no_grad()
     def rows(self, batch: Batch, media: Media, seed: int) -> torch.Tensor:
@@ -87,35 +137,67 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
     """One run of the talker's training."""
 
     name = "talker"
-    shares: ClassVar[Mapping[str, float]] = {"loss": 1.0}
+    shares: ClassVar[Mapping[str, float]] = {"loss": 1.0, "pointing": POINTING}
     learner: Learner
 
-    def __init__(self, plan: Plan, pool: Pool, exam_pool: Pool, said: Sequence[Item], codes: Codes) -> None:
-        """`said`: what is typed, and read aloud. `codes`: of all answers of both pools and of it."""
+    def __init__(self, plan: Plan, data: Data) -> None:
         torch.manual_seed(plan.seed)
-        layout, device = Layout(PromptMaker(FileTokenizer(plan.out))), torch.device(plan.device)
-        self.media, self._exam_media = Media(pool, device), Media(exam_pool, device)
-        asked = Conversations(pool, Split.TRAIN, plan.mix, said)
-        batcher = Batcher(asked, layout, pool, plan.seed, plan.size, plan.most_tokens)
-        held_out = Conversations(exam_pool, Split.HELD_OUT, plan.mix, [*exam_pool.spoken])
-        exam = Batcher(held_out, layout, exam_pool, plan.seed, plan.exam, plan.most_tokens // 4)
+        layout, device = Layout(PromptMaker(FileTokenizer(plan.thinker))), torch.device(plan.device)
+        self.media, self._exam_media = Media(data.pool, device), Media(data.exam, device)
+        asked = Conversations(data.pool, Split.TRAIN, plan.mix, data.typed, data.texts)
+        batcher = Batcher(asked, layout, data.pool, plan.seed, plan.size, plan.most_tokens)
+        held_out = Conversations(data.exam, Split.HELD_OUT, plan.mix, data.exam.spoken, data.exam_texts)
+        exam, uttered = (
+            Batcher(held_out, layout, data.exam, seed, count, plan.most_tokens // 4)
+            for seed, count in enumerate((plan.exam, plan.uttered))
+        )
+        self._codes = data.codes
+        self._uttered = uttered[0]
         super().__init__(
-            plan, Learner(trained_thinker(plan.out).to(device)), Speeches(batcher, codes, plan.seed, MISHEARD),
-            Speeches(exam, codes, plan.seed, 0.0)[0],
+            plan, Learner(trained_thinker(plan.thinker).to(device)),
+            Speeches(batcher, data.codes, plan.seed, MISHEARD), Speeches(exam, data.codes, plan.seed, 0.0)[0],
         )  # fmt: skip
 
     def losses(self, given: tuple[Batch, Speech], seed: int) -> dict[str, torch.Tensor]:
-        logits = self.learner(*given, self.media, seed)
+        logits, pointing = self.learner(*given, self.media, seed)
         targets = to_device(given[1].targets, self._device)
-        return {"loss": cross_entropy(logits.float(), targets, reduction="sum")}
+        return {"loss": cross_entropy(logits.float(), targets, reduction="sum"), "pointing": pointing}
 
     def counts(self, given: tuple[Batch, Speech]) -> dict[str, int]:
-        return {"loss": len(given[1].targets), "tokens": given[1].codes.size}
+        speech = given[1]
+        said = int((speech.tokens_of[:, 1] > 0).sum())
+        return {"loss": len(speech.targets), "pointing": said, "tokens": speech.codes.size}
 
     def guesses(self, given: tuple[Batch, Speech], seed: int) -> Guesses:
         batch, speech = given
-        logits = self.learner(batch, speech, self._exam_media, seed)
+        logits, _ = self.learner(batch, speech, self._exam_media, seed)
         return Guesses(logits.argmax(1), speech.targets, speech.owners, batch.kinds)
+
+    def examine(self) -> dict[str, float]:
+        """Where the right codes are before each; then what it says by itself."""
+        return {**super().examine(), **self.uttered()}
+
+    def uttered(self, misheard: float = 0.0) -> dict[str, float]:
+        """Of held-out texts: the share that comes out whole, that ends, and wrong codes to each right one."""
+        whole = ended = wrong = right = 0
+        self.learner.eval()
+        for number, batch in enumerate(self._uttered):
+            asked = [self._codes[plain(reply.text)] for reply in batch.replies]
+            voices = [VOICES[place % len(VOICES)] for place in range(len(asked))]
+            most = int(LONGEST * max(map(len, asked)))
+            with self._autocast():
+                made = utter(self.learner, batch, voices, self._exam_media, most, seed=number, misheard=misheard)
+            whole += sum([*each.codes] == [*codes] for each, codes in zip(made, asked, strict=True))
+            ended += sum(each.has_ended for each in made)
+            wrong += sum(mistakes(each.codes, codes) for each, codes in zip(made, asked, strict=True))
+            right += sum(map(len, asked))
+        self.learner.train()
+        count = max(1, sum(len(batch.replies) for batch in self._uttered))
+        return {
+            "uttered whole": whole / count,
+            "uttered to the end": ended / count,
+            "wrong codes": wrong / max(1, right),
+        }
 
     def write_weights(self) -> None:
         halved = {f"talker.{name}": each.half().cpu() for name, each in self.learner.talker.state_dict().items()}
@@ -129,16 +211,57 @@ def trained_thinker(folder: Path) -> Any:
     return thinker
 
 
-def codes_of_all(said: Sequence[Item], codes_of: Callable[[str], Sequence[int]]) -> Codes:
-    """Of the answers of all items."""
-    return {text: codes_of(text) for text in sorted({item.answer for item in said})}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """`typed`: questions. `texts`: what is read aloud. `codes`: of all answers and texts, the held-out ones' too."""
+
+    pool: Pool
+    typed: Sequence[Item]
+    texts: Readings
+    exam: Pool
+    exam_texts: Readings
+    codes: Codes
+
+    @classmethod
+    def made(cls, plan: Plan) -> Data:
+        makers = plan.workers and (os.cpu_count() or 1)
+        make = partial(make_pool, Split.TRAIN, plan.pieces, plan.pictures, plan.seed, makers)
+        pool = make() if plan.pool is None else kept_pool(plan.pool, make)
+        exam = make_pool(Split.HELD_OUT, plan.exam, plan.exam // 8, plan.seed, makers)
+        typed = [*islice(items(Split.TRAIN, plan.seed), plan.items)]
+        texts, exam_texts = readings(plan.texts, Split.TRAIN, plan.seed), readings(plan.exam, Split.HELD_OUT, plan.seed)
+        answers = (item.answer for item in chain(typed, pool.spoken, pool.shown, exam.spoken, exam.shown))
+        said = chain(answers, *texts.values(), *exam_texts.values())
+        codes = codes_of_texts(said, plan.codebook, plan.codes or plan.out / CODES, makers)
+        return cls(pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes)
 
 
-def train(plan: Plan, codes_of: Callable[[str], Sequence[int]]) -> Mapping[str, float]:
-    """`codes_of`: the codes of a text."""
-    makers = plan.workers and (os.cpu_count() or 1)
-    pool = make_pool(Split.TRAIN, plan.pieces, plan.pictures, plan.seed, makers)
-    exam = make_pool(Split.HELD_OUT, plan.exam, plan.exam // 8, plan.seed, makers)
-    said = [*islice(items(Split.TRAIN, plan.seed), plan.items)]
-    codes = codes_of_all([*said, *pool.spoken, *pool.shown, *exam.spoken, *exam.shown], codes_of)
-    return TalkerTrainer(plan, pool, exam, said, codes).train()
+def prepare(plan: Plan) -> Data:
+    plan.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    data = Data.made(plan)
+    print(f"{len(data.codes)} texts and {len(data.pool.spoken)} sounds in {time.monotonic() - began:.0f} s", flush=True)
+    return data
+
+
+def main() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    parser = argparse.ArgumentParser(description="Trains the toy's talker.")
+    add_run_options(parser)
+    parser.add_argument("--thinker", type=Path, required=True, help="the folder of a trained thinker")
+    parser.add_argument("--codebook", type=Path, required=True)
+    parser.add_argument("--codes", type=Path, help="a file that keeps the texts' codes for the next run")
+    parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
+    parser.add_argument("--prepare", action="store_true", help="only fills the pool and the codes, for runs to come")
+    for name in ("items", "texts", "pieces", "pictures", "exam", "uttered", "size", "most_tokens"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    given = given_options(parser)
+    is_prepared_only = given.pop("prepare")
+    plan = Plan(**given)
+    data = prepare(plan)
+    if not is_prepared_only:
+        TalkerTrainer(plan, data).train()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, groupby
 from random import Random
 
 import numpy as np
@@ -14,21 +15,15 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 from training.batches import Batch, Reply
 from training.checkpoint import CODEC_MARKS, toy_config
 from training.pool import make_pool
+from training.readings import plain, readings
 from training.speaking import END, speech_of
-from training.talker import WEIGHTS, Learner, Plan, TalkerTrainer, codes_of_all
+from training.talker import WEIGHTS, Data, Learner, Plan, TalkerTrainer
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
 from training.thinking import Media
+from training.uttering import mistakes, utter
 from training.world import Split, items
 
 CPU = torch.device("cpu")
-NO_SOUND = {
-    "dit_config": {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32, "emb_dim": 32,
-        "look_ahead_layers": [0], "look_backward_layers": [1], "enc_dim": 16, "enc_channels": [16, 16, 16, 16, 48],
-        "enc_attention_channels": 16, "enc_res2net_scale": 2, "enc_se_channels": 16, "num_embeds": CODEC_MARKS - 1,
-    },
-    "bigvgan_config": {"upsample_initial_channel": 64},
-}  # fmt: skip
 
 
 class Spoken(torch.nn.Module):
@@ -44,10 +39,8 @@ class Spoken(torch.nn.Module):
 @pytest.fixture(scope="module")
 def whole():
     """The toy of random weights, whose codes differ from place to place."""
-    config = toy_config()
-    config.token2wav_config = type(config.token2wav_config)(**NO_SOUND)
     torch.manual_seed(0)
-    model = Qwen2_5OmniForConditionalGeneration(config).eval()
+    model = Qwen2_5OmniForConditionalGeneration(toy_config()).eval()
     for table in (model.thinker.model.embed_tokens, model.talker.model.embed_tokens):
         torch.nn.init.normal_(table.weight)
     for head in (model.thinker.lm_head, model.talker.codec_head):
@@ -82,9 +75,12 @@ def test_its_rows_codes_and_positions_are_those_of_transformers_whole_model(toy_
     batch = batch_of(sequence, inputs, whole.thinker)
     learner = Learner(whole.thinker)
     learner.talker = whole.talker
-    logits = learner(batch, speech_of(batch, [codes], [voice], [codes]), Media(pool, CPU), seed=0)
+    speech, media = speech_of(batch, [codes], [voice], [codes]), Media(pool, CPU)
+    logits = learner.logits(learner.hidden(learner.rows(batch, media, seed=0), speech)[0], speech)
     logits[:, CODEC_MARKS + 1] = -torch.inf  # the codec's start, which transformers suppresses
     assert logits.argmax(1)[: len(codes)].tolist() == codes
+    (uttered,) = utter(learner, batch, [voice], media, len(codes))
+    assert [*uttered.codes] == codes
 
 
 def with_mask(talker):
@@ -108,23 +104,29 @@ def batch_of(sequence, inputs, thinker):
 
 
 def letters(text):
-    """As many codes as letters, for want of a codebook."""
-    return [ord(letter) - 30 for letter in text]
+    """Codes for want of a codebook: silence, two for each letter of a word, silence."""
+    return [1, 1, 1, *(ord(letter) - 30 for word in text.split() for letter in word * 2), *[1] * 10]
 
 
 @pytest.fixture
 def plan(toy_copy, whole):
     weights = {f"thinker.{name}": each for name, each in whole.thinker.state_dict().items()}
     save_file(weights, toy_copy / THINKER_WEIGHTS)
-    return Plan(out=toy_copy, minutes=5, of_minutes=5, size=12, exam=8, most_tokens=2_000, warm_up=5)
+    return Plan(
+        out=toy_copy, thinker=toy_copy, codebook=toy_copy / "none", minutes=5, of_minutes=5, size=12, exam=8, uttered=1,
+        most_tokens=2_000, warm_up=5,
+    )  # fmt: skip
 
 
 def trainer(plan):
-    pool = make_pool(Split.TRAIN, 8, 4, 0, 0)
-    exam = make_pool(Split.HELD_OUT, 8, 4, 0, 0)
-    said = [next(items(Split.TRAIN, seed)) for seed in range(20)]
-    codes = codes_of_all([*said, *pool.spoken, *pool.shown, *exam.spoken, *exam.shown], letters)
-    return TalkerTrainer(plan, pool, exam, said, codes)
+    pool, exam = make_pool(Split.TRAIN, 8, 4, 0, 0), make_pool(Split.HELD_OUT, 8, 4, 0, 0)
+    typed = [next(items(Split.TRAIN, seed)) for seed in range(20)]
+    texts, exam_texts = readings(20, Split.TRAIN, 0), readings(8, Split.HELD_OUT, 0)
+    answered = [*typed, *pool.spoken, *pool.shown, *exam.spoken, *exam.shown]
+    said = chain((item.answer for item in answered), *texts.values(), *exam_texts.values())
+    codes = {text: letters(text) for text in said}
+    data = Data(pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes)
+    return TalkerTrainer(plan, data)
 
 
 def test_it_learns_what_is_said_and_leaves_the_thinker_as_it_is(plan):
@@ -151,7 +153,23 @@ def test_each_code_is_foretold_and_then_the_end(plan):
     for batch, speech in run._data[3]:
         assert len(batch.replies) == len(speech.rows)
         for number, reply in enumerate(batch.replies):
-            assert speech.targets[speech.owners == number].tolist() == [*letters(reply.text), END]
+            assert speech.targets[speech.owners == number].tolist() == [*letters(plain(reply.text)), END]
+
+
+def test_each_code_of_a_word_points_to_its_tokens(plan, toy_folder):
+    tokenizer = Qwen2_5OmniProcessor.from_pretrained(toy_folder).tokenizer
+    run, pointed = trainer(plan), 0
+    for batch, speech in run._data[1]:
+        for number, reply in enumerate(batch.replies):
+            spans = speech.tokens_of[speech.owners == number]
+            ids = batch.ids[number, reply.begin : reply.end].tolist()
+            words = [tokenizer.decode(ids[begin:end]).strip() for begin, end in spans]
+            said = [word for word, before in zip(words, ["", *words], strict=False) if word and word != before]
+            assert said == [word for word, _ in groupby(reply.text.split())]
+            assert not any(words[:3]) and not any(words[-11:])
+            assert (speech.arrivals[number] > 0).sum() == len(ids)
+            pointed += len(said)
+    assert pointed > 20
 
 
 def test_some_of_what_it_is_fed_is_misheard_but_not_what_it_is_to_say():
@@ -160,3 +178,24 @@ def test_some_of_what_it_is_fed_is_misheard_but_not_what_it_is_to_say():
     codes = [*range(1_000)]
     fed = _misheard(codes, 0.05, Random(0))
     assert 20 < sum(one != other for one, other in zip(codes, fed, strict=True)) < 90
+
+
+def test_a_talker_that_overfits_utters_the_whole_text_and_ends(plan):
+    run = trainer(replace(plan, size=1))
+    ((batch, speech),) = run._data[0]
+    run.learner.train()
+    codes = [*speech.targets[:-1].tolist()]
+    for _ in range(60):
+        run._learn([(batch, speech)], progress=0.0)
+        run.step += 1
+    (uttered,) = utter(run.learner, batch, ["Ethan"], run.media, 2 * len(codes))
+    assert uttered.has_ended
+    assert mistakes(uttered.codes, codes) <= len(codes) // 20
+
+
+def test_mistakes_are_what_is_changed_left_out_and_put_in():
+    assert mistakes([1, 2, 3], [1, 2, 3]) == 0
+    assert mistakes([], [1, 2]) == 2
+    assert mistakes([1, 2], []) == 2
+    assert mistakes([1, 9, 3, 4, 4], [1, 2, 3, 4]) == 2
+    assert mistakes([7, 1, 2, 3], [1, 2, 3]) == 1
