@@ -227,7 +227,7 @@ class Data:
         makers = plan.workers and (os.cpu_count() or 1)
         make = partial(make_pool, Split.TRAIN, plan.pieces, plan.pictures, plan.seed, makers)
         pool = make() if plan.pool is None else kept_pool(plan.pool, make)
-        exam = make_pool(Split.HELD_OUT, plan.exam, plan.exam // 8, plan.seed, makers)
+        exam = make_pool(Split.HELD_OUT, plan.exam, max(1, plan.exam // 8), plan.seed, makers)
         typed = [*islice(items(Split.TRAIN, plan.seed), plan.items)]
         texts, exam_texts = readings(plan.texts, Split.TRAIN, plan.seed), readings(plan.exam, Split.HELD_OUT, plan.seed)
         answers = (item.answer for item in chain(typed, pool.spoken, pool.shown, exam.spoken, exam.shown))
