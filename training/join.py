@@ -23,11 +23,12 @@ from omni_cluster.models.qwen2_5_omni.checkpoint import write_configs
 from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
 from omni_cluster.types.errors import ConfigError
 from training.checkpoint import TOKENS, toy_config
+from training.code2wav_parts import WEIGHTS_FILE as CODE2WAV_WEIGHTS
+from training.talker import WEIGHTS as TALKER_WEIGHTS
+from training.thinker import WEIGHTS as THINKER_WEIGHTS
 
-PARTS: Final = ("thinker", "talker", "code2wav")
-WEIGHTS: Final[Mapping[str, str]] = {part: f"{part}.safetensors" for part in PARTS} | {
-    "code2wav": "token2wav.safetensors"
-}
+WEIGHTS: Final = {"thinker": THINKER_WEIGHTS, "talker": TALKER_WEIGHTS, "code2wav": CODE2WAV_WEIGHTS}
+PARTS: Final = tuple(WEIGHTS)
 PROCESSOR_FILES: Final = ("processor_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Of the thinker's folder: it was trained with these."""
 
