@@ -17,7 +17,7 @@ from training.pool import Pool
 from training.prompts import RECOGNIZING, SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
 from training.readings import Readings, written
 from training.sounds import Hearing, drawn_hearing
-from training.turns import typed
+from training.typed import typed
 from training.world import Item, Kind, Split, draw
 
 TOKEN_PIXELS: Final = 28

@@ -22,7 +22,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import (
     tokenizer_of,
 )
 from training.prompts import SYSTEM_PROMPTS, TRANSCRIBE
-from training.turns import typed
+from training.typed import typed
 from training.words import LETTERS
 from training.world import Split, items, vocabulary
 

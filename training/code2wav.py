@@ -25,8 +25,7 @@ from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
 from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, WEIGHTS_FILE, new_dit, new_vocoder, write
 from training.codes import Codebook, cepstra, spoken_mel
 from training.recogniser import Recogniser
-from training.saying import SPEAKERS, frames_in_time
-from training.speech import ANSWER_HZ
+from training.saying import ANSWER_HZ, SPEAKERS, frames_in_time
 from training.vocoder import sound_of
 from training.wave_data import Sayings, texts
 from training.world import Split

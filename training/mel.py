@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 from transformers.audio_utils import mel_filter_bank
 
-from training.speech import ANSWER_HZ, SAMPLES_A_CODE
+from training.saying import ANSWER_HZ, SAMPLES_A_CODE
 
 BINS: Final = 80
 FRAMES_A_CODE: Final = 2

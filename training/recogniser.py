@@ -15,17 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from training import phrases, words
-from training.speech import (
-    ANSWER_HZ,
-    ANSWER_VOICES,
-    LOUDNESS,
-    QUESTION_HZ,
-    Sound,
-    answer_sound,
-    resampled,
-    scaled,
-    with_noise,
-)
+from training.saying import ANSWER_HZ, LOUDNESS, SPEAKERS, say
+from training.speech import QUESTION_HZ, Sound, resampled, scaled, with_noise
 from training.world import held_out
 
 NOISE_DB: Final = 25.0
@@ -143,8 +134,8 @@ def _state(templates: list[list[str]], numbers: dict[Tails, int]) -> int:
 def main() -> None:
     """Prints how much of espeak-ng's own speech is understood, and what is not."""
     recogniser, its = Recogniser(), held_out(300)
-    for speaker in ANSWER_VOICES:
-        found = [recogniser.text(answer_sound(item.answer, speaker), ANSWER_HZ) for item in its]
+    for speaker in SPEAKERS:
+        found = [recogniser.text(say(item.answer, speaker), ANSWER_HZ) for item in its]
         wrong = [(item.answer, text) for item, text in zip(its, found, strict=True) if item.answer != text]
         print(f"{speaker}: {len(its) - len(wrong)} of {len(its)} answers are understood.")
         print(*(f"  {answer}: {text or 'nothing'}" for answer, text in wrong), sep="\n")

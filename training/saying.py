@@ -6,32 +6,21 @@ The flow makes either voice of it, so the other voice's mel frames are put in th
 
 from __future__ import annotations
 
-import io
-import shutil
-import subprocess
-import wave
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from omni_cluster.models.qwen2_5_omni.voices import HIGH_VOICE, LOW_VOICE
-from training.speech import (
-    ANSWER_HZ,
-    ANSWER_SILENCE_S,
-    ESPEAK_HZ,
-    LOUDNESS,
-    PROGRAM,
-    SAMPLES_A_CODE,
-    NoEspeak,
-    Sound,
-    Voice,
-    padded,
-    resampled,
-    scaled,
-    trimmed,
-)
+from training.speech import Sound, Voice, padded, scaled, speak
 
+ANSWER_HZ: Final = 24_000
+SAMPLES_A_CODE: Final = 480
+"""50 codes are a second."""
+LOUDNESS: Final = 0.08
+"""Root mean square."""
+SILENCE_S: Final = (0.06, 0.2)
+"""Before and after what is said."""
 SPEAKERS: Final[Mapping[str, Voice]] = {HIGH_VOICE: Voice("f2", 155, 60), LOW_VOICE: Voice("m6", 150, 40)}
 """By the names of the checkpoint's voices, of one length: the variants that are understood best at one pitch."""
 BAND: Final = 40
@@ -42,27 +31,9 @@ LEAP: Final = 0.5
 
 def say(text: str, speaker: str) -> Sound:
     """Float32 at 24 kHz, a whole number of codes. Raises NoEspeak."""
-    said = scaled(trimmed(resampled(_spoken(text, SPEAKERS[speaker]), ESPEAK_HZ, ANSWER_HZ)), LOUDNESS)
-    sound = padded(said, *ANSWER_SILENCE_S, ANSWER_HZ)
+    said = scaled(speak(text, SPEAKERS[speaker], ANSWER_HZ, at_one_pitch=True), LOUDNESS)
+    sound = padded(said, *SILENCE_S, ANSWER_HZ)
     return np.pad(sound, (0, -len(sound) % SAMPLES_A_CODE))
-
-
-def _spoken(text: str, voice: Voice) -> Sound:
-    if shutil.which(PROGRAM) is None:
-        raise NoEspeak(f"{PROGRAM} is not installed; install the Debian package espeak-ng.")
-    manner = ["-v", f"{voice.accent}+{voice.variant}", "-s", str(voice.words_per_minute), "-p", str(voice.pitch)]
-    at_one_pitch = f'<prosody range="0">{as_said(text)}</prosody>'
-    said = subprocess.run([PROGRAM, "-m", *manner, "--stdout", at_one_pitch], capture_output=True, check=True)
-    with wave.open(io.BytesIO(said.stdout)) as file:
-        return np.frombuffer(file.readframes(-1), np.int16).astype(np.float32) / np.float32(2**15)
-
-
-def as_said(text: str) -> str:
-    """A letter that is spelled has its name: espeak-ng would read an "a" between others as the article."""
-    parts = text.split()
-    if len(parts) > 1 and all(len(part) == 1 for part in parts):
-        parts = ["eigh" if part == "a" else part for part in parts]
-    return " ".join(parts)
 
 
 def frames_in_time(moved: np.ndarray, timing: np.ndarray) -> np.ndarray:

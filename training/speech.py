@@ -1,7 +1,7 @@
-"""Sound of the small world's sentences, by espeak-ng: questions in many voices, and answers in two.
+"""Sound of the small world's sentences, by espeak-ng: questions in many voices (`saying` has the answers).
 
 Every sound is float32 in -1 to 1, one channel, and the same for the same arguments. Questions have 16 kHz, as the
-thinker hears; answers 24 kHz, as code2wav speaks, and a whole number of codes.
+thinker hears.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import wave
-from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -19,23 +18,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from omni_cluster.models.qwen2_5_omni.voices import HIGH_VOICE, LOW_VOICE
 from training.world import Split
 
 Sound = npt.NDArray[np.float32]
 
 QUESTION_HZ: Final = 16_000
-ANSWER_HZ: Final = 24_000
-SAMPLES_A_CODE: Final = 480
-"""Of an answer: 50 codes are a second."""
 NOISE_DB: Final = 20.0
 """How much louder than the noise a question is."""
 ESPEAK_HZ: Final = 22_050
 PROGRAM: Final = os.environ.get("ESPEAK_NG", "espeak-ng")
-LOUDNESS: Final = 0.08
-"""Root mean square of an answer."""
-ANSWER_SILENCE_S: Final = (0.06, 0.2)
-"""Before and after what is said."""
+AT_ONE_PITCH: Final = '<prosody range="0">{}</prosody>'
 QUIET: Final = 0.01
 """Of the loudest sample; what is below it at the ends is silence."""
 
@@ -53,9 +45,6 @@ class Voice:
     pitch: int
     accent: str = "en-us"
 
-
-ANSWER_VOICES: Final[Mapping[str, Voice]] = {HIGH_VOICE: Voice("f5", 160, 55), LOW_VOICE: Voice("m6", 150, 20)}
-"""By the names of the checkpoint's voices; of all variants these are understood best by `recogniser`."""
 
 _VARIANTS: Final = {
     Split.TRAIN: (
@@ -79,23 +68,18 @@ def question_sound(text: str, voice: Voice, rng: Random) -> Sound:
     return with_noise(sound, rms(said) * 10 ** (-NOISE_DB / 20), seed=rng.getrandbits(32))
 
 
-def answer_sound(text: str, speaker: str) -> Sound:
-    """In the voice of that name, of `ANSWER_VOICES`."""
-    said = scaled(speak(text, ANSWER_VOICES[speaker], ANSWER_HZ), LOUDNESS)
-    sound = padded(said, *ANSWER_SILENCE_S, ANSWER_HZ)
-    return np.pad(sound, (0, -len(sound) % SAMPLES_A_CODE))
-
-
-def speak(text: str, voice: Voice, rate_hz: int) -> Sound:
+def speak(text: str, voice: Voice, rate_hz: int, *, at_one_pitch: bool = False) -> Sound:
     """Without silence at the ends. Raises NoEspeak."""
-    return trimmed(resampled(_spoken(text, voice), ESPEAK_HZ, rate_hz))
+    words = as_said(text)
+    return trimmed(resampled(_spoken(AT_ONE_PITCH.format(words) if at_one_pitch else words, voice), ESPEAK_HZ, rate_hz))
 
 
-def _spoken(text: str, voice: Voice) -> Sound:
+def _spoken(markup: str, voice: Voice) -> Sound:
+    """`markup`: words, or SSML."""
     if shutil.which(PROGRAM) is None:
         raise NoEspeak(f"{PROGRAM} is not installed; install the Debian package espeak-ng.")
     manner = ["-v", f"{voice.accent}+{voice.variant}", "-s", str(voice.words_per_minute), "-p", str(voice.pitch)]
-    said = subprocess.run([PROGRAM, *manner, "--stdout", as_said(text)], capture_output=True, check=True)
+    said = subprocess.run([PROGRAM, "-m", *manner, "--stdout", markup], capture_output=True, check=True)
     with wave.open(io.BytesIO(said.stdout)) as file:
         return np.frombuffer(file.readframes(-1), np.int16).astype(np.float32) / np.float32(2**15)
 
@@ -104,7 +88,7 @@ def as_said(text: str) -> str:
     """A letter that is spelled has its name: espeak-ng would read an "a" between others as the article."""
     parts = text.split()
     if len(parts) > 1 and all(len(part) == 1 for part in parts):
-        parts = ["[[eI]]" if part == "a" else part for part in parts]
+        parts = ["eigh" if part == "a" else part for part in parts]
     return " ".join(parts)
 
 

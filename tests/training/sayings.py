@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from training import resume
 from training.mel import log_mel
-from training.speech import ANSWER_HZ, SAMPLES_A_CODE
+from training.saying import ANSWER_HZ, SAMPLES_A_CODE
 from training.wave_data import Sayings
 
 

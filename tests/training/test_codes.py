@@ -15,7 +15,6 @@ from training import saying, speech
 from training.codes import CEPSTRA, NO_CODE, SILENCE, SWITCH, Codebook, nearest_means, shapes
 from training.mel import BINS, FRAMES_A_CODE, HOP, log_mel
 from training.saying import frames_in_time, say
-from training.speech import NoEspeak
 from training.wave_data import Sayings, made, texts
 from training.world import Split
 
@@ -113,20 +112,14 @@ def test_voices_differ_and_their_frames_do_not_part(tmp_path: Path) -> None:
 def test_a_sentence_is_said_at_one_pitch(speaker: str) -> None:
     """The pitch is where the spectrum of the whole sentence is sharp: few frequencies have half of the power."""
     sound = say("the green bird is near the river", speaker)
-    assert len(sound) % speech.SAMPLES_A_CODE == 0 and speech.rms(sound) > 0.05
-    plain = speech.speak("the green bird is near the river", saying.SPEAKERS[speaker], speech.ANSWER_HZ)
+    assert len(sound) % saying.SAMPLES_A_CODE == 0 and speech.rms(sound) > 0.05
+    plain = speech.speak("the green bird is near the river", saying.SPEAKERS[speaker], saying.ANSWER_HZ)
 
     def sharpness(heard: np.ndarray) -> int:
         power = np.sort(np.abs(np.fft.rfft(heard, 2**17))[: 2**14] ** 2)[::-1].cumsum()
         return int((power < power[-1] / 2).sum())
 
     assert sharpness(sound) < 0.7 * sharpness(plain)
-
-
-def test_a_machine_without_espeak_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saying, "PROGRAM", "/no/espeak-ng")
-    with pytest.raises(NoEspeak, match=r"^/no/espeak-ng is not installed; install the Debian package espeak-ng\.$"):
-        say("hello", LOW_VOICE)
 
 
 def test_sentences_to_train_on_differ_and_are_not_held_out() -> None:

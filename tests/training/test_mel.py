@@ -9,7 +9,7 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 
 from tests.training.sayings import chord
 from training.mel import BINS, HOP, LEAST, SILENT, WINDOW, log_mel
-from training.speech import ANSWER_HZ
+from training.saying import ANSWER_HZ
 
 
 def test_frames_are_those_of_transformers() -> None:

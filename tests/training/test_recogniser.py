@@ -13,7 +13,7 @@ import pytest
 
 from training import speech
 from training.recogniser import NoRecogniser, Recogniser, answers_automaton
-from training.speech import ANSWER_HZ, ANSWER_VOICES, answer_sound
+from training.saying import ANSWER_HZ, SPEAKERS, say
 from training.world import Kind, held_out
 
 UNDERSTOOD = 0.95
@@ -75,10 +75,10 @@ def test_noise_is_no_answer(listener: Recogniser) -> None:
 
 
 @needs_both
-@pytest.mark.parametrize("speaker", ANSWER_VOICES)
+@pytest.mark.parametrize("speaker", SPEAKERS)
 def test_a_wrong_sum_is_written_down_as_it_is_said(listener: Recogniser, speaker: str) -> None:
     for said in ("three plus four is seven", "three plus four is six", "it is red", "i see a blue star"):
-        assert listener.text(answer_sound(said, speaker), ANSWER_HZ) == said
+        assert listener.text(say(said, speaker), ANSWER_HZ) == said
 
 
 @pytest.mark.full
@@ -87,6 +87,6 @@ def test_nearly_all_answers_are_understood_in_both_voices() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "training.recogniser"], capture_output=True, text=True, check=True
     ).stdout
-    for speaker in ANSWER_VOICES:
+    for speaker in SPEAKERS:
         understood, all_of_them = map(int, re.search(rf"{speaker}: (\d+) of (\d+)", printed).groups())  # type: ignore[union-attr]
         assert understood / all_of_them >= UNDERSTOOD

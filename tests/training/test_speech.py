@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 
 from omni_cluster.models.qwen2_5_omni.voices import HIGH_VOICE, LOW_VOICE
 from training import speech
-from training.clips import MAX_CLIPS, RATES_HZ, SHARD_CLIPS, Clip, Role, clips, made
-from training.speech import ANSWER_HZ, QUESTION_HZ, SAMPLES_A_CODE, NoEspeak, Sound, rms
+from training.saying import ANSWER_HZ, LOUDNESS, SAMPLES_A_CODE, SILENCE_S, SPEAKERS, say
+from training.speech import QUESTION_HZ, NoEspeak, Sound, rms
 from training.world import Split
 
 needs_espeak = pytest.mark.skipif(
@@ -56,7 +55,7 @@ def test_a_scaled_sound_does_not_clip() -> None:
 
 
 def test_a_spelled_a_has_its_name() -> None:
-    assert speech.as_said("c a t") == "c [[eI]] t"
+    assert speech.as_said("c a t") == "c eigh t"
     assert speech.as_said("i see a red star") == "i see a red star"
 
 
@@ -73,24 +72,24 @@ def test_no_variant_rate_or_pitch_is_of_both_splits() -> None:
 def test_without_the_program_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech, "PROGRAM", "/no/espeak-ng")
     with pytest.raises(NoEspeak, match=r"^/no/espeak-ng is not installed; install the Debian package espeak-ng\.$"):
-        speech.answer_sound(SENTENCE, HIGH_VOICE)
+        say(SENTENCE, HIGH_VOICE)
 
 
 @needs_espeak
 def test_answers_are_whole_codes_of_one_loudness_with_silence_around_them() -> None:
-    for speaker in speech.ANSWER_VOICES:
-        sound = speech.answer_sound(SENTENCE, speaker)
+    for speaker in SPEAKERS:
+        sound = say(SENTENCE, speaker)
         assert sound.dtype == np.float32 and len(sound) % SAMPLES_A_CODE == 0
         assert 1.5 < len(sound) / ANSWER_HZ < 3.5
-        before, after = (round(seconds * ANSWER_HZ) for seconds in speech.ANSWER_SILENCE_S)
+        before, after = (round(seconds * ANSWER_HZ) for seconds in SILENCE_S)
         assert not sound[:before].any() and not sound[-after:].any()
-        assert rms(speech.trimmed(sound)) == pytest.approx(speech.LOUDNESS, rel=0.02)
-        assert (sound == speech.answer_sound(SENTENCE, speaker)).all()
+        assert rms(speech.trimmed(sound)) == pytest.approx(LOUDNESS, rel=0.02)
+        assert (sound == say(SENTENCE, speaker)).all()
 
 
 @needs_espeak
 def test_a_listener_tells_the_two_voices_apart_by_their_pitch() -> None:
-    high, low = (pitch_hz(speech.answer_sound(SENTENCE, speaker), ANSWER_HZ) for speaker in (HIGH_VOICE, LOW_VOICE))
+    high, low = (pitch_hz(say(SENTENCE, speaker), ANSWER_HZ) for speaker in (HIGH_VOICE, LOW_VOICE))
     assert 160 < high < 300 and 70 < low < 130
 
 
@@ -103,31 +102,3 @@ def test_a_question_is_20_db_louder_than_its_noise() -> None:
     spoken = sound[QUESTION_HZ // 2 : -QUESTION_HZ * 6 // 10]
     assert 20 * np.log10(rms(spoken) / noise) == pytest.approx(20, abs=2)
     assert (sound == speech.question_sound(SENTENCE, voice, Random(2))).all()
-
-
-@needs_espeak
-@pytest.mark.parametrize("role", Role)
-def test_clips_are_made_once_and_read_as_they_were_made(
-    role: Role, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "00000000-question-train-00000.npz").touch()  # of another version
-    kept = list(clips(role, Split.HELD_OUT, 20, tmp_path, processes=1))
-    assert len(kept) == 20 and len(list(tmp_path.iterdir())) == 1
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    again = list(clips(role, Split.HELD_OUT, SHARD_CLIPS, tmp_path, processes=1))
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-    for clip, one, fresh in zip(kept, again, made(role, Split.HELD_OUT, 0), strict=False):
-        same_clip(clip, one)
-        assert (clip.item, clip.speaker) == (fresh.item, fresh.speaker)
-        assert np.abs(clip.sound - fresh.sound).max() < 1e-4
-    assert {clip.speaker for clip in kept} == ({""} if role is Role.QUESTION else set(speech.ANSWER_VOICES))
-    assert all(0.4 < len(clip.sound) / RATES_HZ[role] < 12 for clip in again)
-
-
-def same_clip(clip: Clip, other: Clip) -> None:
-    assert clip.item == other.item and (clip.sound == other.sound).all()
-
-
-def test_too_many_clips_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"^count is {MAX_CLIPS + 1}; use 0 to {MAX_CLIPS}\.$"):
-        next(clips(Role.ANSWER, Split.TRAIN, MAX_CLIPS + 1, tmp_path))

@@ -16,7 +16,7 @@ from tests.training.sayings import voice
 from training.code2wav import averaged, flowed, load
 from training.code2wav_parts import TOKEN2WAV, WEIGHTS_FILE, new_dit, new_vocoder, write
 from training.resume import Average, Training
-from training.speech import SAMPLES_A_CODE
+from training.saying import SAMPLES_A_CODE
 from training.vocoder import sound_of
 
 CODES = [1, 1, 7, 7, 7, 300, 511, 42, 42, 42, 9, 10, 11, 12, 300, 300, 1, 1]

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2Tokenizer
 
 from training.checkpoint import TEXT_VOCABULARY, TOKENS, build_tokenizer, toy_config
-from training.turns import typed
+from training.typed import typed
 from training.words import LETTERS
 from training.world import Split, items, vocabulary
 

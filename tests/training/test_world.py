@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from training import words
-from training.turns import Way, messages, reply, typed
-from training.world import WEIGHTS, Item, Kind, Split, draw, held_out, items, vocabulary
+from training.typed import typed
+from training.world import WEIGHTS, Item, Kind, Split, held_out, items, vocabulary
 
 MANY = 20_000
 NUMBER = {word: number for number, word in enumerate(words.NUMBERS)}
@@ -136,19 +136,3 @@ def test_what_is_typed_is_the_question_in_another_form(seed: int) -> None:
     forms = {typed("what is three plus four", Random(f"{seed} {number}")) for number in range(100)}
     assert {"what is three plus four", "What is 3 + 4?", "What is three plus four?"} <= forms
     assert typed("what is four minus one", Random(4)).lower().rstrip("?") in ("what is four minus one", "what is 4 - 1")
-
-
-def test_a_transcript_is_asked_for_as_the_application_does_and_is_the_question() -> None:
-    item = draw(Random(1), Split.TRAIN, Kind.ADD)
-    system, asked = messages(item, Way.TRANSCRIPT, Random(1))
-    assert system["content"][0]["text"] == "You are a speech recognition model."
-    assert [part["type"] for part in asked["content"]] == ["text", "audio"]
-    assert (reply(item, Way.TRANSCRIPT), reply(item, Way.SPOKEN)) == (item.question, item.answer)
-
-
-def test_a_turn_has_a_place_for_each_medium() -> None:
-    item = next(item for item in items(Split.TRAIN, 1, Kind.PICTURE) if item.picture)
-    kinds = {
-        tuple(part["type"] for part in messages(item, Way.SPOKEN, Random(seed))[0]["content"]) for seed in range(20)
-    }
-    assert kinds == {("image", "audio"), ("audio", "image")}
