@@ -11,7 +11,12 @@ from functools import partial
 import torch
 
 from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
+from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
+from omni_cluster.models.qwen3_omni.fused_predictor import FusedPredictor
 from omni_cluster.models.qwen3_omni.predictor import CodePredictor, Given
+
+FUSES = False
+"""Whether graphs are of the fused kernels, where these are made for the predictor: no card has measured them yet."""
 
 
 class PredictorGraphs:
@@ -24,13 +29,15 @@ class PredictorGraphs:
         self._graphs: dict[int, CapturedWork[Given, torch.Tensor]] = {}
 
     @torch.inference_mode()
-    def capture(self, sizes: Iterable[int]) -> None:
+    def capture(self, sizes: Iterable[int], fuses: bool = FUSES) -> None:
         """Captures the passes, once the weights are loaded. All sizes share memory: the largest is first."""
         ordered, pool = sorted(sizes, reverse=True), GraphPool()
-        whole = Given.room(ordered[0], self._predictor.norm)
+        whole, predictor = Given.room(ordered[0], self._predictor.norm), self._predictor
+        fused = FusedPredictor(predictor) if fuses and FusedPredictor.fits(predictor) else None
         for size in ordered:
             given = whole.first_of(size)
-            self._graphs[size] = CapturedWork(given, partial(self._predictor, *given), pool)
+            work = predictor if fused is None or size > MAX_REQUESTS else fused
+            self._graphs[size] = CapturedWork(given, partial(work, *given), pool)
 
     def __call__(self, given: Given) -> torch.Tensor:
         """Codes int64 `[n, Q - 1]`, in memory that the next call uses again."""
