@@ -163,14 +163,12 @@ def _norm(residual, gain, out, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, 
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear(
     x,
-    gain,
     weight,
     scales,
     bias,
     out,
     num_rows,
     num_features,
-    eps,
     WIDTH: tl.constexpr,
     SCALE_STEP: tl.constexpr,
     GATED: tl.constexpr,
@@ -195,24 +193,15 @@ def _linear(
     _wait(OVERLAP)
     y = tl.zeros([FEATURES, ROWS], tl.float32)
     y_up = tl.zeros([FEATURES, ROWS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
     for start in tl.range(0, WIDTH, COLUMNS, num_stages=STAGES):
         column = start + tl.arange(0, COLUMNS)
         there = column < WIDTH
         part = tl.load(x + row[:, None] * WIDTH + column[None, :], present[:, None] & there[None, :], 0.0)
-        if gain is not None:
-            wide = part.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            part = (wide * tl.load(gain + column, there, 0.0).to(tl.float32)[None, :]).to(part.dtype)
         tile = feature[:, None] * WIDTH + column[None, :]
         in_tile = inside[:, None] & there[None, :]
         y = tl.dot(_as(tl.load(weight + tile, in_tile, 0.0), part.dtype), tl.trans(part), y)
         if GATED:
             y_up = tl.dot(_as(tl.load(up + tile, in_tile, 0.0), part.dtype), tl.trans(part), y_up)
-    if gain is not None:
-        scale = tl.rsqrt(squares / WIDTH + eps)[None, :]
-        y *= scale
-        y_up *= scale
     y = _scaled(y, scales, feature[:, None], inside[:, None], SCALE_STEP)
     if GATED:
         y_up = _scaled(y_up, scales, num_features + feature[:, None], inside[:, None], SCALE_STEP)
@@ -232,13 +221,10 @@ def norm_linear(
     *,
     overlap: bool,
     tiles: Tiles | None = None,
-    folds_norm: bool = False,
 ) -> torch.Tensor:
     """RMS norm of `residual` `[n, width]`, times `weight` `[features, width]`, plus `bias` -> `[n, features]`."""
     tiles = tiles or tiles_of_nearest(QKV_TILES, weight.values)[padded_rows(residual.shape[0])]
-    return _launch_norm_linear(
-        residual, norm_weight, eps, weight, bias, weight.values.shape[0], overlap, tiles, folds_norm
-    )
+    return _launch_norm_linear(residual, norm_weight, eps, weight, bias, weight.values.shape[0], overlap, tiles)
 
 
 def norm_gate_up(
@@ -249,13 +235,10 @@ def norm_gate_up(
     *,
     overlap: bool,
     tiles: Tiles | None = None,
-    folds_norm: bool = False,
 ) -> torch.Tensor:
     """RMS norm of `residual` `[n, width]`, times `weight` `[2 * features, width]`, silu(first) * second half."""
     tiles = tiles or tiles_of_nearest(GATE_UP_TILES, weight.values)[padded_rows(residual.shape[0])]
-    return _launch_norm_linear(
-        residual, norm_weight, eps, weight, None, weight.values.shape[0] // 2, overlap, tiles, folds_norm
-    )
+    return _launch_norm_linear(residual, norm_weight, eps, weight, None, weight.values.shape[0] // 2, overlap, tiles)
 
 
 def _launch_norm_linear(
@@ -267,7 +250,6 @@ def _launch_norm_linear(
     num_features: int,
     overlap: bool,
     tiles: Tiles,
-    folds_norm: bool,
 ) -> torch.Tensor:
     num_rows, width = residual.shape
     out = torch.empty(num_rows, num_features, dtype=residual.dtype, device=residual.device)
@@ -293,20 +275,16 @@ def _launch_norm_linear(
             **options,
         )
         return out
-    normed = residual
-    if not folds_norm:
-        normed = torch.empty_like(residual)
-        _norm[(num_rows,)](
-            residual, norm_weight, normed, eps, WIDTH=width, COLUMNS=columns, num_warps=NORM_WARPS, **options
-        )
+    normed = torch.empty_like(residual)
+    _norm[(num_rows,)](
+        residual, norm_weight, normed, eps, WIDTH=width, COLUMNS=columns, num_warps=NORM_WARPS, **options
+    )
     _linear[grid](
         normed,
-        norm_weight if folds_norm else None,
         *weights,
         out,
         num_rows,
         num_features,
-        eps,
         WIDTH=width,
         SCALE_STEP=weight.scale_step,
         GATED=bias is None,

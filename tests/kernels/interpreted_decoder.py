@@ -41,12 +41,10 @@ def differences() -> Iterator[float]:
             x, gain, residual, bias = drawn(n, WIDTH), drawn(WIDTH), drawn(n, FEATURES), drawn(FEATURES)
             weight, both = stored(drawn(FEATURES, WIDTH), scales), stored(drawn(2 * FEATURES, WIDTH), scales)
             normed = rms_norm(x, gain)
-            for folds in (False, True):
-                options = {"overlap": False, "tiles": tiles, "folds_norm": folds}
-                made = decoder_kernels.norm_linear(x, gain, EPS, weight, bias, **options)
-                yield furthest(made, product(normed, weight, bias))
-                made = decoder_kernels.norm_gate_up(x, gain, EPS, both, **options)
-                yield furthest(made, silu_and_multiply(product(normed, both)))
+            made = decoder_kernels.norm_linear(x, gain, EPS, weight, bias, overlap=False, tiles=tiles)
+            yield furthest(made, product(normed, weight, bias))
+            made = decoder_kernels.norm_gate_up(x, gain, EPS, both, overlap=False, tiles=tiles)
+            yield furthest(made, silu_and_multiply(product(normed, both)))
             made = decoder_kernels.linear_add(x, weight, residual, counters, overlap=False, tiles=SPLIT[n])
             yield furthest(made, product(x, weight) + residual)
 

@@ -77,7 +77,7 @@ class CodePredictor(nn.Module):
         """
         entering, codes = torch.stack([hidden, first], dim=1), list[torch.Tensor]()
         noise = self.noise(keys).unbind(1)
-        kept = [layer.room(len(hidden), self.residual + 1) for layer in self.parts]
+        kept = [layer.room(len(hidden), self.residual + 1) for layer in self._layers]
         for number in range(self.residual):
             start = number + 1 if number else 0
             state = self._state(entering, start, kept)
@@ -95,13 +95,13 @@ class CodePredictor(nn.Module):
         )
 
     @property
-    def parts(self) -> Sequence[PredictorLayer]:
+    def _layers(self) -> Sequence[PredictorLayer]:
         return cast(Sequence[PredictorLayer], self.layers)
 
     def _state(self, entering: torch.Tensor, start: int, kept: list[torch.Tensor]) -> torch.Tensor:
         """What the next code is told from, `[n, H]`, of inputs `[n, m, H]` at the positions from `start` on."""
         turns = self.turns[:, start : start + entering.shape[1]]
-        for layer, own in zip(self.parts, kept, strict=True):
+        for layer, own in zip(self._layers, kept, strict=True):
             entering = layer(entering, turns, start, own)
         return normed(entering[:, -1], self.norm, self._eps)
 
@@ -117,7 +117,7 @@ class CodePredictor(nn.Module):
             for number in range(self.residual):
                 mine.data[number].copy_(given[f"{prefix}{number}.weight"])
         self.norm.data.copy_(given["model.norm.weight"])
-        for number, layer in enumerate(self.parts):
+        for number, layer in enumerate(self._layers):
             prefix = f"{_LAYER}{number}."
             layer.load({name.removeprefix(prefix): each for name, each in given.items() if name.startswith(prefix)})
         return {name for name, _ in self.named_parameters()}
@@ -129,7 +129,7 @@ class PredictorLayer(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._head_dim, self.eps = config.head_dim, config.rms_norm_eps
+        self._head_dim, self._eps = config.head_dim, config.rms_norm_eps
         size, inner, turned = config.hidden_size, config.intermediate_size, self._heads + self._kv_heads
         self.before_attention, self.before_mlp = _parameter(size), _parameter(size)
         self.qkv = _parameter((turned + self._kv_heads) * self._head_dim, size)
@@ -143,9 +143,9 @@ class PredictorLayer(nn.Module):
 
     def forward(self, entering: torch.Tensor, turns: torch.Tensor, start: int, kept: torch.Tensor) -> torch.Tensor:
         """Of `[n, m, H]` at the positions from `start` on, whose cosines and sines are `turns` `[2, m, D / 2]`."""
-        attended = self._attended(normed(entering, self.before_attention, self.eps), turns, start, kept)
+        attended = self._attended(normed(entering, self.before_attention, self._eps), turns, start, kept)
         state = entering + functional.linear(attended, self.out)
-        gate, up = functional.linear(normed(state, self.before_mlp, self.eps), self.gate_up).chunk(2, dim=-1)
+        gate, up = functional.linear(normed(state, self.before_mlp, self._eps), self.gate_up).chunk(2, dim=-1)
         return state + functional.linear(functional.silu(gate) * up, self.down)
 
     def _attended(self, state: torch.Tensor, turns: torch.Tensor, start: int, kept: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ class PredictorLayer(nn.Module):
         heads = functional.linear(state, self.qkv).view(n, m, -1, self._head_dim)
         turned = self._heads + self._kv_heads
         query, key = (
-            _turned(normed(heads[:, :, :turned], self.head_norms, self.eps), turns)
+            _turned(normed(heads[:, :, :turned], self.head_norms, self._eps), turns)
             .transpose(1, 2)
             .split([self._heads, self._kv_heads], dim=1)
         )

@@ -11,12 +11,7 @@ from functools import partial
 import torch
 
 from omni_cluster.kernels.cuda_graphs import CapturedWork, GraphPool, size_at_least
-from omni_cluster.kernels.decoder_kernels import MAX_REQUESTS
-from omni_cluster.models.qwen3_omni.fused_predictor import FusedPredictor
 from omni_cluster.models.qwen3_omni.predictor import CodePredictor, Given
-
-FUSES = False
-"""Whether graphs are of the fused kernels, where these are made for the predictor: no card has measured them yet."""
 
 
 class PredictorGraphs:
@@ -29,15 +24,13 @@ class PredictorGraphs:
         self._graphs: dict[int, CapturedWork[Given, torch.Tensor]] = {}
 
     @torch.inference_mode()
-    def capture(self, sizes: Iterable[int], fuses: bool = FUSES) -> None:
+    def capture(self, sizes: Iterable[int]) -> None:
         """Captures the passes, once the weights are loaded. All sizes share memory: the largest is first."""
         ordered, pool = sorted(sizes, reverse=True), GraphPool()
-        whole, predictor = Given.room(ordered[0], self._predictor.norm), self._predictor
-        fused = FusedPredictor(predictor) if fuses and FusedPredictor.fits(predictor) else None
+        whole = Given.room(ordered[0], self._predictor.norm)
         for size in ordered:
             given = whole.first_of(size)
-            work = predictor if fused is None or size > MAX_REQUESTS else fused
-            self._graphs[size] = CapturedWork(given, partial(work, *given), pool)
+            self._graphs[size] = CapturedWork(given, partial(self._predictor, *given), pool)
 
     def __call__(self, given: Given) -> torch.Tensor:
         """Codes int64 `[n, Q - 1]`, in memory that the next call uses again."""
