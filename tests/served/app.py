@@ -161,7 +161,7 @@ def serve_run_over_nodes(
     cards = {role: range(first, first + cards_of_a_node) for role, first in zip(roles, counts, strict=False)}
     head, *others = roles
     ray_options = {} if system_config is None else {"_system_config": dict(system_config)}
-    cluster = Cluster(initialize_head=True, head_node_args=node_options(head, cards.get(head, ())) | ray_options)
+    cluster = _cluster_of(node_options(head, cards.get(head, ())) | ray_options)
     try:
         nodes = {role: cluster.add_node(**node_options(role, cards.get(role, ()))) for role in others}
         with serve_run_on(cluster.address, *arguments) as app:
@@ -192,6 +192,16 @@ def node_options(role: str, cards: Sequence[int] = ()) -> dict[str, Any]:
         return options
     seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))}
     return options | {"num_cpus": CPUS_BESIDE_CARDS, "num_gpus": len(cards), "env_vars": TRACING | TOYS | seen}
+
+
+def _cluster_of(head: Mapping[str, Any]) -> Cluster:
+    """With its dashboard, by which Serve is asked to deploy. Ray goes on without one that ends as it starts."""
+    for _ in range(STARTS):
+        cluster = Cluster(initialize_head=True, head_node_args=dict(head))
+        if cluster.head_node.webui_url:
+            return cluster
+        cluster.shutdown()
+    raise AssertionError(f"the dashboard ended {STARTS} times as it started")
 
 
 STARTS = 3
