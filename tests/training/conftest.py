@@ -4,6 +4,13 @@ from pathlib import Path
 import pytest
 
 from training.checkpoint import write_toy
+from training.speech import PROGRAM
+
+
+@pytest.fixture(scope="session")
+def espeak() -> None:
+    if shutil.which(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed; install the Debian package espeak-ng.")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,6 @@ from training.mel import BINS, FRAMES_A_CODE, HOP, log_mel
 from training.saying import frames_in_time, say
 from training.wave_data import Sayings, made, texts
 from training.world import Split
-
-needs_espeak = pytest.mark.skipif(
-    shutil.which(speech.PROGRAM) is None, reason=f"{speech.PROGRAM} is not installed; install espeak-ng."
-)
 
 
 def book(size: int = 6, apart: float = 10.0) -> Codebook:
@@ -92,7 +87,7 @@ def test_frames_go_on_in_order_from_the_first_one_to_near_the_last() -> None:
     assert set(np.diff(found)) <= {0, 1, 2} and found.min() >= 0 and found.max() < 80
 
 
-@needs_espeak
+@pytest.mark.usefixtures("espeak")
 def test_voices_differ_and_their_frames_do_not_part(tmp_path: Path) -> None:
     said = ["good night", "two plus one is three"]
     sayings, codebook = made(said, book(40), processes=1)
@@ -107,7 +102,7 @@ def test_voices_differ_and_their_frames_do_not_part(tmp_path: Path) -> None:
     assert first.texts == said[:1] and np.array_equal(first.mels[1][0], sayings.mels[1][0])
 
 
-@needs_espeak
+@pytest.mark.usefixtures("espeak")
 @pytest.mark.parametrize("speaker", [HIGH_VOICE, LOW_VOICE])
 def test_a_sentence_is_said_at_one_pitch(speaker: str) -> None:
     """The pitch is where the spectrum of the whole sentence is sharp: few frequencies have half of the power."""

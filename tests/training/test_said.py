@@ -16,7 +16,7 @@ from training.world import Split, vocabulary
 
 
 @pytest.fixture
-def codebook(tmp_path):
+def codebook(espeak, tmp_path):
     """Of random sounds; texts have other codes of another one."""
     centres = 3 * torch.randn(20, CEPSTRA, generator=torch.Generator().manual_seed(0))
     centres[0] = torch.inf

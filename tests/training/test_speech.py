@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from random import Random
 
 import numpy as np
@@ -14,9 +13,6 @@ from training.saying import ANSWER_HZ, LOUDNESS, SAMPLES_A_CODE, SILENCE_S, SPEA
 from training.speech import QUESTION_HZ, NoEspeak, Sound, rms
 from training.world import Split
 
-needs_espeak = pytest.mark.skipif(
-    shutil.which(speech.PROGRAM) is None, reason=f"{speech.PROGRAM} is not installed; install espeak-ng."
-)
 SENTENCE = "the green bird sings near the river"
 
 
@@ -75,7 +71,7 @@ def test_without_the_program_one_sentence_says_so(monkeypatch: pytest.MonkeyPatc
         say(SENTENCE, HIGH_VOICE)
 
 
-@needs_espeak
+@pytest.mark.usefixtures("espeak")
 def test_answers_are_whole_codes_of_one_loudness_with_silence_around_them() -> None:
     for speaker in SPEAKERS:
         sound = say(SENTENCE, speaker)
@@ -87,13 +83,13 @@ def test_answers_are_whole_codes_of_one_loudness_with_silence_around_them() -> N
         assert (sound == say(SENTENCE, speaker)).all()
 
 
-@needs_espeak
+@pytest.mark.usefixtures("espeak")
 def test_a_listener_tells_the_two_voices_apart_by_their_pitch() -> None:
     high, low = (pitch_hz(say(SENTENCE, speaker), ANSWER_HZ) for speaker in (HIGH_VOICE, LOW_VOICE))
     assert 160 < high < 300 and 70 < low < 130
 
 
-@needs_espeak
+@pytest.mark.usefixtures("espeak")
 def test_a_question_is_20_db_louder_than_its_noise() -> None:
     voice = speech.question_voice(Random(1), Split.TRAIN)
     sound = speech.question_sound(SENTENCE, voice, Random(2))

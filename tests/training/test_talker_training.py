@@ -109,7 +109,7 @@ def letters(text):
 
 
 @pytest.fixture
-def plan(toy_copy, whole):
+def plan(espeak, toy_copy, whole):
     weights = {f"thinker.{name}": each for name, each in whole.thinker.state_dict().items()}
     save_file(weights, toy_copy / THINKER_WEIGHTS)
     return Plan(

@@ -28,7 +28,7 @@ VOICES = Mix(spoken=100, shown=30, transcripts=30, later=50, long=0)
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool(espeak):
     return make_pool(Split.TRAIN, pieces=24, pictures=6, seed=1, workers=0)
 
 
@@ -126,7 +126,7 @@ def alone(folder, thinker, layout, pool, asked: Asked, sounds):
     return thinker(**inputs).logits[0]
 
 
-def test_it_learns_and_goes_on_where_it_was(toy_copy):
+def test_it_learns_and_goes_on_where_it_was(espeak, toy_copy):
     plan = small(toy_copy, steps=3)
     first = trainer(plan)
     first.train()
@@ -152,7 +152,7 @@ def loss_of(run):
     return float(sum(run.losses(each, 0)["loss"] for each in given)) / sum(run.counts(each)["loss"] for each in given)
 
 
-def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins_with_them(toy_copy, tmp_path):
+def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins_with_them(espeak, toy_copy, tmp_path):
     plan = small(toy_copy, steps=2)
     trainer(plan).train()
     weights = load_file(plan.out / WEIGHTS)
@@ -168,7 +168,7 @@ def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins
         torch.testing.assert_close(tensor, weights[f"thinker.{name}"].float(), atol=0, rtol=0)
 
 
-def test_the_examination_asks_each_way_and_of_held_out_items_alone(toy_folder, layout):
+def test_the_examination_asks_each_way_and_of_held_out_items_alone(espeak, toy_folder, layout):
     pool = make_pool(Split.HELD_OUT, pieces=12, pictures=6, seed=1, workers=0)
     conversations = Conversations(pool, Split.HELD_OUT, Mix())
     asked = [*examination(pool, conversations, 12)]
