@@ -12,9 +12,10 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from omni_cluster.models.chat_family import READ_ALOUD
+from omni_cluster.models.qwen2_5_omni.hearing import RECOGNITION
 from training.layout import Conversation, Laid, Layout, Part, Seen, Sound, Turn
 from training.pool import Pool
-from training.prompts import RECOGNIZING, SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
+from training.prompts import SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
 from training.readings import Readings, written
 from training.sounds import Hearing, drawn_hearing
 from training.typed import typed
@@ -112,7 +113,7 @@ class Conversations:
         return Asked(f"aloud {kind}", Conversation((Turn((READ_ALOUD,), text),)))
 
     def transcript_of(self, piece: int, hearing: Hearing, question: str = TRANSCRIBE[0]) -> Conversation:
-        return Conversation((Turn((question, sound_of(hearing)), self._pool.spoken[piece].question),), RECOGNIZING)
+        return Conversation((Turn((question, sound_of(hearing)), self._pool.spoken[piece].question),), RECOGNITION)
 
     def _transcript(self, rng: Random) -> Conversation:
         piece = rng.randrange(len(self._pool.spoken))

@@ -42,11 +42,10 @@ TOKENIZER_ITEMS: Final = 20_000
 
 def toy_config() -> Qwen2_5OmniConfig:
     # Its module imports transformers, which takes seconds.
-    from training.code2wav_parts import DIT_SIZES, VOCODER_SIZES
+    from training.code2wav_parts import TOKEN2WAV
 
-    code2wav = {"dit_config": DIT_SIZES, "bigvgan_config": VOCODER_SIZES}
     return config_of(
-        {"thinker": _thinker(), "talker": _talker(), "token2wav": code2wav}, TOKENS, CODEC_MARKS, "float32"
+        {"thinker": _thinker(), "talker": _talker(), "token2wav": TOKEN2WAV}, TOKENS, CODEC_MARKS, "float32"
     )
 
 

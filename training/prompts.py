@@ -6,7 +6,6 @@ from typing import Final
 
 from omni_cluster.models.family import Hearing
 from omni_cluster.models.hearing import question_of
-from omni_cluster.models.qwen2_5_omni.hearing import RECOGNITION
 
 SPEAKING: Final = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
@@ -23,5 +22,4 @@ SYSTEM_PROMPTS: Final = (
     "Speak slowly.",
     "You are toy.",
 )
-RECOGNIZING: Final = RECOGNITION
 TRANSCRIBE: Final = tuple(question_of(Hearing(language))["content"][0]["text"] for language in (None, "English"))

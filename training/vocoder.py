@@ -2,7 +2,7 @@
 
     python -m training.vocoder --data .cache/wave --out .cache/wave/vocoder.pt --minutes 12
 
-At first by spectra alone, then by judges too, who learn beside it.
+At first by spectra alone, then by judges too, which learn beside it.
 """
 
 from __future__ import annotations

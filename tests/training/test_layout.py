@@ -12,9 +12,10 @@ from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.family import Hearing
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.models.qwen2_5_omni.family import Qwen2_5Omni
+from omni_cluster.models.qwen2_5_omni.hearing import RECOGNITION
 from training.checkpoint import toy_config
 from training.layout import Conversation, Layout, Seen, Sound, Turn
-from training.prompts import RECOGNIZING, SPEAKING, TRANSCRIBE
+from training.prompts import SPEAKING, TRANSCRIBE
 from training.sounds import tokens_of
 
 SOUNDS = {"short": 12_345, "long": 70_000}
@@ -45,7 +46,7 @@ CONVERSATIONS = {
         ),
         SPEAKING,
     ),
-    "transcript": Conversation((Turn((TRANSCRIBE[0], sound("short")), "three plus four"),), RECOGNIZING),
+    "transcript": Conversation((Turn((TRANSCRIBE[0], sound("short")), "three plus four"),), RECOGNITION),
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_a_transcript_is_asked_for_in_the_server_s_words(toy_folder, layout):
     family = Qwen2_5Omni.__new__(Qwen2_5Omni)
     family.folder = toy_folder
     for question, hearing in zip(TRANSCRIBE, (Hearing(), Hearing("English")), strict=True):
-        conversation = Conversation((Turn((question, sound("short")), "hello"),), RECOGNIZING)
+        conversation = Conversation((Turn((question, sound("short")), "hello"),), RECOGNITION)
         prompt = family.hearing(hearing)
         ids = processed(toy_folder, prompt.text, conversation)["input_ids"][0].tolist()
         assert layout.prompt(conversation).ids == ids
