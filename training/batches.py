@@ -211,9 +211,6 @@ class Batcher(Dataset[list[Batch]]):
         rng = Random(f"{self._seed} {step}")
         return self.of([self._conversations.draw(rng) for _ in range(self._size)])
 
-    def __len__(self) -> int:
-        return 1 << 40
-
     def tokens_of_words(self, text: str) -> list[int]:
         """How many each word has. No token is of two words."""
         words = text.split()

@@ -1,6 +1,6 @@
 """Writes what the flow and the vocoder have learned as a checkpoint has it, and measures it.
 
-    python -m training.code2wav --data .cache/wave --flow .cache/wave/flow.pt --vocoder .cache/wave/vocoder.pt --out toy
+    python -m training.code2wav --data .cache/wave --out toy
 
 `--data` may be left out for a folder that has the files already: then it is only measured.
 """
@@ -90,17 +90,15 @@ def measured(folder: Path, count: int, num_steps: int = 10) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the toy's code2wav, and measures it.")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--flow", type=Path)
-    parser.add_argument("--vocoder", type=Path)
+    parser.add_argument("--data", type=Path, help="the folder that flow and vocoder were trained in")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--measure", type=int, default=0, help="so many held-out answers, by pocketsphinx")
     parser.add_argument("--num-steps", type=int, default=10, help="of the flow's sampler")
     given = parser.parse_args()
     if given.data:
         dit, vocoder = new_dit(), new_vocoder()
-        averaged(given.flow, dit)
-        averaged(given.vocoder, vocoder)
+        averaged(given.data / "flow.pt", dit)
+        averaged(given.data / "vocoder.pt", vocoder)
         write(given.out, dit, vocoder, Sayings.load(given.data, 1).voices)
         shutil.copy(given.data / "codebook.pt", given.out)
     if given.measure:

@@ -1,6 +1,6 @@
 """Trains the flow of code2wav: from codes and a voice to mel frames.
 
-    python -m training.flow --data .cache/wave --out .cache/wave/flow.pt --minutes 8
+    python -m training.flow --out .cache/wave --minutes 8
 
 The sampler of transformers starts from noise at time 0 and follows `1.5 guided - 0.5 unguided` to time 1. That sum is
 what is trained: it goes straight from the noise to the mel frames. The unguided half knows no code and no voice. It
@@ -9,16 +9,16 @@ learns to go there by itself as well as it can.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
 
+from training.average import Average
 from training.code2wav_parts import new_dit
 from training.codes import SILENCE
 from training.mel import BINS, FRAMES_A_CODE, SILENT
-from training.resume import Average, Training, falling
+from training.run import Plan, Run, descend, given_options, run_options
 from training.wave_data import Sayings
 
 GUIDANCE_SCALE = 0.5
@@ -29,6 +29,13 @@ UNGUIDED = 0.1
 BLOCK_CODES = 12
 MOST_BLOCKS = 12
 """Of a sentence in a batch: a longer one is cut at a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowPlan(Plan):
+    """`out` has the sentences, too. `batch`: sentences of a step."""
+
+    batch: int = 64
 
 
 class FlowBatches:
@@ -76,40 +83,25 @@ def loss_of(
     return (summed - target).square().mean() + UNGUIDED * (unguided - target).square().mean()
 
 
-def train(sayings: Sayings, out: Path, minutes: float, at_most: float | None, batch: int, device: torch.device) -> None:
-    """Prints the loss; `out` keeps the averaged weights as `average`."""
-    torch.manual_seed(0)
+def train(plan: FlowPlan, sayings: Sayings) -> None:
+    torch.manual_seed(plan.seed)
+    device = torch.device(plan.device)
     dit = new_dit().to(device)
-    optimiser = torch.optim.AdamW(dit.parameters(), HIGHEST_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    average = Average(dit)
-    training = Training(out, {"model": dit, "optimiser": optimiser, "average": average}, minutes, at_most)
-    batches = FlowBatches(sayings, device)
-    mean = 0.0
-    for step in training.steps():
-        for group in optimiser.param_groups:
-            group["lr"] = falling(training.progress, HIGHEST_RATE)
-        loss = loss_of(dit, batches.draw(batch))
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(dit.parameters(), 1.0)
-        optimiser.step()
+    optimizer = torch.optim.AdamW(dit.parameters(), HIGHEST_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    average, batches = Average(dit), FlowBatches(sayings, device)
+    run = Run("flow", plan, {"model": dit, "optimizer": optimizer, "average": average})
+    for _ in run.steps():
+        rate, loss = run.rate(HIGHEST_RATE), loss_of(dit, batches.draw(plan.batch))
+        descend(optimizer, [loss], rate, longest=1.0)
         average.update()
-        if step % 50 == 0:
-            mean = float(loss.detach()) if step == 0 else 0.5 * mean + 0.5 * float(loss.detach())
-            print(f"flow step {step} progress {training.progress:.3f} loss {mean:.4f}", flush=True)
+        run.tell(loss=loss, rate=rate)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains the flow of code2wav.")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0, help="of training in all")
-    parser.add_argument("--at-most", type=float, help="minutes of this run")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--sayings", type=int, help="only the first so many")
-    given = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train(Sayings.load(given.data, given.sayings), given.out, given.minutes, given.at_most, given.batch, device)
+    parser = run_options("Trains the flow of code2wav.")
+    parser.add_argument("--batch", type=int)
+    plan = FlowPlan(**given_options(parser))
+    train(plan, Sayings.load(plan.out))
 
 
 if __name__ == "__main__":

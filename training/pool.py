@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from training.files import written_whole
 from training.pictures import draw as draw_picture
 from training.speech import QUESTION_HZ, question_voice, scaled, speak
 from training.world import Item, Kind, Split, draw
@@ -88,7 +89,8 @@ def kept_pool(folder: Path, make: Callable[[], Pool]) -> Pool:
     pool = make()
     folder.mkdir(parents=True, exist_ok=True)
     np.save(samples, pool.samples)
-    rest.write_bytes(pickle.dumps(replace(pool, samples=pool.samples[:0])))
+    with written_whole(rest) as file:
+        file.write_bytes(pickle.dumps(replace(pool, samples=pool.samples[:0])))
     return pool
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from training.codes import Codebook
+from training.files import written_whole
 
 Codes = Mapping[str, Sequence[int]]
 """Of what may be said, by its text."""
@@ -35,9 +36,8 @@ def codes_of_texts(texts: Iterable[str], codebook: Path, kept: Path, workers: in
     asked = sorted({*texts})
     if lacking := [text for text in asked if text not in codes]:
         codes |= zip(lacking, codes_of_all(lacking, partial(_codes_of, codebook), workers), strict=True)
-        unfinished = kept.with_suffix(".partial")
-        unfinished.write_text(json.dumps({"codebook": made_by, "codes": codes}))
-        unfinished.replace(kept)
+        with written_whole(kept) as file:
+            file.write_text(json.dumps({"codebook": made_by, "codes": codes}))
     return {text: codes[text] for text in asked}
 
 

@@ -62,9 +62,6 @@ class Speeches(Dataset[list[tuple[Batch, Speech]]]):
         rng = Random(f"speech {self._seed} {step}")
         return [(batch, self._of(batch, rng)) for batch in self._batcher[step]]
 
-    def __len__(self) -> int:
-        return len(self._batcher)
-
     def _of(self, batch: Batch, rng: Random) -> Speech:
         said = [self._codes[plain(reply.text)] for reply in batch.replies]
         voices = [rng.choice(VOICES) for _ in said]

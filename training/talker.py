@@ -8,7 +8,6 @@ small talker gets wrong is where it is in its text. The pointer is no part of th
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2_5OmniTalkerForConditionalGeneration, Qwen2_5OmniThinkerForConditionalGeneration
@@ -29,13 +28,14 @@ from omni_cluster.models.prompts import PromptMaker
 from training.batches import Batch, Batcher, Conversations, Mix
 from training.checkpoint import toy_config
 from training.layout import Layout
-from training.loop import Guesses, Run, Trainer, add_run_options, given_options
 from training.pool import Pool, kept_pool, make_pool
 from training.readings import Readings, plain, readings
+from training.run import given_options, run_options
 from training.said import Codes, codes_of_texts
 from training.speaking import MASK, SPECIAL_ROWS, VOICES, Speech, Speeches
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
 from training.thinking import Media, think, to_device
+from training.trainer import Guesses, Trainer, TrainerPlan, halved
 from training.uttering import mistakes, utter
 from training.world import Item, Split, items
 
@@ -50,7 +50,7 @@ LONGEST: Final = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Run):
+class TalkerPlan(TrainerPlan):
     """`thinker`: a folder with its weights and the toy's files; `out` is another one, or the same.
 
     `items`: questions that are answered, and `texts` of each kind that are read. `pieces`, `pictures`: of questions
@@ -140,7 +140,7 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
     shares: ClassVar[Mapping[str, float]] = {"loss": 1.0, "pointing": POINTING}
     learner: Learner
 
-    def __init__(self, plan: Plan, data: Data) -> None:
+    def __init__(self, plan: TalkerPlan, data: Data) -> None:
         torch.manual_seed(plan.seed)
         layout, device = Layout(PromptMaker(FileTokenizer(plan.thinker))), torch.device(plan.device)
         self.media, self._exam_media = Media(data.pool, device), Media(data.exam, device)
@@ -166,7 +166,7 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
     def counts(self, given: tuple[Batch, Speech]) -> dict[str, int]:
         speech = given[1]
         said = int((speech.tokens_of[:, 1] > 0).sum())
-        return {"loss": len(speech.targets), "pointing": said, "tokens": speech.codes.size}
+        return {"loss": len(speech.targets), "pointing": said}
 
     def guesses(self, given: tuple[Batch, Speech], seed: int) -> Guesses:
         batch, speech = given
@@ -177,7 +177,7 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
         """Where the right codes are before each; then what it says by itself."""
         return {**super().examine(), **self.uttered()}
 
-    def uttered(self, misheard: float = 0.0) -> dict[str, float]:
+    def uttered(self) -> dict[str, float]:
         """Of held-out texts: the share that comes out whole, that ends, and wrong codes to each right one."""
         whole = ended = wrong = right = 0
         self.learner.eval()
@@ -186,7 +186,7 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
             voices = [VOICES[place % len(VOICES)] for place in range(len(asked))]
             most = int(LONGEST * max(map(len, asked)))
             with self._autocast():
-                made = utter(self.learner, batch, voices, self._exam_media, most, seed=number, misheard=misheard)
+                made = utter(self.learner, batch, voices, self._exam_media, most, seed=number)
             whole += sum([*each.codes] == [*codes] for each, codes in zip(made, asked, strict=True))
             ended += sum(each.has_ended for each in made)
             wrong += sum(mistakes(each.codes, codes) for each, codes in zip(made, asked, strict=True))
@@ -199,9 +199,8 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
             "wrong codes": wrong / max(1, right),
         }
 
-    def write_weights(self) -> None:
-        halved = {f"talker.{name}": each.half().cpu() for name, each in self.learner.talker.state_dict().items()}
-        save_file(halved, self._run.out / WEIGHTS, metadata={"format": "pt"})
+    def weights(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        return {WEIGHTS: halved(self.learner.talker, "talker")}
 
 
 def trained_thinker(folder: Path) -> Any:
@@ -223,7 +222,7 @@ class Data:
     codes: Codes
 
     @classmethod
-    def made(cls, plan: Plan) -> Data:
+    def made(cls, plan: TalkerPlan) -> Data:
         makers = plan.workers and (os.cpu_count() or 1)
         make = partial(make_pool, Split.TRAIN, plan.pieces, plan.pictures, plan.seed, makers)
         pool = make() if plan.pool is None else kept_pool(plan.pool, make)
@@ -236,7 +235,7 @@ class Data:
         return cls(pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes)
 
 
-def prepare(plan: Plan) -> Data:
+def prepare(plan: TalkerPlan) -> Data:
     plan.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     data = Data.made(plan)
@@ -246,18 +245,17 @@ def prepare(plan: Plan) -> Data:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = argparse.ArgumentParser(description="Trains the toy's talker.")
-    add_run_options(parser)
+    parser = run_options("Trains the toy's talker.")
     parser.add_argument("--thinker", type=Path, required=True, help="the folder of a trained thinker")
     parser.add_argument("--codebook", type=Path, required=True)
     parser.add_argument("--codes", type=Path, help="a file that keeps the texts' codes for the next run")
     parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
     parser.add_argument("--prepare", action="store_true", help="only fills the pool and the codes, for runs to come")
-    for name in ("items", "texts", "pieces", "pictures", "exam", "uttered", "size", "most_tokens"):
+    for name in ("items", "texts", "pieces", "pictures", "exam", "uttered", "size", "most_tokens", "workers"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    given = given_options(parser)
-    is_prepared_only = given.pop("prepare")
-    plan = Plan(**given)
+    chosen = given_options(parser)
+    is_prepared_only = chosen.pop("prepare")
+    plan = TalkerPlan(**chosen)
     data = prepare(plan)
     if not is_prepared_only:
         TalkerTrainer(plan, data).train()

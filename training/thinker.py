@@ -8,17 +8,16 @@ would learn to hear late. It is no part of the checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy, ctc_loss, log_softmax
 from transformers import Qwen2_5OmniThinkerForConditionalGeneration
@@ -28,9 +27,10 @@ from omni_cluster.models.prompts import PromptMaker
 from training.batches import TYPED_ONLY, Batch, Batcher, Conversations, Mix, examination
 from training.checkpoint import TEXT_VOCABULARY, toy_config, write_toy
 from training.layout import Layout
-from training.loop import Guesses, Run, Trainer, add_run_options, given_options
 from training.pool import Pool, kept_pool, make_pool
+from training.run import given_options, run_options
 from training.thinking import Media, think, to_device
+from training.trainer import Guesses, Trainer, TrainerPlan, halved
 from training.world import Split
 
 WEIGHTS: Final = "thinker.safetensors"
@@ -41,7 +41,7 @@ CTC: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Run):
+class ThinkerPlan(TrainerPlan):
     """`pieces`, `pictures`: how many sounds and drawings are made, and kept in `pool`. `exam`: held-out ones.
 
     `size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder whose weights are begun with.
@@ -96,7 +96,7 @@ class ThinkerTrainer(Trainer[Batch]):
     shares: ClassVar[Mapping[str, float]] = {"loss": 1.0, "ctc": CTC}
     learner: Learner
 
-    def __init__(self, plan: Plan, pool: Pool, exam_pool: Pool) -> None:
+    def __init__(self, plan: ThinkerPlan, pool: Pool, exam_pool: Pool) -> None:
         torch.manual_seed(plan.seed)
         layout = Layout(PromptMaker(FileTokenizer(plan.out)))
         conversations = Conversations(pool, Split.TRAIN, plan.mix)
@@ -114,20 +114,17 @@ class ThinkerTrainer(Trainer[Batch]):
         return {"loss": cross_entropy(logits.float(), targets, reduction="sum"), "ctc": ctc}
 
     def counts(self, given: Batch) -> dict[str, int]:
-        return {"loss": len(given.targets), "ctc": len(given.hearings), "tokens": given.ids.size}
+        return {"loss": len(given.targets), "ctc": len(given.hearings)}
 
     def guesses(self, given: Batch, seed: int) -> Guesses:
         logits, _ = self.learner(given, self._exam_media, seed)
         return Guesses(logits.argmax(1), given.targets, given.owners, given.kinds)
 
-    def write_weights(self) -> None:
-        thinker = self.learner.thinker.state_dict().items()
-        halved = {f"thinker.{name}": each.half().cpu() for name, each in thinker}
-        save_file(halved, self._run.out / WEIGHTS, metadata={"format": "pt"})
-        save_file({name: each.cpu() for name, each in self.learner.reader.state_dict().items()}, self._run.out / READER)
+    def weights(self) -> dict[str, Mapping[str, torch.Tensor]]:
+        return {WEIGHTS: halved(self.learner.thinker, "thinker"), READER: self.learner.reader.state_dict()}
 
 
-def _exam_batches(plan: Plan, pool: Pool, layout: Layout) -> list[Batch]:
+def _exam_batches(plan: ThinkerPlan, pool: Pool, layout: Layout) -> list[Batch]:
     conversations = Conversations(pool, Split.HELD_OUT, plan.mix)
     asked = examination(pool, conversations, plan.exam)
     if plan.mix == TYPED_ONLY:
@@ -135,7 +132,7 @@ def _exam_batches(plan: Plan, pool: Pool, layout: Layout) -> list[Batch]:
     return Batcher(conversations, layout, pool, 0, 0, plan.most_tokens // 4).of(list(asked))
 
 
-def train(plan: Plan) -> Mapping[str, float]:
+def train(plan: ThinkerPlan) -> Mapping[str, float]:
     if not (plan.out / "config.json").is_file():
         write_toy(plan.out)
     began = time.monotonic()
@@ -151,17 +148,15 @@ def train(plan: Plan) -> Mapping[str, float]:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = argparse.ArgumentParser(description="Trains the toy's thinker.")
-    add_run_options(parser)
+    parser = run_options("Trains the toy's thinker.")
     parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
     parser.add_argument("--init", type=Path, help="a folder whose weights are begun with")
     parser.add_argument("--typed-only", action="store_true", help="without sounds and pictures")
-    for name in ("pieces", "pictures", "exam", "size", "most_tokens"):
+    for name in ("pieces", "pictures", "exam", "size", "most_tokens", "workers"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    given = given_options(parser)
-    typed_only = given.pop("typed_only")
-    plan = Plan(**given)
-    train(replace(plan, mix=TYPED_ONLY) if typed_only else plan)
+    chosen = given_options(parser)
+    mix = TYPED_ONLY if chosen.pop("typed_only") else Mix()
+    train(ThinkerPlan(**chosen, mix=mix))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,11 +27,10 @@ class Utterance:
 
 @torch.no_grad()
 def utter(
-    learner: Learner, batch: Batch, voices: Sequence[str], media: Media, most: int, *,
-    seed: int = 0, misheard: float = 0.0,
-) -> list[Utterance]:  # fmt: skip
-    """Of at most `most` codes each. `misheard`: the share of codes of which the talker is told that it said another."""
-    count, rng = len(batch.replies), Random(f"uttered {seed}")
+    learner: Learner, batch: Batch, voices: Sequence[str], media: Media, most: int, seed: int = 0
+) -> list[Utterance]:
+    """Of at most `most` codes each."""
+    count = len(batch.replies)
     speech = speech_of(batch, [[0] * most] * count, voices, [[]] * count)
     rows = learner.rows(batch, media, seed)
     last = np.array([reply.begin + 1 for reply in batch.replies])
@@ -43,7 +41,7 @@ def utter(
         last += 1
         for codes, fed, place, code in zip(said, speech.codes, last, made, strict=True):
             if END not in codes:
-                fed[place] = rng.choice(codes) if codes and rng.random() < misheard else code
+                fed[place] = code
                 codes.append(code)
     return [Utterance([code for code in codes if code != END], END in codes) for codes in said]
 

@@ -1,23 +1,23 @@
 """Trains the vocoder of code2wav: from mel frames to sound.
 
-    python -m training.vocoder --data .cache/wave --out .cache/wave/vocoder.pt --minutes 12
+    python -m training.vocoder --out .cache/wave --minutes 12
 
 At first by spectra alone, then by judges too, which learn beside it.
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
+from training.average import Average
 from training.code2wav_parts import new_vocoder
 from training.judges import Judges, judged_loss, judging_loss, spectral_loss
 from training.mel import HOP, log_mel
-from training.resume import Average, Training, falling
+from training.run import Plan, Run, descend, given_options, run_options
 from training.wave_data import Sayings
 
 HIGHEST_RATE = 1e-3
@@ -28,6 +28,18 @@ CONTEXT_FRAMES = 8
 """At each end of a part of a sound: its mel frames are seen, its samples are not compared."""
 ROUGHNESS = 0.05
 """Of the mel frames that it learns from: those of the flow are not exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocoderPlan(Plan):
+    """`out` has the sentences, too. `batch`: parts of sounds of a step, each of so many `frames`.
+
+    `judged_from`: the part of the training without judges.
+    """
+
+    batch: int = 32
+    frames: int = 64
+    judged_from: float = 0.3
 
 
 class Parts:
@@ -54,68 +66,39 @@ def sound_of(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> to
     return vocoder.conv_post(vocoder.activation_post(hidden))[:, 0]
 
 
-def train(
-    sayings: Sayings,
-    out: Path,
-    minutes: float,
-    at_most: float | None,
-    batch: int,
-    device: torch.device,
-    frames: int = 64,
-    judged_from: float = 0.3,
-) -> None:
-    """Prints the losses; `out` keeps the averaged weights as `average`. `judged_from`: the part without judges."""
-    torch.manual_seed(0)
+def train(plan: VocoderPlan, sayings: Sayings) -> None:
+    torch.manual_seed(plan.seed)
+    device = torch.device(plan.device)
     vocoder, judges = new_vocoder().to(device), Judges().to(device)
-    optimiser = torch.optim.AdamW(vocoder.parameters(), HIGHEST_RATE, betas=(0.8, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(vocoder.parameters(), HIGHEST_RATE, betas=(0.8, 0.99), weight_decay=0.0)
     learning = torch.optim.AdamW(judges.parameters(), JUDGES_RATE, betas=(0.8, 0.99), weight_decay=0.0)
     average = Average(vocoder, 500)
-    kept = {"model": vocoder, "optimiser": optimiser, "average": average, "judges": judges, "learning": learning}
-    training = Training(out, kept, minutes, at_most)
-    parts, inner = Parts(sayings, device, frames), slice(CONTEXT_FRAMES * HOP, -CONTEXT_FRAMES * HOP)
-    for step in training.steps():
-        real = parts.draw(batch)
+    kept = {"model": vocoder, "optimizer": optimizer, "average": average, "judges": judges, "learning": learning}
+    run = Run("vocoder", plan, kept)
+    parts, inner = Parts(sayings, device, plan.frames), slice(CONTEXT_FRAMES * HOP, -CONTEXT_FRAMES * HOP)
+    for _ in run.steps():
+        real, rate = parts.draw(plan.batch), run.rate(HIGHEST_RATE)
         mel = log_mel(real)
-        made = sound_of(vocoder, mel + ROUGHNESS * torch.randn_like(mel))[:, inner]
-        real, judged = real[:, inner], training.progress >= judged_from
-        if judged:
+        made, real = sound_of(vocoder, mel + ROUGHNESS * torch.randn_like(mel))[:, inner], real[:, inner]
+        loss = spectral = spectral_loss(made, real)
+        if run.progress >= plan.judged_from:
             told = judging_loss(judges(real), judges(made.detach()))
-            _step(learning, told, JUDGES_RATE * (1 - training.progress) + 1e-6, judges)
-        spectral = spectral_loss(made, real)
-        loss = SPECTRAL * spectral + judged_loss(judges(real), judges(made)) if judged else spectral
-        _step(optimiser, loss, falling(training.progress, HIGHEST_RATE), vocoder)
+            descend(learning, [told], JUDGES_RATE * (1 - run.progress) + 1e-6, longest=100.0)
+            judged = judged_loss(judges(real), judges(made))
+            loss = SPECTRAL * spectral + judged
+            run.tell(judged=judged, judges=told)
+        descend(optimizer, [loss], rate, longest=10.0)
         average.update()
-        if step % 50 == 0:
-            print(f"vocoder step {step} progress {training.progress:.3f} spectral {float(spectral.detach()):.4f}"
-                  + (f" judged {float((loss - SPECTRAL * spectral).detach()):.3f} judges {float(told.detach()):.3f}"
-                     if judged else ""), flush=True)  # fmt: skip
-
-
-def _step(optimiser: torch.optim.Optimizer, loss: torch.Tensor, rate: float, model: torch.nn.Module) -> None:
-    for group in optimiser.param_groups:
-        group["lr"] = rate
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0 if isinstance(model, Judges) else 10.0)
-    optimiser.step()
+        run.tell(spectral=spectral, rate=rate)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains the vocoder of code2wav.")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=12.0, help="of training in all")
-    parser.add_argument("--at-most", type=float, help="minutes of this run")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--frames", type=int, default=64, help="of each part of a batch")
-    parser.add_argument("--judged-from", type=float, default=0.3, help="the part of the training without judges")
-    parser.add_argument("--sayings", type=int, help="only the first so many")
-    given = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train(
-        Sayings.load(given.data, given.sayings), given.out, given.minutes, given.at_most, given.batch, device,
-        given.frames, given.judged_from,
-    )  # fmt: skip
+    parser = run_options("Trains the vocoder of code2wav.")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--frames", type=int, help="of each part of a batch")
+    parser.add_argument("--judged-from", type=float, help="the part of the training without judges")
+    plan = VocoderPlan(**given_options(parser))
+    train(plan, Sayings.load(plan.out))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch
 from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
 from training.code2wav_parts import voices
 from training.codes import Codebook, cepstra
+from training.files import written_whole
 from training.mel import log_mel
 from training.saying import SPEAKERS, frames_in_time, say
 from training.world import Split, items
@@ -55,7 +56,8 @@ class Sayings:
             "mels": self.mels,
             "voices": self.voices,
         }
-        torch.save(kept, folder / "sayings.pt")
+        with written_whole(folder / "sayings.pt") as file:
+            torch.save(kept, file)
 
 
 def texts(count: int, split: Split = Split.TRAIN) -> list[str]:
@@ -104,8 +106,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     sayings, codebook = made(texts(given.sayings), Codebook.load(given.codebook) if given.codebook else None)
-    sayings.save(given.out)
     codebook.save(given.out / "codebook.pt")
+    sayings.save(given.out)  # last: where it is, all is
     seconds = sum(map(len, sayings.codes)) / 50
     print(f"{len(sayings.texts)} sentences of {seconds / 60:.1f} minutes, in {len(sayings.mels)} voices")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from training import resume
+from training import run
 from training.mel import log_mel
 from training.saying import ANSWER_HZ, SAMPLES_A_CODE
 from training.wave_data import Sayings
@@ -40,14 +40,14 @@ def voice(number: int = 0) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def seconds_are_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """To a training each step of an optimiser takes a second, and nothing else takes any time."""
+    """To a training each step of an optimizer takes a second, and nothing else takes any time."""
     taken = 0
 
     def count(*_: Any) -> None:
         nonlocal taken
         taken += 1
 
-    monkeypatch.setattr(resume.time, "monotonic", lambda: float(taken))
+    monkeypatch.setattr(run.time, "monotonic", lambda: float(taken))
     counted = register_optimizer_step_post_hook(count)
     yield
     counted.remove()

@@ -15,7 +15,7 @@ from training import flow
 from training.code2wav import flowed
 from training.code2wav_parts import DIT_SIZES, new_dit
 from training.codes import SILENCE
-from training.flow import BLOCK_CODES, MOST_BLOCKS, UNGUIDED, FlowBatches, loss_of
+from training.flow import BLOCK_CODES, MOST_BLOCKS, UNGUIDED, FlowBatches, FlowPlan, loss_of
 from training.mel import SILENT
 
 CPU = torch.device("cpu")
@@ -66,11 +66,11 @@ def test_a_batch_is_filled_up_with_silence_and_longer_sentences_are_cut_at_a_blo
 
 
 def test_it_learns_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sayings, kept = sayings_of(1, codes=12), tmp_path / "flow.pt"
+    sayings = sayings_of(1, codes=12)
     with seconds_are_steps(monkeypatch):
-        flow.train(sayings, kept, minutes=120 / 60, at_most=None, batch=1, device=CPU)
+        flow.train(FlowPlan(out=tmp_path, minutes=120 / 60, batch=1), sayings)
     dit = new_dit().eval()
-    dit.load_state_dict(torch.load(kept, weights_only=True)["parts"]["model"])
+    dit.load_state_dict(torch.load(tmp_path / "flow.pt", weights_only=True)["parts"]["model"])
     wanted = torch.from_numpy(sayings.mels[0][0]).float()
     errors = []
     for codes in (sayings.codes[0].tolist(), sayings.codes[0][::-1].tolist()):

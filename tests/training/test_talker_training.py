@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
+from tests.training.sayings import seconds_are_steps
 from training.batches import Batch, Reply
 from training.checkpoint import CODEC_MARKS, toy_config
 from training.pool import make_pool
 from training.readings import plain, readings
 from training.speaking import END, speech_of
-from training.talker import WEIGHTS, Data, Learner, Plan, TalkerTrainer
+from training.talker import WEIGHTS, Data, Learner, TalkerPlan, TalkerTrainer
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
 from training.thinking import Media
 from training.uttering import mistakes, utter
@@ -112,9 +113,9 @@ def letters(text):
 def plan(espeak, toy_copy, whole):
     weights = {f"thinker.{name}": each for name, each in whole.thinker.state_dict().items()}
     save_file(weights, toy_copy / THINKER_WEIGHTS)
-    return Plan(
-        out=toy_copy, thinker=toy_copy, codebook=toy_copy / "none", minutes=5, of_minutes=5, size=12, exam=8, uttered=0,
-        most_tokens=2_000, warm_up=5,
+    return TalkerPlan(
+        out=toy_copy, thinker=toy_copy, codebook=toy_copy / "none", minutes=15 / 60, size=12, exam=8, uttered=0,
+        most_tokens=2_000,
     )  # fmt: skip
 
 
@@ -129,11 +130,12 @@ def trainer(plan):
     return TalkerTrainer(plan, data)
 
 
-def test_it_learns_what_is_said_and_leaves_the_thinker_as_it_is(plan):
-    run = trainer(replace(plan, steps=15))
-    before = {name: each.clone() for name, each in run.learner._thinker[0].state_dict().items()}
-    untrained = loss_of(run)
-    run.train()
+def test_it_learns_what_is_said_and_leaves_the_thinker_as_it_is(plan, monkeypatch):
+    with seconds_are_steps(monkeypatch):
+        run = trainer(plan)
+        before = {name: each.clone() for name, each in run.learner._thinker[0].state_dict().items()}
+        untrained = loss_of(run)
+        run.train()
     assert loss_of(run) < 0.85 * untrained
     for name, tensor in run.learner._thinker[0].state_dict().items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
@@ -180,13 +182,13 @@ def test_some_of_what_it_is_fed_is_misheard_but_not_what_it_is_to_say():
     assert 20 < sum(one != other for one, other in zip(codes, fed, strict=True)) < 90
 
 
-def test_a_talker_that_overfits_utters_the_whole_text_and_ends(plan):
-    run = trainer(replace(plan, size=1))
-    ((batch, speech),) = run._data[0]
-    run.learner.train()
-    for _ in range(60):
-        run._learn([(batch, speech)], progress=0.0)
-        run.step += 1
+def test_a_talker_that_overfits_utters_the_whole_text_and_ends(plan, monkeypatch):
+    with seconds_are_steps(monkeypatch):
+        run = trainer(replace(plan, size=1, minutes=60 / 60))
+        ((batch, speech),) = run._data[0]
+        run.learner.train()
+        for step in run.run.steps():
+            run.learn([(batch, speech)], step)
     run._uttered = [batch]
     shares = run.uttered()
     assert shares["uttered to the end"] == 1

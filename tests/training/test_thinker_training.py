@@ -15,11 +15,12 @@ from transformers import Qwen2_5OmniProcessor, Qwen2_5OmniThinkerForConditionalG
 
 from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.prompts import PromptMaker
+from tests.training.sayings import seconds_are_steps
 from training.batches import TYPED_ONLY, Asked, Batcher, Conversations, Mix, examination
 from training.checkpoint import toy_config
 from training.layout import Layout
 from training.pool import kept_pool, make_pool
-from training.thinker import READER, WEIGHTS, Learner, Plan, ThinkerTrainer
+from training.thinker import READER, WEIGHTS, Learner, ThinkerPlan, ThinkerTrainer
 from training.thinking import Media
 from training.world import Split
 
@@ -44,7 +45,7 @@ def batcher(pool, layout, **changes):
 
 def small(folder, **changes):
     """Typed questions alone."""
-    plan = Plan(out=folder, minutes=5, of_minutes=5, exam=12, size=16, most_tokens=2_000, warm_up=5, mix=TYPED_ONLY)
+    plan = ThinkerPlan(out=folder, minutes=23 / 60, exam=12, size=16, most_tokens=2_000, mix=TYPED_ONLY)
     return replace(plan, **changes)
 
 
@@ -126,23 +127,23 @@ def alone(folder, thinker, layout, pool, asked: Asked, sounds):
     return thinker(**inputs).logits[0]
 
 
-def test_it_learns_and_goes_on_where_it_was(espeak, toy_copy):
-    plan = small(toy_copy, steps=3)
-    first = trainer(plan)
-    first.train()
-    assert first.step == 3
-    state = torch.load(plan.out / "thinker.pt", weights_only=True)
-    assert state["step"] == 3
-    later = trainer(replace(plan, steps=20))
-    assert later.step == 3
-    for name, tensor in later.learner.state_dict().items():
-        torch.testing.assert_close(tensor, state["learner"][name], atol=0, rtol=0)
-    accuracies = later.train()
-    assert later.step == 23
+def test_it_learns_and_goes_on_where_it_was(espeak, toy_copy, monkeypatch):
+    plan = small(toy_copy)
+    with seconds_are_steps(monkeypatch):
+        first = trainer(replace(plan, at_most=3 / 60))
+        untrained = loss_of(first)
+        first.train()
+    assert first.run.step == 3
+    with seconds_are_steps(monkeypatch):
+        later = trainer(plan)
+        assert later.run.step == 3
+        for name, tensor in later.learner.state_dict().items():
+            torch.testing.assert_close(tensor, first.learner.state_dict()[name], atol=0, rtol=0)
+        accuracies = later.train()
+    assert later.run.step == 23
     assert set(accuracies) >= {"typed", "typed add"}
     assert json.loads((plan.out / "thinker.json").read_text())["step"] == 23
-    (plan.out / "thinker.pt").unlink()
-    assert loss_of(later) < 0.8 * loss_of(trainer(plan))
+    assert loss_of(later) < 0.8 * untrained
 
 
 @torch.no_grad()
@@ -152,9 +153,12 @@ def loss_of(run):
     return float(sum(run.losses(each, 0)["loss"] for each in given)) / sum(run.counts(each)["loss"] for each in given)
 
 
-def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins_with_them(espeak, toy_copy, tmp_path):
-    plan = small(toy_copy, steps=2)
-    trainer(plan).train()
+def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins_with_them(
+    espeak, toy_copy, tmp_path, monkeypatch
+):
+    plan = small(toy_copy, at_most=2 / 60)
+    with seconds_are_steps(monkeypatch):
+        trainer(plan).train()
     weights = load_file(plan.out / WEIGHTS)
     with torch.device("meta"):
         own = Qwen2_5OmniThinkerForConditionalGeneration(toy_config().thinker_config).state_dict()
@@ -163,7 +167,7 @@ def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins
     assert (plan.out / READER).is_file()
     fresh = shutil.copytree(toy_copy, tmp_path / "fresh", ignore=shutil.ignore_patterns("thinker.*"))
     begun = trainer(replace(plan, out=fresh, init=plan.out))
-    assert begun.step == 0
+    assert begun.run.step == 0
     for name, tensor in begun.learner.thinker.state_dict().items():
         torch.testing.assert_close(tensor, weights[f"thinker.{name}"].float(), atol=0, rtol=0)
 
