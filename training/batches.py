@@ -16,8 +16,8 @@ from omni_cluster.models.qwen2_5_omni.hearing import RECOGNITION
 from training.layout import Conversation, Laid, Layout, Part, Seen, Sound, Turn
 from training.pool import Pool
 from training.prompts import SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
-from training.readings import Readings, written
-from training.sounds import Hearing, drawn_hearing
+from training.recordings import Hearing, drawn_hearing
+from training.texts import Texts, written
 from training.typed import typed
 from training.world import Item, Kind, Split, draw
 
@@ -87,7 +87,7 @@ class Conversations:
     """Draws conversations of a pool's split."""
 
     def __init__(
-        self, pool: Pool, split: Split, mix: Mix, items: Sequence[Item] = (), texts: Readings | None = None
+        self, pool: Pool, split: Split, mix: Mix, items: Sequence[Item] = (), texts: Texts | None = None
     ) -> None:
         """`items`: what is typed; any of the world's, unless they are given. `texts`: what is read aloud."""
         self._items = items

@@ -30,7 +30,8 @@ from training.vocoder import sound_of
 from training.wave_data import Sayings, texts
 from training.world import Split
 
-Voices = Mapping[str, Mapping[str, torch.Tensor]]
+STEPS = 10
+"""Of the flow's sampler."""
 
 
 def averaged(kept: Path, model: nn.Module) -> None:
@@ -49,18 +50,16 @@ def load(folder: Path) -> tuple[Qwen2_5OmniToken2WavDiTModel, Qwen2_5OmniToken2W
     return dit, vocoder
 
 
-def flowed(
-    dit: Qwen2_5OmniToken2WavDiTModel, codes: list[int], voice: Mapping[str, torch.Tensor], num_steps: int = 10
-) -> torch.Tensor:
+def flowed(dit: Qwen2_5OmniToken2WavDiTModel, codes: list[int], voice: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """By transformers' own sampler: `[2 n, 80]`."""
     given = torch.tensor([codes], device=dit.device)
     cond, reference = voice["cond"].to(dit.device), voice["ref_mel"].to(dit.device)
-    mel: torch.Tensor = dit.sample(cond, reference, given, num_steps=num_steps)
+    mel: torch.Tensor = dit.sample(cond, reference, given, num_steps=STEPS)
     return mel[0].T
 
 
 @torch.inference_mode()
-def sounds(folder: Path, said: list[str], num_steps: int = 10) -> Iterator[tuple[str, str, str, np.ndarray, float]]:
+def sounds(folder: Path, said: list[str]) -> Iterator[tuple[str, str, str, np.ndarray, float]]:
     """Text, voice, what it is made of, sound, and how far its mel frames are from the spoken ones. Raises NoEspeak."""
     dit, vocoder = load(folder)
     codebook, voices = Codebook.load(folder / "codebook.pt"), torch.load(folder / VOICE_FILE, weights_only=True)
@@ -69,19 +68,19 @@ def sounds(folder: Path, said: list[str], num_steps: int = 10) -> Iterator[tuple
         codes = codebook.codes_of(text)
         for speaker in SPEAKERS:
             real = spoken_mel(text, speaker)
-            mel = flowed(dit, codes, voices[speaker], num_steps)
+            mel = flowed(dit, codes, voices[speaker])
             places = frames_in_time(cepstra(real).numpy(), cepstra(mel).numpy())
             yield text, speaker, "mel", sound_of(vocoder, real[None])[0].clamp(-1, 1).numpy(), 0.0
             error = float((mel - real[places]).abs().mean())
             yield text, speaker, "codes", sound_of(vocoder, mel[None])[0].clamp(-1, 1).numpy(), error
 
 
-def measured(folder: Path, count: int, num_steps: int = 10) -> str:
+def measured(folder: Path, count: int) -> str:
     """Words right to the recogniser, of held-out answers, by stage and voice."""
     recogniser = Recogniser()
     right: dict[tuple[str, str], list[bool]] = {}
     errors: dict[str, list[float]] = {}
-    for text, speaker, stage, sound, error in sounds(folder, texts(count, Split.HELD_OUT), num_steps):
+    for text, speaker, stage, sound, error in sounds(folder, texts(count, Split.HELD_OUT)):
         right.setdefault((stage, speaker), []).append(recogniser.text(sound, ANSWER_HZ) == text)
         errors.setdefault(stage, []).append(error)
     lines = [f"{stage} {speaker}: {sum(found)} of {len(found)} right" for (stage, speaker), found in right.items()]
@@ -93,16 +92,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that flow and vocoder were trained in")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--measure", type=int, default=0, help="so many held-out answers, by pocketsphinx")
-    parser.add_argument("--num-steps", type=int, default=10, help="of the flow's sampler")
     given = parser.parse_args()
     if given.data:
         dit, vocoder = new_dit(), new_vocoder()
         averaged(given.data / "flow.pt", dit)
         averaged(given.data / "vocoder.pt", vocoder)
-        write(given.out, dit, vocoder, Sayings.load(given.data, 1).voices)
+        write(given.out, dit, vocoder, Sayings.load(given.data).voices)
         shutil.copy(given.data / "codebook.pt", given.out)
     if given.measure:
-        print(measured(given.out, given.measure, given.num_steps))
+        print(measured(given.out, given.measure))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,19 @@ A codebook is made of sentences of the world. It knows the shape of a spectrum, 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
+from training.files import written_whole
 from training.mel import BINS, FRAMES_A_CODE, log_mel
 from training.saying import say
 
@@ -27,6 +32,11 @@ CEPSTRA: Final = 24
 ROUNDS: Final = 40
 SWITCH: Final = 4.0
 """What another code than the one before costs, in the unit of squared distances: fewer switches are easier to learn."""
+
+
+Codes = Mapping[str, Sequence[int]]
+"""Of what may be said, by its text."""
+CHUNK: Final = 64
 
 
 class Codebook:
@@ -120,3 +130,41 @@ def _far_apart(given: torch.Tensor, count: int, generator: torch.Generator) -> t
         distance = torch.minimum(distance, (given - given[places[-1]]).square().sum(1))
         places.append(int(torch.multinomial(distance, 1, generator=generator)))
     return given[places]
+
+
+# ------------------------------------------------------------------ of many texts
+
+
+def codes_of_texts(texts: Iterable[str], codebook: Path, kept: Path, workers: int) -> Codes:
+    """`kept`: the file of what is made already; of another codebook it is made anew. Raises NoEspeak."""
+    made_by = hashlib.sha256(codebook.read_bytes()).hexdigest()
+    codes: dict[str, Sequence[int]] = {}
+    if kept.is_file() and (earlier := json.loads(kept.read_text()))["codebook"] == made_by:
+        codes = earlier["codes"]
+    asked = sorted({*texts})
+    if lacking := [text for text in asked if text not in codes]:
+        codes |= zip(lacking, codes_of_all(lacking, partial(_codes_of, codebook), workers), strict=True)
+        with written_whole(kept) as file:
+            file.write_text(json.dumps({"codebook": made_by, "codes": codes}))
+    return {text: codes[text] for text in asked}
+
+
+def codes_of_all(
+    texts: Sequence[str], codes_of: Callable[[str], Sequence[int]], workers: int
+) -> Iterator[Sequence[int]]:
+    """In order. `workers`: processes that make them."""
+    if workers == 0:
+        yield from map(codes_of, texts)
+        return
+    # Forked, for each would import torch otherwise: nothing has been computed yet.
+    with multiprocessing.get_context("fork").Pool(workers, torch.set_num_threads, (1,)) as processes:
+        yield from processes.imap(codes_of, texts, CHUNK)
+
+
+def _codes_of(codebook: Path, text: str) -> list[int]:
+    return _loaded(codebook).codes_of(text)
+
+
+@functools.cache
+def _loaded(codebook: Path) -> Codebook:
+    return Codebook.load(codebook)

@@ -27,16 +27,16 @@ from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.prompts import PromptMaker
 from training.batches import Batch, Batcher, Conversations, Mix
 from training.checkpoint import toy_config
+from training.codes import Codes, codes_of_texts
+from training.generation import generate, mistakes
 from training.layout import Layout
 from training.pool import Pool, kept_pool, make_pool
-from training.readings import Readings, plain, readings
 from training.run import given_options, run_options
-from training.said import Codes, codes_of_texts
-from training.speaking import MASK, SPECIAL_ROWS, VOICES, Speech, Speeches
+from training.talker_batches import MASK, SPECIAL_ROWS, VOICES, TalkerBatch, TalkerBatches
+from training.texts import Texts, drawn_texts, plain
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
-from training.thinking import Media, think, to_device
+from training.thinker import Media, think, to_device
 from training.trainer import Guesses, Trainer, TrainerPlan, halved
-from training.uttering import mistakes, utter
 from training.world import Item, Split, items
 
 WEIGHTS: Final = "talker.safetensors"
@@ -55,7 +55,7 @@ class TalkerPlan(TrainerPlan):
 
     `items`: questions that are answered, and `texts` of each kind that are read. `pieces`, `pictures`: of questions
     that are spoken, and shown; they are kept in `pool`, as the thinker's training does. `exam`: held-out ones, of which
-    `uttered` are said without help. `codes`: the file of codes that are made already; of `out`, unless given.
+    `generated` are said without help. `codes`: the file of codes that are made already; of `out`, unless given.
     `size`: conversations of a step, `most_tokens` of them in a batch.
     """
 
@@ -68,7 +68,7 @@ class TalkerPlan(TrainerPlan):
     pieces: int = 8_000
     pictures: int = 2_000
     exam: int = 300
-    uttered: int = 64
+    generated: int = 64
     size: int = 384
     most_tokens: int = 65_536
     mix: Mix = field(default_factory=lambda: MIX)
@@ -88,12 +88,12 @@ class Learner(nn.Module):
         self.asking, self.asked = nn.Linear(width, width // 4), nn.Linear(width, width // 4)
         self._media_ids = [config.thinker_config.audio_token_index, config.thinker_config.image_token_index]
 
-    def forward(self, batch: Batch, speech: Speech, media: Media, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch, speech: TalkerBatch, media: Media, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits `[targets, codes]`, and the pointer's loss of all targets that say a word."""
         hidden, pointed = self.hidden(self.rows(batch, media, seed), speech)
         return self.logits(hidden, speech), self._pointing_loss(pointed, speech)
 
-    def hidden(self, rows: torch.Tensor, speech: Speech) -> tuple[torch.Tensor, torch.Tensor]:
+    def hidden(self, rows: torch.Tensor, speech: TalkerBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """`[b, n, hidden]`: the last layer's, and the one's that is pointed from."""
         device = rows.device
         codes = to_device(speech.codes, device)
@@ -104,10 +104,10 @@ class Learner(nn.Module):
         )  # fmt: skip
         return made.last_hidden_state, made.hidden_states[POINTED_LAYER]
 
-    def logits(self, hidden: torch.Tensor, speech: Speech) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, speech: TalkerBatch) -> torch.Tensor:
         return self.talker.codec_head(hidden.flatten(0, 1).index_select(0, to_device(speech.before, hidden.device)))
 
-    def _pointing_loss(self, hidden: torch.Tensor, speech: Speech) -> torch.Tensor:
+    def _pointing_loss(self, hidden: torch.Tensor, speech: TalkerBatch) -> torch.Tensor:
         """From each position to the rows of the answer that have arrived there, all tokens of a word alike."""
         device, width = hidden.device, hidden.shape[1]
         arrivals, spans = to_device(speech.arrivals, device), to_device(speech.tokens_of, device)
@@ -133,7 +133,7 @@ class Learner(nn.Module):
         return torch.cat([own.flatten(0, 1), table(torch.tensor(SPECIAL_ROWS, device=hidden.device))])
 
 
-class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
+class TalkerTrainer(Trainer[tuple[Batch, TalkerBatch]]):
     """One run of the talker's training."""
 
     name = "talker"
@@ -147,55 +147,55 @@ class TalkerTrainer(Trainer[tuple[Batch, Speech]]):
         asked = Conversations(data.pool, Split.TRAIN, plan.mix, data.typed, data.texts)
         batcher = Batcher(asked, layout, data.pool, plan.seed, plan.size, plan.most_tokens)
         held_out = Conversations(data.exam, Split.HELD_OUT, plan.mix, data.exam.spoken, data.exam_texts)
-        exam, uttered = (
+        exam, generated = (
             Batcher(held_out, layout, data.exam, seed, count, plan.most_tokens // 4)
-            for seed, count in enumerate((plan.exam, plan.uttered))
+            for seed, count in enumerate((plan.exam, plan.generated))
         )
         self._codes = data.codes
-        self._uttered = uttered[0]
+        self._generated = generated[0]
         super().__init__(
             plan, Learner(trained_thinker(plan.thinker).to(device)),
-            Speeches(batcher, data.codes, plan.seed, MISHEARD), Speeches(exam, data.codes, plan.seed, 0.0)[0],
+            TalkerBatches(batcher, data.codes, plan.seed, MISHEARD), TalkerBatches(exam, data.codes, plan.seed, 0.0)[0],
         )  # fmt: skip
 
-    def losses(self, given: tuple[Batch, Speech], seed: int) -> dict[str, torch.Tensor]:
+    def losses(self, given: tuple[Batch, TalkerBatch], seed: int) -> dict[str, torch.Tensor]:
         logits, pointing = self.learner(*given, self.media, seed)
         targets = to_device(given[1].targets, self._device)
         return {"loss": cross_entropy(logits.float(), targets, reduction="sum"), "pointing": pointing}
 
-    def counts(self, given: tuple[Batch, Speech]) -> dict[str, int]:
+    def counts(self, given: tuple[Batch, TalkerBatch]) -> dict[str, int]:
         speech = given[1]
         said = int((speech.tokens_of[:, 1] > 0).sum())
         return {"loss": len(speech.targets), "pointing": said}
 
-    def guesses(self, given: tuple[Batch, Speech], seed: int) -> Guesses:
+    def guesses(self, given: tuple[Batch, TalkerBatch], seed: int) -> Guesses:
         batch, speech = given
         logits, _ = self.learner(batch, speech, self._exam_media, seed)
         return Guesses(logits.argmax(1), speech.targets, speech.owners, batch.kinds)
 
     def examine(self) -> dict[str, float]:
         """Where the right codes are before each; then what it says by itself."""
-        return {**super().examine(), **self.uttered()}
+        return {**super().examine(), **self.generated()}
 
-    def uttered(self) -> dict[str, float]:
+    def generated(self) -> dict[str, float]:
         """Of held-out texts: the share that comes out whole, that ends, and wrong codes to each right one."""
         whole = ended = wrong = right = 0
         self.learner.eval()
-        for number, batch in enumerate(self._uttered):
+        for number, batch in enumerate(self._generated):
             asked = [self._codes[plain(reply.text)] for reply in batch.replies]
             voices = [VOICES[place % len(VOICES)] for place in range(len(asked))]
             most = int(LONGEST * max(map(len, asked)))
             with self._autocast():
-                made = utter(self.learner, batch, voices, self._exam_media, most, seed=number)
+                made = generate(self.learner, batch, voices, self._exam_media, most, seed=number)
             whole += sum([*each.codes] == [*codes] for each, codes in zip(made, asked, strict=True))
             ended += sum(each.has_ended for each in made)
             wrong += sum(mistakes(each.codes, codes) for each, codes in zip(made, asked, strict=True))
             right += sum(map(len, asked))
         self.learner.train()
-        count = max(1, sum(len(batch.replies) for batch in self._uttered))
+        count = max(1, sum(len(batch.replies) for batch in self._generated))
         return {
-            "uttered whole": whole / count,
-            "uttered to the end": ended / count,
+            "generated whole": whole / count,
+            "generated to the end": ended / count,
             "wrong codes": wrong / max(1, right),
         }
 
@@ -216,9 +216,9 @@ class Data:
 
     pool: Pool
     typed: Sequence[Item]
-    texts: Readings
+    texts: Texts
     exam: Pool
-    exam_texts: Readings
+    exam_texts: Texts
     codes: Codes
 
     @classmethod
@@ -228,7 +228,10 @@ class Data:
         pool = make() if plan.pool is None else kept_pool(plan.pool, make)
         exam = make_pool(Split.HELD_OUT, plan.exam, max(1, plan.exam // 8), plan.seed, makers)
         typed = [*islice(items(Split.TRAIN, plan.seed), plan.items)]
-        texts, exam_texts = readings(plan.texts, Split.TRAIN, plan.seed), readings(plan.exam, Split.HELD_OUT, plan.seed)
+        texts, exam_texts = (
+            drawn_texts(plan.texts, Split.TRAIN, plan.seed),
+            drawn_texts(plan.exam, Split.HELD_OUT, plan.seed),
+        )
         answers = (item.answer for item in chain(typed, pool.spoken, pool.shown, exam.spoken, exam.shown))
         said = chain(answers, *texts.values(), *exam_texts.values())
         codes = codes_of_texts(said, plan.codebook, plan.codes or plan.out / CODES, makers)
@@ -251,7 +254,7 @@ def main() -> None:
     parser.add_argument("--codes", type=Path, help="a file that keeps the texts' codes for the next run")
     parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
     parser.add_argument("--prepare", action="store_true", help="only fills the pool and the codes, for runs to come")
-    for name in ("items", "texts", "pieces", "pictures", "exam", "uttered", "size", "most_tokens", "workers"):
+    for name in ("items", "texts", "pieces", "pictures", "exam", "generated", "size", "most_tokens", "workers"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     chosen = given_options(parser)
     is_prepared_only = chosen.pop("prepare")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -28,8 +29,9 @@ from training.batches import TYPED_ONLY, Batch, Batcher, Conversations, Mix, exa
 from training.checkpoint import TEXT_VOCABULARY, toy_config, write_toy
 from training.layout import Layout
 from training.pool import Pool, kept_pool, make_pool
+from training.recordings import Recordings
 from training.run import given_options, run_options
-from training.thinking import Media, think, to_device
+from training.towers import hear, see
 from training.trainer import Guesses, Trainer, TrainerPlan, halved
 from training.world import Split
 
@@ -38,6 +40,42 @@ READER: Final = "reader.safetensors"
 BLANK: Final = TEXT_VOCABULARY
 """The reading head's sign for no token."""
 CTC: Final = 0.3
+
+
+class Media:
+    """A pool's sounds and pictures on the training device."""
+
+    def __init__(self, pool: Pool, device: torch.device) -> None:
+        self.recordings = Recordings(pool.samples, pool.begins, device)
+        self._pictures = [torch.from_numpy(picture.copy()) for picture in pool.pictures]
+        self._device = device
+
+    def pictures(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.stack([self._pictures[number] for number in numbers]).to(self._device, non_blocking=True)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def think(thinker: Any, batch: Batch, media: Media, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Last hidden states `[b, n, hidden]`, and the rows of all sounds, as `hear` gives them."""
+    device = thinker.lm_head.weight.device
+    embeddings = thinker.model.embed_tokens(to_device(batch.ids, device))
+    flat, heard = embeddings.flatten(0, 1), None
+    if batch.hearings:
+        heard = hear(thinker.audio_tower, *media.recordings.heard(batch.hearings, seed))
+        places = to_device(batch.sound_of * heard.shape[1] + batch.sound_row, device)
+        rows = heard.flatten(0, 1).index_select(0, places)
+        flat = flat.index_copy(0, to_device(batch.sound_to, device), rows.to(flat.dtype))
+    for size, numbers in batch.shown.items():
+        rows = see(thinker.visual, media.pictures(numbers)).flatten(0, 1)
+        flat = flat.index_copy(0, to_device(batch.shown_to[size], device), rows.to(flat.dtype))
+    hidden = thinker.model(
+        inputs_embeds=flat.view_as(embeddings), position_ids=to_device(batch.positions, device), use_cache=False
+    ).last_hidden_state
+    return hidden, heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
     python -m training.vocoder --out .cache/wave --minutes 12
 
-At first by spectra alone, then by judges too, which learn beside it.
+At first by spectra alone, then by discriminators too, which learn beside it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from training.average import Average
 from training.code2wav_parts import new_vocoder
-from training.judges import Judges, judged_loss, judging_loss, spectral_loss
+from training.discriminators import Discriminators, adversarial_loss, discriminator_loss, spectral_loss
 from training.mel import HOP, log_mel
 from training.run import Plan, Run, descend, given_options, run_options
 from training.wave_data import Sayings
 
 HIGHEST_RATE = 1e-3
-JUDGES_RATE = 3e-4
+DISCRIMINATORS_RATE = 3e-4
 SPECTRAL = 7.5
-"""Weight of the spectra beside the judges."""
+"""Weight of the spectra beside the discriminators."""
 CONTEXT_FRAMES = 8
 """At each end of a part of a sound: its mel frames are seen, its samples are not compared."""
 ROUGHNESS = 0.05
@@ -34,12 +34,12 @@ ROUGHNESS = 0.05
 class VocoderPlan(Plan):
     """`out` has the sentences, too. `batch`: parts of sounds of a step, each of so many `frames`.
 
-    `judged_from`: the part of the training without judges.
+    `adversarial_from`: the part of the training without discriminators.
     """
 
     batch: int = 32
     frames: int = 64
-    judged_from: float = 0.3
+    adversarial_from: float = 0.3
 
 
 class Parts:
@@ -69,24 +69,24 @@ def sound_of(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> to
 def train(plan: VocoderPlan, sayings: Sayings) -> None:
     torch.manual_seed(plan.seed)
     device = torch.device(plan.device)
-    vocoder, judges = new_vocoder().to(device), Judges().to(device)
+    vocoder, discriminators = new_vocoder().to(device), Discriminators().to(device)
     optimizer = torch.optim.AdamW(vocoder.parameters(), HIGHEST_RATE, betas=(0.8, 0.99), weight_decay=0.0)
-    learning = torch.optim.AdamW(judges.parameters(), JUDGES_RATE, betas=(0.8, 0.99), weight_decay=0.0)
+    learning = torch.optim.AdamW(discriminators.parameters(), DISCRIMINATORS_RATE, betas=(0.8, 0.99), weight_decay=0.0)
     average = Average(vocoder, 500)
-    kept = {"model": vocoder, "optimizer": optimizer, "average": average, "judges": judges, "learning": learning}
-    run = Run("vocoder", plan, kept)
+    kept = {"model": vocoder, "optimizer": optimizer, "average": average}
+    run = Run("vocoder", plan, {**kept, "discriminators": discriminators, "learning": learning})
     parts, inner = Parts(sayings, device, plan.frames), slice(CONTEXT_FRAMES * HOP, -CONTEXT_FRAMES * HOP)
     for _ in run.steps():
         real, rate = parts.draw(plan.batch), run.rate(HIGHEST_RATE)
         mel = log_mel(real)
         made, real = sound_of(vocoder, mel + ROUGHNESS * torch.randn_like(mel))[:, inner], real[:, inner]
         loss = spectral = spectral_loss(made, real)
-        if run.progress >= plan.judged_from:
-            told = judging_loss(judges(real), judges(made.detach()))
-            descend(learning, [told], JUDGES_RATE * (1 - run.progress) + 1e-6, longest=100.0)
-            judged = judged_loss(judges(real), judges(made))
-            loss = SPECTRAL * spectral + judged
-            run.tell(judged=judged, judges=told)
+        if run.progress >= plan.adversarial_from:
+            told = discriminator_loss(discriminators(real), discriminators(made.detach()))
+            descend(learning, [told], DISCRIMINATORS_RATE * (1 - run.progress) + 1e-6, longest=100.0)
+            adversarial = adversarial_loss(discriminators(real), discriminators(made))
+            loss = SPECTRAL * spectral + adversarial
+            run.tell(adversarial=adversarial, discriminators=told)
         descend(optimizer, [loss], rate, longest=10.0)
         average.update()
         run.tell(spectral=spectral, rate=rate)
@@ -96,7 +96,7 @@ def main() -> None:
     parser = run_options("Trains the vocoder of code2wav.")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--frames", type=int, help="of each part of a batch")
-    parser.add_argument("--judged-from", type=float, help="the part of the training without judges")
+    parser.add_argument("--adversarial-from", type=float, help="the part of the training without discriminators")
     plan = VocoderPlan(**given_options(parser))
     train(plan, Sayings.load(plan.out))
 

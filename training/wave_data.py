@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -43,19 +43,11 @@ class Sayings:
     voices: dict[str, dict[str, torch.Tensor]]
 
     @classmethod
-    def load(cls, folder: Path, count: int | None = None) -> Sayings:
-        kept = torch.load(folder / "sayings.pt", weights_only=False)
-        sounds, mels = ([part[:count] for part in kept[name]] for name in ("sounds", "mels"))
-        return cls(kept["texts"][:count], kept["codes"][:count], sounds, mels, kept["voices"])
+    def load(cls, folder: Path) -> Sayings:
+        return cls(**torch.load(folder / "sayings.pt", weights_only=False))
 
     def save(self, folder: Path) -> None:
-        kept = {
-            "texts": self.texts,
-            "codes": self.codes,
-            "sounds": self.sounds,
-            "mels": self.mels,
-            "voices": self.voices,
-        }
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
         with written_whole(folder / "sayings.pt") as file:
             torch.save(kept, file)
 

@@ -16,7 +16,7 @@ from omni_cluster.models.qwen2_5_omni.hearing import RECOGNITION
 from training.checkpoint import toy_config
 from training.layout import Conversation, Layout, Seen, Sound, Turn
 from training.prompts import SPEAKING, TRANSCRIBE
-from training.sounds import tokens_of
+from training.recordings import tokens_of
 
 SOUNDS = {"short": 12_345, "long": 70_000}
 PICTURES = {"wide": (168, 112), "square": (112, 112)}

@@ -19,7 +19,7 @@ from training.vocoder import train as train_vocoder
 SAYINGS = sayings_of(2, codes=12)
 TRAININGS: dict[str, Callable[..., None]] = {
     "flow": lambda **plan: train_flow(FlowPlan(batch=2, **plan), SAYINGS),
-    "vocoder": lambda **plan: train_vocoder(VocoderPlan(batch=1, frames=8, judged_from=0.5, **plan), SAYINGS),
+    "vocoder": lambda **plan: train_vocoder(VocoderPlan(batch=1, frames=8, adversarial_from=0.5, **plan), SAYINGS),
 }
 
 
@@ -27,7 +27,7 @@ TRAININGS: dict[str, Callable[..., None]] = {
 def test_a_training_in_several_runs_is_the_same_as_in_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, averages and what the optimizers know, to the bit; judges come in between."""
+    """Weights, averages and what the optimizers know, to the bit; discriminators come in between."""
 
     def kept(runs: list[float | None], out: Path) -> Any:
         for at_most in runs:

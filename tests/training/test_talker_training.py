@@ -15,13 +15,13 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 from tests.training.sayings import seconds_are_steps
 from training.batches import Batch, Reply
 from training.checkpoint import CODEC_MARKS, toy_config
+from training.generation import generate, mistakes
 from training.pool import make_pool
-from training.readings import plain, readings
-from training.speaking import END, speech_of
 from training.talker import WEIGHTS, Data, Learner, TalkerPlan, TalkerTrainer
+from training.talker_batches import END, talker_batch
+from training.texts import drawn_texts, plain
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
-from training.thinking import Media
-from training.uttering import mistakes, utter
+from training.thinker import Media
 from training.world import Split, items
 
 CPU = torch.device("cpu")
@@ -76,12 +76,12 @@ def test_its_rows_codes_and_positions_are_those_of_transformers_whole_model(toy_
     batch = batch_of(sequence, inputs, whole.thinker)
     learner = Learner(whole.thinker)
     learner.talker = whole.talker
-    speech, media = speech_of(batch, [codes], [voice], [codes]), Media(pool, CPU)
+    speech, media = talker_batch(batch, [codes], [voice], [codes]), Media(pool, CPU)
     logits = learner.logits(learner.hidden(learner.rows(batch, media, seed=0), speech)[0], speech)
     logits[:, CODEC_MARKS + 1] = -torch.inf  # the codec's start, which transformers suppresses
     assert logits.argmax(1)[: len(codes)].tolist() == codes
-    (uttered,) = utter(learner, batch, [voice], media, len(codes))
-    assert [*uttered.codes] == codes
+    (generated,) = generate(learner, batch, [voice], media, len(codes))
+    assert [*generated.codes] == codes
 
 
 def with_mask(talker):
@@ -114,7 +114,7 @@ def plan(espeak, toy_copy, whole):
     weights = {f"thinker.{name}": each for name, each in whole.thinker.state_dict().items()}
     save_file(weights, toy_copy / THINKER_WEIGHTS)
     return TalkerPlan(
-        out=toy_copy, thinker=toy_copy, codebook=toy_copy / "none", minutes=15 / 60, size=12, exam=8, uttered=0,
+        out=toy_copy, thinker=toy_copy, codebook=toy_copy / "none", minutes=15 / 60, size=12, exam=8, generated=0,
         most_tokens=2_000,
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def plan(espeak, toy_copy, whole):
 def trainer(plan):
     pool, exam = make_pool(Split.TRAIN, 8, 4, 0, 0), make_pool(Split.HELD_OUT, 8, 4, 0, 0)
     typed = [next(items(Split.TRAIN, seed)) for seed in range(20)]
-    texts, exam_texts = readings(20, Split.TRAIN, 0), readings(8, Split.HELD_OUT, 0)
+    texts, exam_texts = drawn_texts(20, Split.TRAIN, 0), drawn_texts(8, Split.HELD_OUT, 0)
     answered = [*typed, *pool.spoken, *pool.shown, *exam.spoken, *exam.shown]
     said = chain((item.answer for item in answered), *texts.values(), *exam_texts.values())
     codes = {text: letters(text) for text in said}
@@ -175,7 +175,7 @@ def test_each_code_of_a_word_points_to_its_tokens(plan, toy_folder):
 
 
 def test_some_of_what_it_is_fed_is_misheard_but_not_what_it_is_to_say():
-    from training.speaking import _misheard
+    from training.talker_batches import _misheard
 
     codes = [*range(1_000)]
     fed = _misheard(codes, 0.05, Random(0))
@@ -189,9 +189,9 @@ def test_a_talker_that_overfits_utters_the_whole_text_and_ends(plan, monkeypatch
         run.learner.train()
         for step in run.run.steps():
             run.learn([(batch, speech)], step)
-    run._uttered = [batch]
-    shares = run.uttered()
-    assert shares["uttered to the end"] == 1
+    run._generated = [batch]
+    shares = run.generated()
+    assert shares["generated to the end"] == 1
     assert shares["wrong codes"] <= 0.05
 
 

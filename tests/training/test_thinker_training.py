@@ -20,8 +20,7 @@ from training.batches import TYPED_ONLY, Asked, Batcher, Conversations, Mix, exa
 from training.checkpoint import toy_config
 from training.layout import Layout
 from training.pool import kept_pool, make_pool
-from training.thinker import READER, WEIGHTS, Learner, ThinkerPlan, ThinkerTrainer
-from training.thinking import Media
+from training.thinker import READER, WEIGHTS, Learner, Media, ThinkerPlan, ThinkerTrainer
 from training.world import Split
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import Qwen2_5OmniProcessor, Qwen2_5OmniThinkerForConditionalGeneration
 
 from training.checkpoint import toy_config
-from training.sounds import Hearing, Recordings, drawn_hearing, tokens_of
+from training.recordings import Hearing, Recordings, drawn_hearing, tokens_of
 from training.towers import hear, see
 
 CPU = torch.device("cpu")

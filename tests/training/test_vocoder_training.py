@@ -10,7 +10,7 @@ import torch
 from tests.training.sayings import sayings_of, seconds_are_steps
 from training import vocoder
 from training.code2wav_parts import new_vocoder
-from training.judges import Judges, judged_loss, judging_loss, spectral_loss
+from training.discriminators import Discriminators, adversarial_loss, discriminator_loss, spectral_loss
 from training.mel import HOP, log_mel
 from training.vocoder import VocoderPlan
 from training.wave_data import Sayings
@@ -31,7 +31,7 @@ def test_a_sound_is_what_transformers_makes() -> None:
 def test_a_few_steps_make_the_sound_more_like_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sayings = sayings_of(1, codes=16)
     with seconds_are_steps(monkeypatch):
-        vocoder.train(VocoderPlan(out=tmp_path, minutes=12 / 60, batch=1, frames=12, judged_from=1.1), sayings)
+        vocoder.train(VocoderPlan(out=tmp_path, minutes=12 / 60, batch=1, frames=12, adversarial_from=1.1), sayings)
     real, losses = sounds(sayings), []
     torch.manual_seed(0)
     model = new_vocoder()
@@ -44,15 +44,15 @@ def test_a_few_steps_make_the_sound_more_like_speech(tmp_path: Path, monkeypatch
 
 def test_judges_learn_to_tell_a_made_sound_from_a_real_one() -> None:
     torch.manual_seed(0)
-    real, judges = sounds(sayings_of(2, codes=6)), Judges()
+    real, discriminators = sounds(sayings_of(2, codes=6)), Discriminators()
     made = 0.1 * torch.randn_like(real)
-    learning, told = torch.optim.Adam(judges.parameters(), 1e-3), []
+    learning, told = torch.optim.Adam(discriminators.parameters(), 1e-3), []
     for _ in range(12):
-        told.append(judging_loss(judges(real), judges(made)))
+        told.append(discriminator_loss(discriminators(real), discriminators(made)))
         learning.zero_grad()
         told[-1].backward()
         learning.step()
     assert told[-1].item() < 0.7 * told[0].item()
     with torch.inference_mode():
-        of_real = judges(real)
-        assert float(judged_loss(of_real, of_real)) < float(judged_loss(of_real, judges(made)))
+        of_real = discriminators(real)
+        assert float(adversarial_loss(of_real, of_real)) < float(adversarial_loss(of_real, discriminators(made)))

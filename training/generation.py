@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from training.speaking import END, Speech, speech_of
-from training.thinking import Media
+from training.talker_batches import END, TalkerBatch, talker_batch
+from training.thinker import Media
 
 if TYPE_CHECKING:
     from training.batches import Batch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class Generated:
     """`has_ended`: with the end's mark, not at the longest that it may be."""
 
     codes: Sequence[int]
@@ -26,12 +26,12 @@ class Utterance:
 
 
 @torch.no_grad()
-def utter(
+def generate(
     learner: Learner, batch: Batch, voices: Sequence[str], media: Media, most: int, seed: int = 0
-) -> list[Utterance]:
+) -> list[Generated]:
     """Of at most `most` codes each."""
     count = len(batch.replies)
-    speech = speech_of(batch, [[0] * most] * count, voices, [[]] * count)
+    speech = talker_batch(batch, [[0] * most] * count, voices, [[]] * count)
     rows = learner.rows(batch, media, seed)
     last = np.array([reply.begin + 1 for reply in batch.replies])
     said: list[list[int]] = [[] for _ in batch.replies]
@@ -43,10 +43,10 @@ def utter(
             if END not in codes:
                 fed[place] = code
                 codes.append(code)
-    return [Utterance([code for code in codes if code != END], END in codes) for codes in said]
+    return [Generated([code for code in codes if code != END], END in codes) for codes in said]
 
 
-def _up_to(speech: Speech, last: np.ndarray) -> Speech:
+def _up_to(speech: TalkerBatch, last: np.ndarray) -> TalkerBatch:
     """Without what comes behind the `last` positions, of which the next codes are asked."""
     width = int(last.max()) + 1
     return replace(

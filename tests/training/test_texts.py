@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from training.codes import CEPSTRA, Codebook
-from training.readings import plain, readings, written
-from training.said import Lengths, codes_of_texts
+from training.codes import CEPSTRA, Codebook, codes_of_texts
+from training.durations import Durations
+from training.texts import drawn_texts, plain, written
 from training.world import Split, vocabulary
 
 
@@ -46,7 +46,7 @@ def test_words_are_as_long_as_texts_tell():
     lengths, rng = {word: 8 + 4 * place for place, word in enumerate("abcdefgh")}, Random(0)
     texts = [" ".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(300)]
     codes = {text: [1] * (13 + 5 + sum(lengths[word] for word in text.split())) for text in texts}
-    measured = Lengths.measured(codes)
+    measured = Durations.measured(codes)
     assert measured.more == pytest.approx(5, abs=0.3)
     assert {word: round(length) for word, length in measured.words.items()} == lengths
     said = measured.words_of("b a a", 13 + 5 + 12 + 8 + 8).tolist()
@@ -54,17 +54,17 @@ def test_words_are_as_long_as_texts_tell():
 
 
 def test_a_word_that_was_not_measured_has_its_place():
-    said = Lengths({"a": 10.0, "b": 20.0}, 0.0).words_of("a new b", 13 + 45)
+    said = Durations({"a": 10.0, "b": 20.0}, 0.0).words_of("a new b", 13 + 45)
     assert np.bincount(said + 1).tolist() == [13, 10, 15, 20]
 
 
 def test_all_kinds_of_texts_are_read_and_held_out_words_are_others():
-    trained, held_out = readings(50, Split.TRAIN, 0), readings(50, Split.HELD_OUT, 0)
+    trained, held_out = drawn_texts(50, Split.TRAIN, 0), drawn_texts(50, Split.HELD_OUT, 0)
     assert trained.keys() == held_out.keys() == {"answer", "question", "words", "letters"}
     assert len({*trained["words"]} & {*held_out["words"]}) < 3  # some are a single word
     assert {word for text in trained["words"] for word in text.split()} <= set(vocabulary())
     assert all(len(letter) == 1 for text in trained["letters"] for letter in text.split())
-    assert readings(50, Split.TRAIN, 0) == trained
+    assert drawn_texts(50, Split.TRAIN, 0) == trained
 
 
 def test_what_is_written_says_the_plain_text():

@@ -17,8 +17,9 @@ from torch.utils.data import Dataset
 
 from training.batches import Batch, Batcher
 from training.checkpoint import CODEC_MARKS, TOKENS
-from training.readings import plain
-from training.said import Codes, Lengths
+from training.codes import Codes
+from training.durations import Durations
+from training.texts import plain
 
 PAD, START, END, MASK = CODEC_MARKS, CODEC_MARKS + 1, CODEC_MARKS + 2, CODEC_MARKS + 4
 """Of the codec."""
@@ -29,7 +30,7 @@ VOICES: Final = tuple(TOKENS.voices)
 
 
 @dataclass(slots=True)
-class Speech:
+class TalkerBatch:
     """`b` spoken answers. `rows` `[b, n]`: which row each position has. `codes` `[b, n]`, `positions` `[3, b, n]`.
 
     `before`: flat indices of the positions that foretell `targets`; `owners`: of which answer each target is.
@@ -47,25 +48,25 @@ class Speech:
     tokens_of: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
 
-class Speeches(Dataset[list[tuple[Batch, Speech]]]):
+class TalkerBatches(Dataset[list[tuple[Batch, TalkerBatch]]]):
     """A step's conversations, and how their last answers are said, in either voice."""
 
     def __init__(self, batcher: Batcher, codes: Codes, seed: int, misheard: float) -> None:
         """`misheard`: the share of codes that the talker is fed wrong, since it will hear its own mistakes."""
         self._batcher = batcher
         self._codes = codes
-        self._lengths = Lengths.measured(codes)
+        self._lengths = Durations.measured(codes)
         self._seed = seed
         self._misheard = misheard
 
-    def __getitem__(self, step: int) -> list[tuple[Batch, Speech]]:
+    def __getitem__(self, step: int) -> list[tuple[Batch, TalkerBatch]]:
         rng = Random(f"speech {self._seed} {step}")
         return [(batch, self._of(batch, rng)) for batch in self._batcher[step]]
 
-    def _of(self, batch: Batch, rng: Random) -> Speech:
+    def _of(self, batch: Batch, rng: Random) -> TalkerBatch:
         said = [self._codes[plain(reply.text)] for reply in batch.replies]
         voices = [rng.choice(VOICES) for _ in said]
-        speech = speech_of(batch, said, voices, [_misheard(codes, self._misheard, rng) for codes in said])
+        speech = talker_batch(batch, said, voices, [_misheard(codes, self._misheard, rng) for codes in said])
         texts = [reply.text for reply in batch.replies]
         speech.tokens_of = np.concatenate([self._tokens_of(*each) for each in zip(texts, said, strict=True)])
         return speech
@@ -82,13 +83,13 @@ def _misheard(codes: Sequence[int], share: float, rng: Random) -> list[int]:
     return [rng.choice(codes) if rng.random() < share else code for code in codes]
 
 
-def speech_of(
+def talker_batch(
     batch: Batch, said: Sequence[Sequence[int]], voices: Sequence[str], fed: Sequence[Sequence[int]]
-) -> Speech:
+) -> TalkerBatch:
     """`said`: codes of each answer; `fed`: what the talker is fed of them."""
     count, width = len(said), batch.ids.shape[1]
     longest = max(reply.begin + len(codes) for reply, codes in zip(batch.replies, said, strict=True)) + 2
-    speech = Speech(
+    speech = TalkerBatch(
         rows=np.full((count, longest), count * width + _TEXT_PAD),
         codes=np.full((count, longest), MASK),
         positions=np.zeros((3, count, longest), np.int64),

@@ -35,7 +35,7 @@ def spectral_loss(made: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-class PeriodJudge(nn.Module):
+class PeriodDiscriminator(nn.Module):
     """Sees every `period`-th sample together."""
 
     def __init__(self, period: int, channels: int = 16) -> None:
@@ -53,7 +53,7 @@ class PeriodJudge(nn.Module):
         return _features(sound.unflatten(2, (-1, self._period)), self.layers, self.last)
 
 
-class SpectrumJudge(nn.Module):
+class SpectrumDiscriminator(nn.Module):
     """Sees magnitudes of one resolution."""
 
     def __init__(self, window: int, hop: int, channels: int = 16) -> None:
@@ -71,15 +71,16 @@ class SpectrumJudge(nn.Module):
         return _features(spectrum[:, None], self.layers, self.last)
 
 
-class Judges(nn.Module):
+class Discriminators(nn.Module):
     """All of them; gives each one's features, its opinion the last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.judges = nn.ModuleList([*map(PeriodJudge, PERIODS), *(SpectrumJudge(*r) for r in RESOLUTIONS)])
+        of_spectra = (SpectrumDiscriminator(*resolution) for resolution in RESOLUTIONS)
+        self.each = nn.ModuleList([*map(PeriodDiscriminator, PERIODS), *of_spectra])
 
     def forward(self, sound: torch.Tensor) -> list[Features]:
-        return [judge(sound) for judge in self.judges]
+        return [discriminator(sound) for discriminator in self.each]
 
 
 def _features(hidden: torch.Tensor, layers: nn.ModuleList, last: nn.Module) -> Features:
@@ -90,16 +91,16 @@ def _features(hidden: torch.Tensor, layers: nn.ModuleList, last: nn.Module) -> F
     return [*found, last(hidden)]
 
 
-def judging_loss(of_real: Sequence[Features], of_made: Sequence[Features]) -> torch.Tensor:
-    """What the judges learn by: 1 for speech, 0 for what was made."""
+def discriminator_loss(of_real: Sequence[Features], of_made: Sequence[Features]) -> torch.Tensor:
+    """What the discriminators learn by: 1 for speech, 0 for what was made."""
     return torch.stack([
         (1 - real[-1]).square().mean() + made[-1].square().mean()
         for real, made in zip(of_real, of_made, strict=True)
     ]).sum()  # fmt: skip
 
 
-def judged_loss(of_real: Sequence[Features], of_made: Sequence[Features]) -> torch.Tensor:
-    """What the vocoder learns by: to be taken for speech, and to look like it inside the judges."""
+def adversarial_loss(of_real: Sequence[Features], of_made: Sequence[Features]) -> torch.Tensor:
+    """What the vocoder learns by: to be taken for speech, and to look like it inside the discriminators."""
     losses = []
     for real, made in zip(of_real, of_made, strict=True):
         losses.append((1 - made[-1]).square().mean())

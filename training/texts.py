@@ -9,7 +9,7 @@ from typing import Final
 from training.words import LETTERS
 from training.world import Split, draw, vocabulary
 
-Readings = Mapping[str, Sequence[str]]
+Texts = Mapping[str, Sequence[str]]
 """Texts by their kind; each kind is read as often as another."""
 ENDS: Final = ".!?"
 WORDS: Final = tuple(vocabulary())
@@ -17,7 +17,7 @@ MOST_WORDS: Final = 10
 MOST_LETTERS: Final = 9
 
 
-def readings(count: int, split: Split, seed: int) -> Readings:
+def drawn_texts(count: int, split: Split, seed: int) -> Texts:
     """`count` texts of each kind, without the repetitions among them."""
     return {kind: _distinct(make, count, split, Random(f"{kind} {split} {seed}")) for kind, make in _MAKERS.items()}
 
