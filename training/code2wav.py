@@ -24,6 +24,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
 from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, WEIGHTS_FILE, new_dit, new_vocoder, write
 from training.codes import Codebook, cepstra, spoken_mel
+from training.files import made_by
 from training.recogniser import Recogniser
 from training.saying import ANSWER_HZ, SPEAKERS, frames_in_time
 from training.vocoder import sound_of
@@ -34,9 +35,11 @@ STEPS = 10
 """Of the flow's sampler."""
 
 
-def averaged(kept: Path, model: nn.Module) -> None:
-    """Gives the model the averaged weights of a training's file."""
-    weights = torch.load(kept, map_location="cpu", weights_only=True)["parts"]["average"]
+def averaged(folder: Path, part: str, model: nn.Module) -> None:
+    """Gives the model the averaged weights of a training."""
+    weights = torch.load(made_by(part, folder / f"{part}.pt"), map_location="cpu", weights_only=True)["parts"][
+        "average"
+    ]
     del weights["count"]
     model.load_state_dict(weights)
 
@@ -95,8 +98,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.data:
         dit, vocoder = new_dit(), new_vocoder()
-        averaged(given.data / "flow.pt", dit)
-        averaged(given.data / "vocoder.pt", vocoder)
+        averaged(given.data, "flow", dit)
+        averaged(given.data, "vocoder", vocoder)
         write(given.out, dit, vocoder, Sayings.load(given.data).voices)
         shutil.copy(given.data / "codebook.pt", given.out)
     if given.measure:

@@ -28,15 +28,16 @@ from omni_cluster.models.prompts import PromptMaker
 from training.batches import Batch, Batcher, Conversations, Mix
 from training.checkpoint import toy_config
 from training.codes import Codes, codes_of_texts
+from training.files import made_by
 from training.generation import generate, mistakes
 from training.layout import Layout
 from training.pool import Pool, kept_pool, make_pool
-from training.run import given_options, run_options
+from training.run import given_options
 from training.talker_batches import MASK, SPECIAL_ROWS, VOICES, TalkerBatch, TalkerBatches
 from training.texts import Texts, drawn_texts, plain
 from training.thinker import WEIGHTS as THINKER_WEIGHTS
 from training.thinker import Media, think, to_device
-from training.trainer import Guesses, Trainer, TrainerPlan, halved
+from training.trainer import Guesses, Trainer, TrainerPlan, halved, trainer_options
 from training.world import Item, Split, items
 
 WEIGHTS: Final = "talker.safetensors"
@@ -205,7 +206,7 @@ class TalkerTrainer(Trainer[tuple[Batch, TalkerBatch]]):
 
 def trained_thinker(folder: Path) -> Any:
     thinker = Qwen2_5OmniThinkerForConditionalGeneration(toy_config().thinker_config)
-    weights = load_file(folder / THINKER_WEIGHTS)
+    weights = load_file(made_by("thinker", folder / THINKER_WEIGHTS))
     thinker.load_state_dict({name.removeprefix("thinker."): each for name, each in weights.items()})
     return thinker
 
@@ -223,7 +224,7 @@ class Data:
 
     @classmethod
     def made(cls, plan: TalkerPlan) -> Data:
-        makers = plan.workers and (os.cpu_count() or 1)
+        makers = os.cpu_count() or 1
         make = partial(make_pool, Split.TRAIN, plan.pieces, plan.pictures, plan.seed, makers)
         pool = make() if plan.pool is None else kept_pool(plan.pool, make)
         exam = make_pool(Split.HELD_OUT, plan.exam, max(1, plan.exam // 8), plan.seed, makers)
@@ -248,14 +249,11 @@ def prepare(plan: TalkerPlan) -> Data:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = run_options("Trains the toy's talker.")
+    parser = trainer_options("Trains the toy's talker.", "items", "texts", "generated")
     parser.add_argument("--thinker", type=Path, required=True, help="the folder of a trained thinker")
     parser.add_argument("--codebook", type=Path, required=True)
     parser.add_argument("--codes", type=Path, help="a file that keeps the texts' codes for the next run")
-    parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
     parser.add_argument("--prepare", action="store_true", help="only fills the pool and the codes, for runs to come")
-    for name in ("items", "texts", "pieces", "pictures", "exam", "generated", "size", "most_tokens", "workers"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     chosen = given_options(parser)
     is_prepared_only = chosen.pop("prepare")
     plan = TalkerPlan(**chosen)

@@ -30,9 +30,9 @@ from training.checkpoint import TEXT_VOCABULARY, toy_config, write_toy
 from training.layout import Layout
 from training.pool import Pool, kept_pool, make_pool
 from training.recordings import Recordings
-from training.run import given_options, run_options
+from training.run import given_options
 from training.towers import hear, see
-from training.trainer import Guesses, Trainer, TrainerPlan, halved
+from training.trainer import Guesses, Trainer, TrainerPlan, halved, trainer_options
 from training.world import Split
 
 WEIGHTS: Final = "thinker.safetensors"
@@ -174,7 +174,7 @@ def train(plan: ThinkerPlan) -> Mapping[str, float]:
     if not (plan.out / "config.json").is_file():
         write_toy(plan.out)
     began = time.monotonic()
-    makers = plan.workers and (os.cpu_count() or 1)
+    makers = os.cpu_count() or 1
     hears, sees = plan.mix.spoken or plan.mix.transcripts, plan.mix.shown
     counts = plan.pieces if hears else 0, plan.pictures if sees else 0
     make = partial(make_pool, Split.TRAIN, *counts, plan.seed, makers)
@@ -186,12 +186,9 @@ def train(plan: ThinkerPlan) -> Mapping[str, float]:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = run_options("Trains the toy's thinker.")
-    parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
+    parser = trainer_options("Trains the toy's thinker.")
     parser.add_argument("--init", type=Path, help="a folder whose weights are begun with")
     parser.add_argument("--typed-only", action="store_true", help="without sounds and pictures")
-    for name in ("pieces", "pictures", "exam", "size", "most_tokens", "workers"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     chosen = given_options(parser)
     mix = TYPED_ONLY if chosen.pop("typed_only") else Mix()
     train(ThinkerPlan(**chosen, mix=mix))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
@@ -18,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from training.files import written_whole
-from training.run import Clock, Plan, Run, descend
+from training.run import Clock, Plan, Run, descend, run_options
 
 Given = TypeVar("Given")
 HIGHEST_RATE: Final = 1.5e-3
@@ -170,3 +173,13 @@ def _optimizer(learner: nn.Module, is_fused: bool) -> torch.optim.AdamW:
             decays[parameter.ndim > 1 and "embed_tokens" not in name].append(parameter)
     groups = [{"params": decays[True], "weight_decay": 0.05}, {"params": decays[False], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=HIGHEST_RATE, betas=(0.9, 0.97), fused=is_fused)
+
+
+def trainer_options(about: str, *counts: str) -> argparse.ArgumentParser:
+    """`counts`: options that are numbers, beside those of both trainings."""
+    parser = run_options(about)
+    parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that make batches")
+    for name in ("pieces", "pictures", "exam", "size", "most-tokens", *counts):
+        parser.add_argument(f"--{name}", type=int)
+    return parser

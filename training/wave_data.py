@@ -20,7 +20,7 @@ import torch
 from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
 from training.code2wav_parts import voices
 from training.codes import Codebook, cepstra
-from training.files import written_whole
+from training.files import made_by, written_whole
 from training.mel import log_mel
 from training.saying import SPEAKERS, frames_in_time, say
 from training.world import Split, items
@@ -44,7 +44,7 @@ class Sayings:
 
     @classmethod
     def load(cls, folder: Path) -> Sayings:
-        return cls(**torch.load(folder / "sayings.pt", weights_only=False))
+        return cls(**torch.load(made_by("wave_data", folder / "sayings.pt"), weights_only=False))
 
     def save(self, folder: Path) -> None:
         kept = {field.name: getattr(self, field.name) for field in fields(self)}

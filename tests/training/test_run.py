@@ -15,6 +15,7 @@ from training.flow import train as train_flow
 from training.run import SAVE_EVERY_S, Plan, Run, descend, run_options
 from training.vocoder import VocoderPlan
 from training.vocoder import train as train_vocoder
+from training.wave_data import Sayings
 
 SAYINGS = sayings_of(2, codes=12)
 TRAININGS: dict[str, Callable[..., None]] = {
@@ -109,6 +110,11 @@ def test_a_batch_whose_gradients_are_no_numbers_is_left_out(tmp_path: Path) -> N
     assert weight.model.weight.item() == 0
     descend(weight.optimizer, [-3 * weight.model.weight.sum(), -2 * weight.model.weight.sum()], rate=1.0, longest=2.0)
     assert weight.model.weight.item() == pytest.approx(2)
+
+
+def test_a_training_without_its_data_says_what_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"sayings\.pt is not there: run python -m training\.wave_data first\.$"):
+        Sayings.load(tmp_path)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan"])

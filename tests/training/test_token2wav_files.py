@@ -64,7 +64,7 @@ def test_sound_is_transformers(folder: Path, speaker: str) -> None:
 def test_averaged_weights_are_those_of_a_trainings_file(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     average = Average(model)
-    assert list(Run("kept", Plan(out=tmp_path, minutes=1, at_most=0), {"average": average}).steps()) == []
+    assert list(Run("flow", Plan(out=tmp_path, minutes=1, at_most=0), {"average": average}).steps()) == []
     other = torch.nn.Linear(3, 2)
-    averaged(tmp_path / "kept.pt", other)
+    averaged(tmp_path, "flow", other)
     assert torch.equal(other.weight, model.weight) and torch.equal(other.bias, model.bias)
