@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -28,6 +28,7 @@ from omni_cluster.models.prompts import PromptMaker
 from training.batches import Batch, Batcher, Conversations, Mix
 from training.checkpoint import toy_config
 from training.codes import Codes, codes_of_texts
+from training.durations import Durations
 from training.files import made_by
 from training.generation import generate, mistakes
 from training.layout import Layout
@@ -156,7 +157,8 @@ class TalkerTrainer(Trainer[tuple[Batch, TalkerBatch]]):
         self._generated = generated[0]
         super().__init__(
             plan, Learner(trained_thinker(plan.thinker).to(device)),
-            TalkerBatches(batcher, data.codes, plan.seed, MISHEARD), TalkerBatches(exam, data.codes, plan.seed, 0.0)[0],
+            TalkerBatches(batcher, data.codes, data.durations, plan.seed, MISHEARD),
+            TalkerBatches(exam, data.codes, data.durations, plan.seed, 0.0)[0],
         )  # fmt: skip
 
     def losses(self, given: tuple[Batch, TalkerBatch], seed: int) -> dict[str, torch.Tensor]:
@@ -213,7 +215,10 @@ def trained_thinker(folder: Path) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """`typed`: questions. `texts`: what is read aloud. `codes`: of all answers and texts, the held-out ones' too."""
+    """`typed`: questions. `texts`: what is read aloud. `codes`: of all answers and texts, the held-out ones' too.
+
+    `durations`: of the words, in what is trained.
+    """
 
     pool: Pool
     typed: Sequence[Item]
@@ -221,6 +226,7 @@ class Data:
     exam: Pool
     exam_texts: Texts
     codes: Codes
+    durations: Durations
 
     @classmethod
     def made(cls, plan: TalkerPlan) -> Data:
@@ -229,14 +235,19 @@ class Data:
         pool = make() if plan.pool is None else kept_pool(plan.pool, make)
         exam = make_pool(Split.HELD_OUT, plan.exam, max(1, plan.exam // 8), plan.seed, makers)
         typed = [*islice(items(Split.TRAIN, plan.seed), plan.items)]
-        texts, exam_texts = (
-            drawn_texts(plan.texts, Split.TRAIN, plan.seed),
-            drawn_texts(plan.exam, Split.HELD_OUT, plan.seed),
-        )
-        answers = (item.answer for item in chain(typed, pool.spoken, pool.shown, exam.spoken, exam.shown))
-        said = chain(answers, *texts.values(), *exam_texts.values())
+        texts = drawn_texts(plan.texts, Split.TRAIN, plan.seed)
+        trained = _said([*typed, *pool.spoken, *pool.shown], texts)
+        exam_texts = drawn_texts(plan.exam, Split.HELD_OUT, plan.seed, but=trained)
+        said = trained | _said([*exam.spoken, *exam.shown], exam_texts)
         codes = codes_of_texts(said, plan.codebook, plan.codes or plan.out / CODES, makers)
-        return cls(pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes)
+        durations = Durations.measured({text: its for text, its in codes.items() if text in trained})
+        return cls(
+            pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes, durations=durations
+        )
+
+
+def _said(answered: Iterable[Item], read: Texts) -> set[str]:
+    return {*(item.answer for item in answered), *chain.from_iterable(read.values())}
 
 
 def prepare(plan: TalkerPlan) -> Data:

@@ -51,11 +51,11 @@ class TalkerBatch:
 class TalkerBatches(Dataset[list[tuple[Batch, TalkerBatch]]]):
     """A step's conversations, and how their last answers are said, in either voice."""
 
-    def __init__(self, batcher: Batcher, codes: Codes, seed: int, misheard: float) -> None:
+    def __init__(self, batcher: Batcher, codes: Codes, durations: Durations, seed: int, misheard: float) -> None:
         """`misheard`: the share of codes that the talker is fed wrong, since it will hear its own mistakes."""
         self._batcher = batcher
         self._codes = codes
-        self._lengths = Durations.measured(codes)
+        self._durations = durations
         self._seed = seed
         self._misheard = misheard
 
@@ -74,7 +74,7 @@ class TalkerBatches(Dataset[list[tuple[Batch, TalkerBatch]]]):
     def _tokens_of(self, text: str, codes: Sequence[int]) -> np.ndarray:
         """From and to, of the word that each code, and then the end, says: int64 `[codes + 1, 2]`."""
         ends = np.cumsum(self._batcher.tokens_of_words(text))
-        words = self._lengths.words_of(plain(text), len(codes))
+        words = self._durations.words_of(plain(text), len(codes))
         spans = np.where((words < 0)[:, None], 0, np.stack([np.concatenate([[0], ends])[words], ends[words]], axis=1))
         return np.concatenate([spans, np.zeros((1, 2), np.int64)])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -17,13 +17,17 @@ MOST_WORDS: Final = 10
 MOST_LETTERS: Final = 9
 
 
-def drawn_texts(count: int, split: Split, seed: int) -> Texts:
-    """`count` texts of each kind, without the repetitions among them."""
-    return {kind: _distinct(make, count, split, Random(f"{kind} {split} {seed}")) for kind, make in _MAKERS.items()}
+def drawn_texts(count: int, split: Split, seed: int, but: Container[str] = ()) -> Texts:
+    """`count` texts of each kind, without the repetitions among them and those that are in `but`.
 
-
-def _distinct(make: Callable[[Random, Split], str], count: int, split: Split, rng: Random) -> list[str]:
-    return [*dict.fromkeys(make(rng, split) for _ in range(count))]
+    An item that is held out may have the answer of another one, and short texts come twice in any two draws: what is
+    held out is drawn `but` for all that is trained.
+    """
+    texts = {}
+    for kind, make in _MAKERS.items():
+        rng = Random(f"{kind} {split} {seed}")
+        texts[kind] = [text for text in dict.fromkeys(make(rng, split) for _ in range(count)) if text not in but]
+    return texts
 
 
 def _answer(rng: Random, split: Split) -> str:

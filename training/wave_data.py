@@ -9,7 +9,7 @@ import argparse
 import itertools
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +28,8 @@ from training.world import Split, items
 FITTED_ON = 1000
 """Sentences that a codebook is made of."""
 DRAWS_A_SAYING = 30
+TRAINED_DRAWS = 100_000
+"""Enough for all answers but sentences to repeat, of which none is of both splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,17 @@ class Sayings:
 
 
 def texts(count: int, split: Split = Split.TRAIN) -> list[str]:
-    """Different answers of the world, or fewer if it has not so many."""
-    drawn = itertools.islice(items(split, seed=0), count * DRAWS_A_SAYING)
-    return list(itertools.islice(dict.fromkeys(item.answer for item in drawn), count))
+    """Different answers of the world, or fewer if it has not so many; of those held out the ones that are not trained.
+
+    A held-out question may have the answer of another one.
+    """
+    trained = {*_answers(Split.TRAIN, TRAINED_DRAWS)} if split is Split.HELD_OUT else ()
+    drawn = dict.fromkeys(_answers(split, count * DRAWS_A_SAYING))
+    return list(itertools.islice((text for text in drawn if text not in trained), count))
+
+
+def _answers(split: Split, count: int) -> Iterator[str]:
+    return (item.answer for item in itertools.islice(items(split, seed=0), count))
 
 
 def spoken(text: str) -> tuple[list[np.ndarray], list[np.ndarray]]:

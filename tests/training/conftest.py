@@ -2,8 +2,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.checkpoint import write_toy
+from training.codes import CEPSTRA, Codebook
 from training.speech import PROGRAM
 
 
@@ -25,3 +27,12 @@ def toy_folder(tmp_path_factory) -> Path:
 def toy_copy(toy_folder, tmp_path) -> Path:
     """The same, for a test alone."""
     return Path(shutil.copytree(toy_folder, tmp_path / "toy"))
+
+
+@pytest.fixture
+def codebook(espeak, tmp_path) -> Path:
+    """Of random sounds; texts have other codes of another one."""
+    centres = 3 * torch.randn(20, CEPSTRA, generator=torch.Generator().manual_seed(0))
+    centres[0] = torch.inf
+    Codebook(centres).save(tmp_path / "codebook.pt")
+    return tmp_path / "codebook.pt"

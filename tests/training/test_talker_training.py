@@ -15,6 +15,7 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 from tests.training.sayings import seconds_are_steps
 from training.batches import Batch, Reply
 from training.checkpoint import CODEC_MARKS, toy_config
+from training.durations import Durations
 from training.generation import generate, mistakes
 from training.pool import make_pool
 from training.talker import WEIGHTS, Data, Learner, TalkerPlan, TalkerTrainer
@@ -126,8 +127,23 @@ def trainer(plan):
     answered = [*typed, *pool.spoken, *pool.shown, *exam.spoken, *exam.shown]
     said = chain((item.answer for item in answered), *texts.values(), *exam_texts.values())
     codes = {text: letters(text) for text in said}
-    data = Data(pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes)
+    data = Data(
+        pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes,
+        durations=Durations.measured(codes),
+    )  # fmt: skip
     return TalkerTrainer(plan, data)
+
+
+def test_no_held_out_text_is_trained_on_or_measured(plan, codebook):
+    small = replace(plan, codebook=codebook, items=5, texts=15, pieces=4, pictures=2, exam=15)
+    data = Data.made(small)
+    answered = [*data.typed, *data.pool.spoken, *data.pool.shown]
+    assert {item.split for item in answered} == {Split.TRAIN}
+    assert {item.split for item in (*data.exam.spoken, *data.exam.shown)} == {Split.HELD_OUT}
+    trained = {*(item.answer for item in answered), *chain(*data.texts.values())}
+    assert all(texts and not trained & {*texts} for texts in data.exam_texts.values())
+    assert data.durations == Durations.measured({text: its for text, its in data.codes.items() if text in trained})
+    assert data.durations != Durations.measured(data.codes)
 
 
 def test_it_learns_what_is_said_and_leaves_the_thinker_as_it_is(plan, monkeypatch):

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from random import Random
 
 import numpy as np
 import pytest
-import torch
 
-from training.codes import CEPSTRA, Codebook, codes_of_texts
+from training.codes import Codebook, codes_of_texts
 from training.durations import Durations
 from training.texts import drawn_texts, plain, written
 from training.world import Split, vocabulary
-
-
-@pytest.fixture
-def codebook(espeak, tmp_path):
-    """Of random sounds; texts have other codes of another one."""
-    centres = 3 * torch.randn(20, CEPSTRA, generator=torch.Generator().manual_seed(0))
-    centres[0] = torch.inf
-    Codebook(centres).save(tmp_path / "codebook.pt")
-    return tmp_path / "codebook.pt"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -61,7 +52,10 @@ def test_a_word_that_was_not_measured_has_its_place():
 def test_all_kinds_of_texts_are_read_and_held_out_words_are_others():
     trained, held_out = drawn_texts(50, Split.TRAIN, 0), drawn_texts(50, Split.HELD_OUT, 0)
     assert trained.keys() == held_out.keys() == {"answer", "question", "words", "letters"}
-    assert len({*trained["words"]} & {*held_out["words"]}) < 3  # some are a single word
+    assert {*trained["letters"]} & {*held_out["letters"]}  # a single letter, say
+    unknown = drawn_texts(50, Split.HELD_OUT, 0, but={*chain(*trained.values())})
+    for kind, texts in unknown.items():
+        assert {*texts} == {*held_out[kind]} - {*chain(*trained.values())} != set()
     assert {word for text in trained["words"] for word in text.split()} <= set(vocabulary())
     assert all(len(letter) == 1 for text in trained["letters"] for letter in text.split())
     assert drawn_texts(50, Split.TRAIN, 0) == trained
