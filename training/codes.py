@@ -9,8 +9,7 @@ import functools
 import hashlib
 import json
 import math
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from typing import Final
 import torch
 
 from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
+from training.cores import CORES, by_cores
 from training.files import written_whole
 from training.mel import BINS, FRAMES_A_CODE, log_mel
 from training.saying import say
@@ -36,7 +36,6 @@ SWITCH: Final = 4.0
 
 Codes = Mapping[str, Sequence[int]]
 """Of what may be said, by its text."""
-CHUNK: Final = 64
 
 
 class Codebook:
@@ -71,10 +70,6 @@ class Codebook:
     def codes_of(self, text: str) -> list[int]:
         """Of what is said of it, silences included, for either voice. Raises NoEspeak."""
         return self.codes(spoken_mel(text))
-
-    def mel(self, codes: Sequence[int]) -> torch.Tensor:
-        """The smooth spectra that codes stand for: `[2 n, 80]`."""
-        return (self.centres[list(codes)] @ _cosines()).repeat_interleave(FRAMES_A_CODE, 0)
 
     def save(self, path: Path) -> None:
         torch.save(self.centres, path)
@@ -135,7 +130,7 @@ def _far_apart(given: torch.Tensor, count: int, generator: torch.Generator) -> t
 # ------------------------------------------------------------------ of many texts
 
 
-def codes_of_texts(texts: Iterable[str], codebook: Path, kept: Path, workers: int) -> Codes:
+def codes_of_texts(texts: Iterable[str], codebook: Path, kept: Path, cores: int = CORES) -> Codes:
     """`kept`: the file of what is made already; of another codebook it is made anew. Raises NoEspeak."""
     made_by = hashlib.sha256(codebook.read_bytes()).hexdigest()
     codes: dict[str, Sequence[int]] = {}
@@ -143,25 +138,14 @@ def codes_of_texts(texts: Iterable[str], codebook: Path, kept: Path, workers: in
         codes = earlier["codes"]
     asked = sorted({*texts})
     if lacking := [text for text in asked if text not in codes]:
-        codes |= zip(lacking, codes_of_all(lacking, partial(_codes_of, codebook), workers), strict=True)
+        codes |= zip(lacking, by_cores(partial(_codes_of, codebook), lacking, cores), strict=True)
         with written_whole(kept) as file:
             file.write_text(json.dumps({"codebook": made_by, "codes": codes}))
     return {text: codes[text] for text in asked}
 
 
-def codes_of_all(
-    texts: Sequence[str], codes_of: Callable[[str], Sequence[int]], workers: int
-) -> Iterator[Sequence[int]]:
-    """In order. `workers`: processes that make them."""
-    if workers == 0:
-        yield from map(codes_of, texts)
-        return
-    # Forked, for each would import torch otherwise: nothing has been computed yet.
-    with multiprocessing.get_context("fork").Pool(workers, torch.set_num_threads, (1,)) as processes:
-        yield from processes.imap(codes_of, texts, CHUNK)
-
-
 def _codes_of(codebook: Path, text: str) -> list[int]:
+    torch.set_num_threads(1)
     return _loaded(codebook).codes_of(text)
 
 

@@ -101,12 +101,6 @@ class Layout:
     def text_ids(self, text: str) -> tuple[int, ...]:
         return self._text_ids(text)
 
-    def prompt(self, conversation: Conversation) -> Laid:
-        """Without the last answer."""
-        laid = self.lay(conversation)
-        begin = laid.learnt[laid.last_from]
-        return Laid(laid.ids[:begin], laid.positions[:, :begin], [], 0, laid.places)
-
     def _say(self, laid: Laid, text: str) -> None:
         laid.ids += (_START, *self._text_ids(text), _END, *self._text_ids("\n"))
 

@@ -29,14 +29,14 @@ def log_mel(sound: torch.Tensor) -> torch.Tensor:
     window = torch.hann_window(WINDOW, device=sound.device)
     spectrum = torch.stft(padded, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
     magnitude = torch.view_as_real(spectrum).square().sum(-1).add(1e-9).sqrt()
-    return (_filters(sound.device) @ magnitude).clamp(min=LEAST).log().transpose(1, 2)
+    return (mel_filters(BINS, WINDOW, ANSWER_HZ, sound.device) @ magnitude).clamp(min=LEAST).log().transpose(1, 2)
 
 
 @functools.cache
-def _filters(device: torch.device) -> torch.Tensor:
-    """`[80, 513]`, of one area each."""
+def mel_filters(bins: int, window: int, rate_hz: int, device: torch.device) -> torch.Tensor:
+    """`[bins, window / 2 + 1]`, of one area each."""
     filters = mel_filter_bank(
-        num_frequency_bins=WINDOW // 2 + 1, num_mel_filters=BINS, min_frequency=0.0, max_frequency=ANSWER_HZ / 2,
-        sampling_rate=ANSWER_HZ, norm="slaney", mel_scale="slaney",
+        num_frequency_bins=window // 2 + 1, num_mel_filters=bins, min_frequency=0.0, max_frequency=rate_hz / 2,
+        sampling_rate=rate_hz, norm="slaney", mel_scale="slaney",
     )  # fmt: skip
     return torch.from_numpy(filters).float().T.contiguous().to(device)

@@ -9,27 +9,23 @@ these, each time others.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
+from training.cores import CORES, by_cores
 from training.files import written_whole
 from training.pictures import draw as draw_picture
 from training.speech import QUESTION_HZ, question_voice, scaled, speak
 from training.world import Item, Kind, Split, draw
 
-CHUNK = 128
 FULL_SCALE = 32_768
 """Of a sample, as an int16."""
 LOUDNESS = 0.08
@@ -67,10 +63,10 @@ class Pool:
         return [piece for piece, item in enumerate(self.spoken) if item.picture is None]
 
 
-def make_pool(split: Split, pieces: int, pictures: int, seed: int, workers: int) -> Pool:
-    """The same for the same arguments, but for `workers`: processes that make it."""
-    spoken = [*_made(partial(_speak, split, seed), pieces, workers)]
-    shown = [*_made(partial(_show, split, seed), pictures, workers)]
+def make_pool(split: Split, pieces: int, pictures: int, seed: int, cores: int = CORES) -> Pool:
+    """The same for the same arguments, whatever `cores` are."""
+    spoken = [*by_cores(partial(_spoken, split, seed), range(pieces), cores)]
+    shown = [*by_cores(partial(_shown, split, seed), range(pictures), cores)]
     return Pool(
         spoken=[item for item, _ in spoken],
         samples=np.concatenate([np.zeros(0, np.int16), *(samples for _, samples in spoken)]),
@@ -80,8 +76,10 @@ def make_pool(split: Split, pieces: int, pictures: int, seed: int, workers: int)
     )
 
 
-def kept_pool(folder: Path, make: Callable[[], Pool]) -> Pool:
-    """The pool of an earlier run, from a folder, which `make` fills otherwise."""
+def kept_pool(folder: Path | None, make: Callable[[], Pool]) -> Pool:
+    """The pool of an earlier run, from a folder, which `make` fills otherwise; a new one, where there is no folder."""
+    if folder is None:
+        return make()
     samples, rest = folder / "samples.npy", folder / "pool.pickle"
     if rest.is_file():
         kept: Pool = pickle.loads(rest.read_bytes())
@@ -94,31 +92,15 @@ def kept_pool(folder: Path, make: Callable[[], Pool]) -> Pool:
     return pool
 
 
-def _made(make: Callable[[range], Any], count: int, workers: int) -> Iterator[tuple[Item, np.ndarray]]:
-    chunks = [range(begin, min(begin + CHUNK, count)) for begin in range(0, count, CHUNK)]
-    if workers == 0:
-        yield from chain.from_iterable(map(make, chunks))
-        return
-    # Forked, for each would import torch otherwise: nothing has been computed yet.
-    with multiprocessing.get_context("fork").Pool(workers) as processes:
-        yield from chain.from_iterable(processes.imap(make, chunks))
-
-
-def _speak(split: Split, seed: int, numbers: range) -> list[tuple[Item, np.ndarray]]:
-    return [_spoken(split, Random(f"spoken {split} {seed} {number}")) for number in numbers]
-
-
-def _spoken(split: Split, rng: Random) -> tuple[Item, np.ndarray]:
+def _spoken(split: Split, seed: int, number: int) -> tuple[Item, np.ndarray]:
+    rng = Random(f"spoken {split} {seed} {number}")
     item = draw(rng, split)
     sound = scaled(speak(item.question, question_voice(rng, split), QUESTION_HZ), LOUDNESS)
     return item, (sound * FULL_SCALE).astype(np.int16)
 
 
-def _show(split: Split, seed: int, numbers: range) -> list[tuple[Item, np.ndarray]]:
-    return [_shown(split, Random(f"shown {split} {seed} {number}")) for number in numbers]
-
-
-def _shown(split: Split, rng: Random) -> tuple[Item, np.ndarray]:
+def _shown(split: Split, seed: int, number: int) -> tuple[Item, np.ndarray]:
+    rng = Random(f"shown {split} {seed} {number}")
     while (item := draw(rng, split, Kind.PICTURE)).picture is None:
         pass
     return item, np.asarray(draw_picture(item.picture).convert("RGB"))
@@ -132,7 +114,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began = time.monotonic()
-    make = partial(make_pool, Split.TRAIN, given.pieces, given.pictures, given.seed, os.cpu_count() or 1)
+    make = partial(make_pool, Split.TRAIN, given.pieces, given.pictures, given.seed)
     pool = kept_pool(given.folder, make)
     hours = len(pool.samples) / QUESTION_HZ / 3600
     seconds = time.monotonic() - began

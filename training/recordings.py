@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 import torch
-from transformers.audio_utils import mel_filter_bank
 
+from training.mel import mel_filters
 from training.pool import FULL_SCALE
 
 RATE_HZ: Final = 16_000
@@ -68,7 +68,7 @@ class Recordings:
         """`begins`: of each piece, and the end."""
         self._samples = torch.from_numpy(samples).to(device)
         self._begins = torch.from_numpy(begins).to(device)
-        self._filters = _mel_filters().to(device)
+        self._filters = mel_filters(MEL_BINS, WINDOW, RATE_HZ, device)
         self._window = torch.hann_window(WINDOW, device=device)
 
     @torch.no_grad()
@@ -116,11 +116,3 @@ class Recordings:
         features = torch.maximum(features, features.amax((1, 2), keepdim=True) - 8.0).add_(4.0).div_(4.0)
         valid = torch.arange(features.shape[2], device=waves.device) < frames[:, None]
         return features.masked_fill_(~valid[:, None], 0)[..., : int(frames.max())]
-
-
-def _mel_filters() -> torch.Tensor:
-    filters = mel_filter_bank(
-        num_frequency_bins=1 + WINDOW // 2, num_mel_filters=MEL_BINS, min_frequency=0.0, max_frequency=8000.0,
-        sampling_rate=RATE_HZ, norm="slaney", mel_scale="slaney",
-    )  # fmt: skip
-    return torch.from_numpy(filters).float().T.contiguous()

@@ -230,16 +230,15 @@ class Data:
 
     @classmethod
     def made(cls, plan: TalkerPlan) -> Data:
-        makers = os.cpu_count() or 1
-        make = partial(make_pool, Split.TRAIN, plan.pieces, plan.pictures, plan.seed, makers)
-        pool = make() if plan.pool is None else kept_pool(plan.pool, make)
-        exam = make_pool(Split.HELD_OUT, plan.exam, max(1, plan.exam // 8), plan.seed, makers)
+        make = partial(make_pool, Split.TRAIN, plan.pieces, plan.pictures, plan.seed)
+        pool = kept_pool(plan.pool, make)
+        exam = make_pool(Split.HELD_OUT, plan.exam, max(1, plan.exam // 8), plan.seed)
         typed = [*islice(items(Split.TRAIN, plan.seed), plan.items)]
         texts = drawn_texts(plan.texts, Split.TRAIN, plan.seed)
         trained = _said([*typed, *pool.spoken, *pool.shown], texts)
         exam_texts = drawn_texts(plan.exam, Split.HELD_OUT, plan.seed, but=trained)
         said = trained | _said([*exam.spoken, *exam.shown], exam_texts)
-        codes = codes_of_texts(said, plan.codebook, plan.codes or plan.out / CODES, makers)
+        codes = codes_of_texts(said, plan.codebook, plan.codes or plan.out / CODES)
         durations = Durations.measured({text: its for text, its in codes.items() if text in trained})
         return cls(
             pool=pool, typed=typed, texts=texts, exam=exam, exam_texts=exam_texts, codes=codes, durations=durations

@@ -174,12 +174,11 @@ def train(plan: ThinkerPlan) -> Mapping[str, float]:
     if not (plan.out / "config.json").is_file():
         write_toy(plan.out)
     began = time.monotonic()
-    makers = os.cpu_count() or 1
     hears, sees = plan.mix.spoken or plan.mix.transcripts, plan.mix.shown
     counts = plan.pieces if hears else 0, plan.pictures if sees else 0
-    make = partial(make_pool, Split.TRAIN, *counts, plan.seed, makers)
-    pool = make() if plan.pool is None else kept_pool(plan.pool, make)
-    exam = make_pool(Split.HELD_OUT, plan.exam, plan.exam // 4 if sees else 0, plan.seed, makers)
+    make = partial(make_pool, Split.TRAIN, *counts, plan.seed)
+    pool = kept_pool(plan.pool, make)
+    exam = make_pool(Split.HELD_OUT, plan.exam, plan.exam // 4 if sees else 0, plan.seed)
     print(f"{len(pool.spoken)} sounds and {len(pool.shown)} pictures in {time.monotonic() - began:.0f} s", flush=True)
     return ThinkerTrainer(plan, pool, exam).train()
 

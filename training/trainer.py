@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from training.cores import CORES
 from training.files import written_whole
 from training.run import Clock, Plan, Run, descend, run_options
 
@@ -179,7 +179,7 @@ def trainer_options(about: str, *counts: str) -> argparse.ArgumentParser:
     """`counts`: options that are numbers, beside those of both trainings."""
     parser = run_options(about)
     parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that make batches")
+    parser.add_argument("--workers", type=int, default=CORES, help="processes that make batches")
     for name in ("pieces", "pictures", "exam", "size", "most-tokens", *counts):
         parser.add_argument(f"--{name}", type=int)
     return parser

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import multiprocessing
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import torch
 from omni_cluster.models.qwen2_5_omni.voices import LOW_VOICE
 from training.code2wav_parts import voices
 from training.codes import Codebook, cepstra
+from training.cores import CORES, by_cores
 from training.files import made_by, written_whole
 from training.mel import log_mel
 from training.saying import SPEAKERS, frames_in_time, say
@@ -83,16 +81,9 @@ def spoken(text: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     )
 
 
-def made(
-    said: Sequence[str], codebook: Codebook | None = None, processes: int | None = None
-) -> tuple[Sayings, Codebook]:
+def made(said: Sequence[str], codebook: Codebook | None = None, cores: int = CORES) -> tuple[Sayings, Codebook]:
     """With a codebook of the first of them where none is given. Raises NoEspeak."""
-    processes = processes or os.cpu_count() or 1
-    if processes == 1:
-        parts = [spoken(text) for text in said]
-    else:
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-            parts = list(pool.map(spoken, said, chunksize=16))
+    parts = list(by_cores(spoken, said, cores))
     sounds, mels = ([list(of_voice) for of_voice in zip(*(part[i] for part in parts), strict=True)] for i in (0, 1))
     low = [torch.from_numpy(mel).float() for mel in mels[list(SPEAKERS).index(LOW_VOICE)]]
     codebook = codebook or Codebook.fitted(low[:FITTED_ON])

@@ -11,7 +11,7 @@ import torch
 
 from omni_cluster.models.qwen2_5_omni.voices import HIGH_VOICE, LOW_VOICE
 from training import saying, speech
-from training.codes import CEPSTRA, NO_CODE, SILENCE, SWITCH, Codebook, nearest_means, shapes
+from training.codes import CEPSTRA, NO_CODE, SILENCE, SWITCH, Codebook, _cosines, nearest_means, shapes
 from training.mel import BINS, FRAMES_A_CODE, HOP, log_mel
 from training.saying import frames_in_time, say
 from training.wave_data import Sayings, made, texts
@@ -24,16 +24,21 @@ def book(size: int = 6, apart: float = 10.0) -> Codebook:
     return Codebook(centres)
 
 
+def mel_of(codebook: Codebook, codes: list[int]) -> torch.Tensor:
+    """The smooth spectra that codes stand for: `[2 n, 80]`."""
+    return (codebook.centres[codes] @ _cosines()).repeat_interleave(FRAMES_A_CODE, 0)
+
+
 def test_codes_of_what_codes_stand_for_are_the_same() -> None:
     string = [1, 1, 3, 5, 5, 2, 4, 1]
-    mel = book().mel(string)
+    mel = mel_of(book(), string)
     assert mel.shape == (len(string) * FRAMES_A_CODE, BINS)
     assert book().codes(mel) == string
 
 
 def test_a_string_has_the_least_cost_of_all() -> None:
     near, noise = book(4, apart=0.3), torch.randn(12, BINS, generator=torch.Generator().manual_seed(2))
-    mel = near.mel([1, 1, 2, 3, 3, 1]) + 0.3 * noise
+    mel = mel_of(near, [1, 1, 2, 3, 3, 1]) + 0.3 * noise
     distances = torch.cdist(shapes(mel), near.centres).square()
 
     def cost(string: tuple[int, ...]) -> float:
@@ -90,7 +95,7 @@ def test_frames_go_on_in_order_from_the_first_one_to_near_the_last() -> None:
 @pytest.mark.usefixtures("espeak")
 def test_voices_differ_and_their_frames_do_not_part(tmp_path: Path) -> None:
     said = ["good night", "two plus one is three"]
-    sayings, codebook = made(said, book(40), processes=1)
+    sayings, codebook = made(said, book(40), cores=0)
     assert list(sayings.voices) == [HIGH_VOICE, LOW_VOICE]
     for number, codes in enumerate(sayings.codes):
         high, low = (torch.from_numpy(of_voice[number]).float() for of_voice in sayings.mels)

@@ -55,6 +55,13 @@ def layout(toy_folder):
     return Layout(PromptMaker(FileTokenizer(toy_folder)))
 
 
+def prompt_of(layout, conversation):
+    """Ids and positions, without the last answer."""
+    laid = layout.lay(conversation)
+    begin = laid.learnt[laid.last_from]
+    return laid.ids[:begin], laid.positions[:, :begin]
+
+
 def messages_of(conversation):
     """As a client sends it, without the last answer."""
     messages = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
@@ -92,14 +99,14 @@ def test_ids_and_positions_are_the_server_s_and_transformers(toy_folder, layout,
     family.folder = toy_folder
     prompt = family.render(messages_of(conversation))
     inputs = processed(toy_folder, prompt.text, conversation)
-    laid = layout.prompt(conversation)
-    assert laid.ids == inputs["input_ids"][0].tolist()
+    laid_ids, laid_positions = prompt_of(layout, conversation)
+    assert laid_ids == inputs["input_ids"][0].tolist()
     thinker = Qwen2_5OmniThinkerForConditionalGeneration(toy_config().thinker_config)
     frames = inputs["feature_attention_mask"].sum(1) if "feature_attention_mask" in inputs else None
     positions, _ = thinker.get_rope_index(
         inputs["input_ids"], inputs.get("image_grid_thw"), None, inputs["attention_mask"], False, frames
     )
-    assert torch.equal(positions[:, 0].long(), torch.from_numpy(laid.positions.copy()))
+    assert torch.equal(positions[:, 0].long(), torch.from_numpy(laid_positions.copy()))
 
 
 def test_a_transcript_is_asked_for_in_the_server_s_words(toy_folder, layout):
@@ -109,7 +116,7 @@ def test_a_transcript_is_asked_for_in_the_server_s_words(toy_folder, layout):
         conversation = Conversation((Turn((question, sound("short")), "hello"),), RECOGNITION)
         prompt = family.hearing(hearing)
         ids = processed(toy_folder, prompt.text, conversation)["input_ids"][0].tolist()
-        assert layout.prompt(conversation).ids == ids
+        assert prompt_of(layout, conversation)[0] == ids
 
 
 def test_answers_and_their_ends_are_learnt_but_those_that_were_cut_off(toy_folder, layout):

@@ -15,15 +15,15 @@ from training.texts import drawn_texts, plain, written
 from training.world import Split, vocabulary
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_codes_are_the_codebooks_and_kept(codebook, tmp_path, workers):
+@pytest.mark.parametrize("cores", [0, 2])
+def test_codes_are_the_codebooks_and_kept(codebook, tmp_path, cores):
     kept = tmp_path / "codes.json"
-    codes = codes_of_texts(["blue", "a b c"], codebook, kept, workers)
+    codes = codes_of_texts(["blue", "a b c"], codebook, kept, cores)
     assert codes == {text: Codebook.load(codebook).codes_of(text) for text in ("a b c", "blue")}
     file = json.loads(kept.read_text())
     file["codes"]["blue"] = [5]
     kept.write_text(json.dumps(file))
-    assert codes_of_texts(["blue", "red"], codebook, kept, workers)["blue"] == [5]
+    assert codes_of_texts(["blue", "red"], codebook, kept, cores)["blue"] == [5]
     assert json.loads(kept.read_text())["codes"].keys() == {"blue", "a b c", "red"}
 
 

@@ -29,7 +29,7 @@ VOICES = Mix(spoken=100, shown=30, transcripts=30, later=50, long=0)
 
 @pytest.fixture(scope="module")
 def pool(espeak):
-    return make_pool(Split.TRAIN, pieces=24, pictures=6, seed=1, workers=0)
+    return make_pool(Split.TRAIN, pieces=24, pictures=6, seed=1, cores=0)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def trainer(plan):
 
 
 def test_a_pool_is_the_same_again_and_is_kept(pool, tmp_path):
-    again = kept_pool(tmp_path / "pool", lambda: make_pool(Split.TRAIN, pieces=24, pictures=6, seed=1, workers=0))
+    again = kept_pool(tmp_path / "pool", lambda: make_pool(Split.TRAIN, pieces=24, pictures=6, seed=1, cores=0))
     kept = kept_pool(tmp_path / "pool", lambda: pytest.fail("it was kept"))
     for each in (again, kept):
         assert each.spoken == pool.spoken
@@ -172,7 +172,7 @@ def test_weights_are_the_thinker_s_in_half_precision_and_another_training_begins
 
 
 def test_the_examination_asks_each_way_and_of_held_out_items_alone(espeak, toy_folder, layout):
-    pool = make_pool(Split.HELD_OUT, pieces=12, pictures=6, seed=1, workers=0)
+    pool = make_pool(Split.HELD_OUT, pieces=12, pictures=6, seed=1, cores=0)
     conversations = Conversations(pool, Split.HELD_OUT, Mix())
     asked = [*examination(pool, conversations, 12)]
     ways = {each.kind.split()[0] for each in asked}
