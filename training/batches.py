@@ -16,7 +16,7 @@ from omni_cluster.models.qwen2_5_omni.hearing import RECOGNITION
 from training.layout import Conversation, Laid, Layout, Part, Seen, Sound, Turn
 from training.pool import Pool
 from training.prompts import SPEAKING, SYSTEM_PROMPTS, TRANSCRIBE
-from training.recordings import Hearing, drawn_hearing
+from training.recordings import Hearing, drawn_hearing, examined_hearing
 from training.texts import Texts, written
 from training.typed import typed
 from training.world import Item, Kind, Split, draw
@@ -55,7 +55,7 @@ class Batch:
 
     `ids` `[b, n]`, `positions` `[3, b, n]`. `before`: flat indices of the tokens that foretell `targets`; `owners`: of
     which conversation each target is. `kinds`: of the conversations. Rows of sounds and pictures go to flat indices:
-    of a sound or picture number `*_of`, its row `*_row`, to `*_to`. `spoken`: the tokens that each sound says.
+    of a sound or picture number `*_of`, its row `*_row`, to `*_to`. `said`: by each sound.
     `shown`: pictures of the pool, by their size in tokens. `replies`: each conversation's last answer.
     """
 
@@ -67,7 +67,7 @@ class Batch:
     kinds: list[str]
     replies: list[Reply]
     hearings: list[Hearing] = field(default_factory=list)
-    spoken: list[tuple[int, ...]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     sound_of: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     sound_row: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     sound_to: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -260,7 +260,7 @@ class Batcher(Dataset[list[Batch]]):
                     continue
                 sounds.append((np.full_like(row, len(batch.hearings)), row, to))
                 batch.hearings.append(part.source)
-                batch.spoken.append(self._layout.text_ids(self._pool.spoken[part.source.piece].question))
+                batch.said.append(self._pool.spoken[part.source.piece].question)
         if sounds:
             batch.sound_of, batch.sound_row, batch.sound_to = map(np.concatenate, zip(*sounds, strict=True))
         batch.shown_to = {size: np.concatenate(to) for size, to in shown_to.items()}
@@ -275,7 +275,7 @@ def examination(pool: Pool, conversations: Conversations, count: int, seed: int 
     for by text and by voice."""
     rng = Random(f"examination {seed}")
     for piece in range(min(count, len(pool.spoken))):
-        item, heard = pool.spoken[piece], _examined(pool, piece, rng)
+        item, heard = pool.spoken[piece], examined_hearing(piece, pool.recorded(piece), rng)
         yield Asked("transcript", conversations.transcript_of(piece, heard))
         if item.picture is None:
             yield Asked(f"typed {item.kind}", Conversation((Turn((item.question,), item.answer),)))
@@ -284,11 +284,6 @@ def examination(pool: Pool, conversations: Conversations, count: int, seed: int 
         item, seen = pool.shown[number], conversations.seen(number)
         yield Asked("typed picture shown", Conversation((Turn((seen, item.question), item.answer),)))
         if pieces := pool.pieces_of.get(item.question):
-            asked = sound_of(_examined(pool, rng.choice(pieces), rng))
+            piece = rng.choice(pieces)
+            asked = sound_of(examined_hearing(piece, pool.recorded(piece), rng))
             yield Asked("spoken picture shown", Conversation((Turn((seen, asked), item.answer),)))
-
-
-def _examined(pool: Pool, piece: int, rng: Random) -> Hearing:
-    """In noise at 20 dB, a little silence around."""
-    before, after = (int(rng.uniform(0.1, 0.4) * 16_000) for _ in range(2))
-    return Hearing(piece, before + pool.recorded(piece) + after, before=before, noise=0.1)

@@ -61,6 +61,12 @@ def drawn_hearing(piece: int, recorded: int, rng: Random) -> Hearing:
     )
 
 
+def examined_hearing(piece: int, recorded: int, rng: Random) -> Hearing:
+    """In noise at 20 dB, a little silence around."""
+    before, after = (int(rng.uniform(0.1, 0.4) * RATE_HZ) for _ in range(2))
+    return Hearing(piece, before + recorded + after, before=before, noise=0.1)
+
+
 class Recordings:
     """All pieces of a pool on one device, int16."""
 

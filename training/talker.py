@@ -259,7 +259,7 @@ def prepare(plan: TalkerPlan) -> Data:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = trainer_options("Trains the toy's talker.", "items", "texts", "generated")
+    parser = trainer_options("Trains the toy's talker.", "most-tokens", "items", "texts", "generated")
     parser.add_argument("--thinker", type=Path, required=True, help="the folder of a trained thinker")
     parser.add_argument("--codebook", type=Path, required=True)
     parser.add_argument("--codes", type=Path, help="a file that keeps the texts' codes for the next run")

@@ -2,8 +2,8 @@
 
     python -m training.thinker --out FOLDER --minutes 10
 
-A second head reads what is said off the audio rows alone (CTC) while the thinker is trained: without it the tower
-would learn to hear late. It is no part of the checkpoint.
+`--init` begins with the weights of an earlier training, or with an audio tower that `training.hearing` has trained. The
+tower goes on to be taught by its reader beside the thinker.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn.functional import cross_entropy, ctc_loss, log_softmax
+from torch.nn.functional import cross_entropy
 from transformers import Qwen2_5OmniThinkerForConditionalGeneration
 
 from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.prompts import PromptMaker
+from omni_cluster.types.errors import ConfigError
 from training.batches import TYPED_ONLY, Batch, Batcher, Conversations, Mix, examination
-from training.checkpoint import TEXT_VOCABULARY, toy_config, write_toy
+from training.checkpoint import toy_config, write_toy
+from training.hearing import READER, TOWER
 from training.layout import Layout
 from training.pool import Pool, kept_pool, make_pool
+from training.reader import Reader
 from training.recordings import Recordings
 from training.run import given_options
 from training.towers import hear, see
@@ -36,9 +39,6 @@ from training.trainer import Guesses, Trainer, TrainerPlan, halved, trainer_opti
 from training.world import Split
 
 WEIGHTS: Final = "thinker.safetensors"
-READER: Final = "reader.safetensors"
-BLANK: Final = TEXT_VOCABULARY
-"""The reading head's sign for no token."""
 CTC: Final = 0.3
 
 
@@ -82,7 +82,8 @@ def think(thinker: Any, batch: Batch, media: Media, seed: int) -> tuple[torch.Te
 class ThinkerPlan(TrainerPlan):
     """`pieces`, `pictures`: how many sounds and drawings are made, and kept in `pool`. `exam`: held-out ones.
 
-    `size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder whose weights are begun with.
+    `size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder whose weights are begun with,
+    those of a thinker or of an audio tower alone.
     """
 
     pieces: int = 60_000
@@ -90,40 +91,35 @@ class ThinkerPlan(TrainerPlan):
     exam: int = 600
     pool: Path | None = None
     init: Path | None = None
-    size: int = 768
+    size: int = 128
     most_tokens: int = 65_536
     mix: Mix = field(default_factory=Mix)
 
 
 class Learner(nn.Module):
-    """The thinker, and the head that reads what is said."""
+    """The thinker, and what reads letters off its audio rows."""
 
     def __init__(self) -> None:
         super().__init__()
         config = toy_config().thinker_config
         self.thinker = Qwen2_5OmniThinkerForConditionalGeneration(config)
-        self.reader = nn.Linear(config.text_config.hidden_size, TEXT_VOCABULARY + 1)
+        self.reader = Reader(config.text_config.hidden_size)
 
     def forward(self, batch: Batch, media: Media, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits `[targets, vocabulary]`, and the reader's loss of all sounds."""
-        device = self.reader.weight.device
+        device = self.thinker.lm_head.weight.device
         hidden, heard = think(self.thinker, batch, media, seed)
-        ctc = torch.zeros((), device=device) if heard is None else self._reading_loss(heard, batch, device)
+        nothing = torch.zeros((), device=device)
+        ctc = nothing if heard is None else self.reader.loss(heard, batch.hearings, batch.said)
         foretelling = hidden.flatten(0, 1).index_select(0, to_device(batch.before, device))
         return self.thinker.lm_head(foretelling), ctc
 
-    def _reading_loss(self, heard: torch.Tensor, batch: Batch, device: torch.device) -> torch.Tensor:
-        """The sum over sounds, each by the tokens that it says."""
-        likely = log_softmax(self.reader(heard).float(), dim=2).transpose(0, 1)
-        targets = torch.tensor([token for said in batch.spoken for token in said], device=device)
-        tokens = torch.tensor([each.tokens for each in batch.hearings])
-        lengths = torch.tensor([len(said) for said in batch.spoken])
-        losses = ctc_loss(likely, targets, tokens, lengths, blank=BLANK, reduction="none", zero_infinity=True)
-        return (losses / lengths.to(device)).sum()
-
     def begin_with(self, folder: Path) -> None:
-        weights = load_file(folder / WEIGHTS)
-        self.thinker.load_state_dict({name.removeprefix("thinker."): each for name, each in weights.items()})
+        """Raises ConfigError for a folder with neither a thinker's weights nor an audio tower's."""
+        if not (file := folder / WEIGHTS).is_file() and not (file := folder / TOWER).is_file():
+            raise ConfigError(f"{folder} has neither {WEIGHTS} nor {TOWER}: give the folder of a training.")
+        weights = {name.removeprefix("thinker."): each for name, each in load_file(file).items()}
+        self.thinker.load_state_dict(weights, strict=file.name == WEIGHTS)
         self.reader.load_state_dict(load_file(folder / READER))
 
 
@@ -185,7 +181,7 @@ def train(plan: ThinkerPlan) -> Mapping[str, float]:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = trainer_options("Trains the toy's thinker.")
+    parser = trainer_options("Trains the toy's thinker.", "most-tokens")
     parser.add_argument("--init", type=Path, help="a folder whose weights are begun with")
     parser.add_argument("--typed-only", action="store_true", help="without sounds and pictures")
     chosen = given_options(parser)

@@ -1,4 +1,4 @@
-"""What the trainings of thinker and talker share: steps of many batches, and examinations by kind."""
+"""What the trainings of audio tower, thinker and talker share: steps of many batches, and examinations by kind."""
 
 from __future__ import annotations
 
@@ -176,10 +176,10 @@ def _optimizer(learner: nn.Module, is_fused: bool) -> torch.optim.AdamW:
 
 
 def trainer_options(about: str, *counts: str) -> argparse.ArgumentParser:
-    """`counts`: options that are numbers, beside those of both trainings."""
+    """`counts`: options that are numbers, beside those of all trainings."""
     parser = run_options(about)
     parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
     parser.add_argument("--workers", type=int, default=CORES, help="processes that make batches")
-    for name in ("pieces", "pictures", "exam", "size", "most-tokens", *counts):
+    for name in ("pieces", "pictures", "exam", "size", *counts):
         parser.add_argument(f"--{name}", type=int)
     return parser
