@@ -9,6 +9,7 @@ import pytest
 
 from omni_cluster.models.qwen2_5_omni.voices import HIGH_VOICE, LOW_VOICE
 from training import speech
+from training.pitch import pitch_hz
 from training.saying import ANSWER_HZ, LOUDNESS, SAMPLES_A_CODE, SILENCE_S, SPEAKERS, say
 from training.speech import QUESTION_HZ, NoEspeak, Sound, rms
 from training.world import Split
@@ -19,18 +20,6 @@ SENTENCE = "the green bird sings near the river"
 def tone(rate_hz: int, hz: float = 440) -> Sound:
     times = np.arange(rate_hz) / rate_hz
     return (np.sin(2 * np.pi * hz * times) * np.hanning(rate_hz)).astype(np.float32)
-
-
-def pitch_hz(sound: Sound, rate_hz: int) -> float:
-    """The median of windows of 70 ms, by autocorrelation between 60 and 400 Hz."""
-    found, size = [], rate_hz // 14
-    for start in range(0, len(sound) - size, size):
-        window = sound[start : start + size] * np.hanning(size)
-        likeness = np.correlate(window, window, "full")[size - 1 :]
-        lags = slice(rate_hz // 400, rate_hz // 60)
-        if likeness[lags].max() > 0.5 * likeness[0] > 0.01:
-            found.append(rate_hz / (lags.start + likeness[lags].argmax()))
-    return float(np.median(found))
 
 
 def test_a_tone_keeps_its_pitch_at_another_rate() -> None:
