@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,22 @@ class Recogniser:
 
     def text(self, sound: Sound, rate_hz: int) -> str:
         """Plain words; none where nothing that can be answered fits."""
+        self._decoder.activate_search()
+        return self._words(sound, rate_hz)
+
+    def begun(self, text: str, sound: Sound, rate_hz: int) -> list[str]:
+        """The words of `text` that a sound says before it ends; none from a word on that is in no answer."""
+        words = list(takewhile(self._decoder.lookup_word, text.split()))
+        if not (words and len(sound)):
+            return []
+        ends = [(place, len(words), 1.0) for place in range(len(words))]
+        steps = [(place, place + 1, 1.0, word) for place, word in enumerate(words)]
+        automaton = self._decoder.create_fsg("begun", start_state=0, final_state=len(words), transitions=steps + ends)
+        self._decoder.add_fsg("begun", automaton)
+        self._decoder.activate_search("begun")
+        return self._words(sound, rate_hz).split()
+
+    def _words(self, sound: Sound, rate_hz: int) -> str:
         loud = scaled(resampled(sound, rate_hz, QUESTION_HZ), LOUDNESS)
         samples = with_noise(loud, LOUDNESS * 10 ** (-NOISE_DB / 20), seed=0)
         self._decoder.start_utt()

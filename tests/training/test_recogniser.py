@@ -81,6 +81,17 @@ def test_a_wrong_sum_is_written_down_as_it_is_said(listener: Recogniser, speaker
         assert listener.text(say(said, speaker), ANSWER_HZ) == said
 
 
+@needs_both
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_the_words_before_a_sound_is_stopped_are_found(listener: Recogniser, speaker: str) -> None:
+    text = "the green bird sings near the river"
+    sound = say(text, speaker)
+    counts = [len(listener.begun(text, sound[: int(share * len(sound))], ANSWER_HZ)) for share in (0.3, 0.6, 0.8, 1)]
+    assert counts == sorted(counts) and 2 <= counts[0] <= 3 and 4 <= counts[1] <= 5 and counts[3] == 7
+    assert listener.begun(text, sound[:0], ANSWER_HZ) == [] == listener.begun("qwerty", sound, ANSWER_HZ)
+    assert listener.text(sound, ANSWER_HZ) == text
+
+
 @pytest.mark.full
 @needs_both
 def test_nearly_all_answers_are_understood_in_both_voices() -> None:
