@@ -47,7 +47,7 @@ def published_sizes(folder: Path) -> Path:
 
 
 def make_processor(folder: Path) -> ThinkerProcessor:
-    bound = bind(load_config(None, known_families=known_families()))
+    bound = bind(load_config("stage_configs/qwen2_5_omni_tiny.yaml", known_families=known_families()))
     thinker = bound.config.stages[0]
     spec = cast(ARSpec, bound.spec(thinker))
     args = OmniEngineArgs.for_ar_stage(thinker, bound.config, str(folder), spec)

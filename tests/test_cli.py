@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.cli import main
-from omni_cluster.config.loader import DEFAULT_CONFIG
+from tests.configs import TINY_CONFIG
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
@@ -21,7 +21,7 @@ def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def config_with(tmp_path: Path, old: str, new: str) -> str:
-    text = DEFAULT_CONFIG.read_text()
+    text = TINY_CONFIG.read_text()
     assert old in text
     path = tmp_path / "changed.yaml"
     path.write_text(text.replace(old, new, 1))
@@ -138,7 +138,7 @@ def test_check_prints_the_plan_of_the_embedded_config(capsys: pytest.CaptureFixt
 
 
 def test_check_prints_the_plan_of_the_config_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(DEFAULT_CONFIG.parent / "qwen2_5_omni.yaml")]) == 0
+    assert main(["check", str(TINY_CONFIG.parent / "qwen2_5_omni.yaml")]) == 0
     assert "total GPUs: 3\n" in capsys.readouterr().out
 
 
@@ -264,5 +264,5 @@ def test_check_of_a_card_that_is_too_small_is_one_sentence(tmp_path: Path, capsy
 def test_check_refuses_cards_in_one_sentence(
     options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(DEFAULT_CONFIG.parent / "qwen2_5_omni.yaml"), *options]) == 2
+    assert main(["check", str(TINY_CONFIG.parent / "qwen2_5_omni.yaml"), *options]) == 2
     assert named in one_sentence(capsys)

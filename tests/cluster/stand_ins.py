@@ -21,6 +21,7 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import StageDied
 from omni_cluster.types.inputs import Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
+from tests.configs import TINY_CONFIG
 
 STAGES = ("thinker", "talker", "code2wav")
 ANSWER = (1, 2, 3, 4, 5, 6)
@@ -149,7 +150,7 @@ class Cluster:
 
 
 def bound(**limits: Any) -> BoundPipeline:
-    config = load_config(known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     return bind(config.model_copy(update={"limits": config.limits.model_copy(update=limits)}))
 
 

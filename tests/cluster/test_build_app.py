@@ -29,6 +29,7 @@ from omni_cluster.config.loader import DEFAULT_CONFIG, load_config
 from omni_cluster.config.schema import StageConfig
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import ConfigError
+from tests.configs import TINY_CONFIG
 
 
 def stage(**fields: object) -> StageConfig:
@@ -61,7 +62,7 @@ def test_a_replica_is_placed_by_labels_cards_and_resources() -> None:
         "resources": {"slot": 0.5},
         "max_replicas_per_node": 2,
     }
-    config = load_config(known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     deployment = stage_deployment(stage(num_gpus=1, placement=placement), config)
     options = deployment.ray_actor_options
     assert {key: options[key] for key in ("label_selector", "accelerator_type")} == {
@@ -72,7 +73,7 @@ def test_a_replica_is_placed_by_labels_cards_and_resources() -> None:
 
 
 def test_serves_own_router_is_left_out_where_haproxy_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = load_config(known_families=known_families()).limits
+    limits = load_config(TINY_CONFIG, known_families=known_families()).limits
     assert ingress_router(limits)["request_router_config"].request_router_kwargs["max_unread_bytes"]
     monkeypatch.setattr(app, "RAY_SERVE_ENABLE_HA_PROXY", True)
     assert ingress_router(limits) == {}
@@ -84,7 +85,7 @@ def test_a_replica_on_several_hosts_has_a_bundle_for_each_part() -> None:
         num_gpus=4, num_cpus=2, tensor_parallel_size=2, pipeline_parallel_size=2, hosts_per_replica=2,
         placement=placement, engine_args={"kv_cache_memory_bytes": 1 << 30},
     )  # fmt: skip
-    replica = stage_deployment(split, load_config(known_families=known_families()))._replica_config
+    replica = stage_deployment(split, load_config(TINY_CONFIG, known_families=known_families()))._replica_config
     bundle = {"CPU": 0.5, "GPU": 1.0, "slot": 1, "accelerator_type:H200": 0.001}
     assert replica.placement_group_bundles == [bundle] * 4
     assert replica.placement_group_strategy == "PACK"

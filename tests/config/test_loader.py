@@ -593,7 +593,7 @@ def test_the_default_is_the_tiny_deployment_on_cpu() -> None:
 
 
 def test_two_by_two_is_the_tiny_deployment_with_more_replicas() -> None:
-    tiny = load_config(DEFAULT_CONFIG, known_families=FAMILIES).model_dump()
+    tiny = load_config(STAGE_CONFIGS / "qwen2_5_omni_tiny.yaml", known_families=FAMILIES).model_dump()
     two_by_two = load_config(STAGE_CONFIGS / "qwen2_5_omni_2x2_tiny.yaml", known_families=FAMILIES).model_dump()
     assert [stage.pop("num_replicas") for stage in two_by_two["stages"]] == [2, 2, 1]
     assert [stage.pop("num_replicas") for stage in tiny["stages"]] == [1, 1, 1]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.config.loader import DEFAULT_CONFIG, STAGE_CONFIGS, load_config
+from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.config.plan import Plan, render_plan, resolve_plan
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.types.errors import ConfigError
+from tests.configs import TINY_CONFIG
 
 FAMILIES = ("qwen2_5_omni", "qwen3_omni")
 
@@ -59,7 +60,7 @@ def memory(fraction: float) -> dict[str, float]:
 
 
 def test_the_default_deployment_as_a_terminal_shows_it() -> None:
-    assert render_plan(resolve_plan(load_config(DEFAULT_CONFIG, known_families=FAMILIES))) == TINY
+    assert render_plan(resolve_plan(load_config(TINY_CONFIG, known_families=FAMILIES))) == TINY
 
 
 def test_shared_cards_pinned_devices_and_growing_stages_as_a_terminal_shows_them() -> None:
@@ -106,7 +107,7 @@ def test_the_full_size_deployment_takes_three_cards() -> None:
 
 
 def test_the_folder_of_compiled_kernels_is_the_one_that_is_named() -> None:
-    config = load_config(DEFAULT_CONFIG, known_families=FAMILIES).model_copy(update={"cache_dir": "~/kept"})
+    config = load_config(TINY_CONFIG, known_families=FAMILIES).model_copy(update={"cache_dir": "~/kept"})
     named = render_plan(resolve_plan(config)).splitlines()[-2]
     assert named == f"compiled kernels and graphs: {Path.home() / 'kept'}"
 

@@ -18,6 +18,7 @@ from omni_cluster.types.inputs import Media, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
 from omni_cluster.vllm_engine.stage_llm import StageLLM
+from tests.configs import TINY_CONFIG
 from tests.reference import SpeechReference, ThinkerReference, media, prompt_text, videos
 from tests.rows import rows_of
 
@@ -94,7 +95,7 @@ def pipeline_config(
 
 def short_default() -> PipelineConfig:
     """The embedded default with the lengths of `pipeline_config`."""
-    config = load_config(known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     return config.model_copy(update={"stages": [shortened(stage) for stage in config.stages]})
 
 

@@ -18,6 +18,7 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk
+from tests.configs import TINY_CONFIG
 
 TOKENS = tuple(range(100, 140))
 CODES = Codes.of(0, [[number, -number] for number in range(50)])
@@ -142,7 +143,7 @@ def test_what_is_known_is_what_was_delivered() -> None:
 
 
 def bound(max_restarts: int = 3) -> BoundPipeline:
-    config = load_config(known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     limits = config.limits.model_copy(update={"max_restarts": max_restarts})
     return bind(config.model_copy(update={"limits": limits}))
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from omni_cluster.cli import main
-from omni_cluster.config.loader import DEFAULT_CONFIG
+from tests.configs import TINY_CONFIG
 from tests.processes import command_line
 
 pytestmark = pytest.mark.full
@@ -21,7 +21,7 @@ def test_each_engine_is_started_once_with_the_folder_as_its_cache(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, path = tmp_path / "kept", tmp_path / "warmed.yaml"
-    path.write_text(f"cache_dir: {folder}\n{DEFAULT_CONFIG.read_text()}")
+    path.write_text(f"cache_dir: {folder}\n{TINY_CONFIG.read_text()}")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     assert main(["warm", str(path)]) == 0
     first, *lines, last = capfd.readouterr().out.splitlines()

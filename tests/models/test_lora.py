@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from vllm.config.lora import MaxLoRARanks
 
 from omni_cluster.cli import BAD_INPUT, main
-from omni_cluster.config.loader import DEFAULT_CONFIG
 from omni_cluster.config.lora import LORA_RANKS
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.build import bind, check_stages
@@ -24,6 +23,7 @@ from omni_cluster.models.qwen2_5_omni.stages import Thinker
 from omni_cluster.types.errors import AdapterError, ConfigError
 from omni_cluster.vllm_engine.lora import check_features, lora_args
 from tests.adapters import write_adapter
+from tests.configs import TINY_CONFIG
 from tests.engine.stages import pipeline_config, talker_stage, thinker_stage
 
 FIRST = "base_model.model.thinker.model.layers.0.self_attn.q_proj"
@@ -233,7 +233,7 @@ def test_the_plan_of_a_card_counts_them_among_the_weights(tiny: Path, tmp_path: 
 
 def config_with(folder: Path, **adapters: str) -> str:
     old = "    advanced:\n"  # of the thinker, the first stage
-    text = DEFAULT_CONFIG.read_text()
+    text = TINY_CONFIG.read_text()
     assert old in text
     path = folder / "changed.yaml"
     path.write_text(text.replace(old, f"{old}      lora_adapters: {json.dumps(adapters)}\n", 1))

@@ -25,10 +25,11 @@ from omni_cluster.server.answers import StreamedSound, stage_sampling, whole_sou
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.types.errors import RequestError, StageDied, StoreFull
 from omni_cluster.types.outputs import AudioChunk
+from tests.configs import TINY_CONFIG
 
 RATE_HZ = 24_000
 LIMITS = ApiLimits(1 << 20, 2, 2, 1, 1 << 20, 10.0, 1 << 20, 1 << 22, 512, VideoLimits(10.0, 16, 1 << 20), 28_000)
-CONFIG = load_config(known_families=known_families())
+CONFIG = load_config(TINY_CONFIG, known_families=known_families())
 
 
 def chat(**fields: Any) -> ChatRequest:

@@ -12,10 +12,11 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.server.endpoints.chat import choices_of
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.sampling import BOUNDS
+from tests.configs import TINY_CONFIG
 from tests.engine.stages import until
 from tests.server.speaker import CHAT, face_of
 
-CONFIG = load_config(None, known_families=known_families())
+CONFIG = load_config(TINY_CONFIG, known_families=known_families())
 SOUND = {"voice": "Ethan", "format": "pcm16"}
 
 

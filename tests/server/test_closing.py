@@ -15,6 +15,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import ServerClosing
+from tests.configs import TINY_CONFIG
 from tests.server.speaker import Face, face_of
 from tests.server.streams import SPOKEN, begun
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 @pytest.fixture
 async def face(grace_s: float) -> AsyncIterator[Face]:
     """Three may be worked on; they have said a word, and say no more until they may."""
-    config = load_config(None, known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     limits = Limits(max_ongoing_requests=3, closing_grace_s=grace_s)
     async with face_of(config.model_copy(update={"limits": limits})) as face:
         face.speaker.may_speak.clear()

@@ -19,6 +19,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.models.registry import known_families
 from omni_cluster.serve_local import listening
 from omni_cluster.server.http_protocol import HttpProtocol, use_in_this_process
+from tests.configs import TINY_CONFIG
 from tests.server.offering import OFFER, WAYS, Offering, head
 from tests.server.speaker import CHAT, speaking
 
@@ -148,5 +149,5 @@ async def test_a_client_that_offers_h2c_is_answered(tiny: Path) -> None:
         with Offering(url) as client:
             return [client.ask(CHAT, body, chunked=chunked, in_two=in_two).status for chunked, in_two in WAYS]
 
-    async with speaking(load_config(None, known_families=known_families())) as url:
+    async with speaking(load_config(TINY_CONFIG, known_families=known_families())) as url:
         assert await asyncio.to_thread(asked, url) == [200] * len(WAYS)

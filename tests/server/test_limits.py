@@ -12,8 +12,9 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.openai_api.decoders import DecoderLimits
 from omni_cluster.openai_api.video import VideoLimits
 from omni_cluster.server.limits import api_limits, decoder_limits, fetch_limits
+from tests.configs import TINY_CONFIG
 
-CONFIG = load_config(known_families=known_families()).model_copy(
+CONFIG = load_config(TINY_CONFIG, known_families=known_families()).model_copy(
     update={
         "limits": Limits(
             max_audio_parts=11,

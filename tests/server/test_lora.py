@@ -21,6 +21,7 @@ from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from tests.adapters import write_adapter
+from tests.configs import TINY_CONFIG
 from tests.openai_api.forms import sound
 from tests.server.realtime.talk import Talk, talk
 from tests.server.speaker import Speaker
@@ -45,7 +46,7 @@ class Remembering(Speaker):
 
 
 def config_of(tiny: Path, folder: Path) -> PipelineConfig:
-    config = load_config(None, known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     adapters = {name: str(write_adapter(folder / name, tiny)) for name in ("support", "an-org/legal")}
     thinker, *others = config.stages
     return config.model_copy(update={"stages": [thinker.model_copy(update={"lora_adapters": adapters}), *others]})

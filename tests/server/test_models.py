@@ -15,6 +15,7 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.endpoints.models import ModelsEndpoint
+from tests.configs import TINY_CONFIG
 from tests.server.speaker import speaking
 
 NAME = "an-org/a-model:with.a_tag"
@@ -23,7 +24,7 @@ NAME = "an-org/a-model:with.a_tag"
 @pytest.fixture
 async def client(tiny: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Of an API whose model has a name of the hub's kind."""
-    bound = bind(load_config(None, known_families=known_families()))
+    bound = bind(load_config(TINY_CONFIG, known_families=known_families()))
     api = FastAPI()
     ModelsEndpoint(replace(bound, config=bound.config.model_copy(update={"model": NAME}))).add_to(api)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://face") as client:
@@ -46,7 +47,7 @@ async def test_a_slash_at_the_end_asks_for_all(client: httpx.AsyncClient) -> Non
 @pytest.fixture
 async def served(tiny: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        speaking(load_config(None, known_families=known_families())) as url,
+        speaking(load_config(TINY_CONFIG, known_families=known_families())) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         yield client

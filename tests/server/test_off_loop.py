@@ -24,6 +24,7 @@ from omni_cluster.server.off_loop import OffLoop
 from omni_cluster.server.sound_file import coded
 from omni_cluster.server.streamed import AnswerStream
 from omni_cluster.types.outputs import AudioChunk, StageChunk
+from tests.configs import TINY_CONFIG
 from tests.server.speaker import face_of
 
 RATE_HZ = 24_000
@@ -134,7 +135,7 @@ async def test_whole_answers_and_pieces_of_sound_are_made_by_threads(
     ):
         watched(of, name)
     sound: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "mp3"}}
-    async with face_of(load_config(None, known_families=known_families())) as face:
+    async with face_of(load_config(TINY_CONFIG, known_families=known_families())) as face:
         answers = [await face.chat(**sound), await face.chat(**sound, stream=True), await face.speech()]
     assert [answer.status_code for answer in answers] == [200] * 3
     assert len(made) == 5 and threading.get_ident() not in made.values(), made

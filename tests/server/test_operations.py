@@ -8,6 +8,7 @@ import pytest
 
 from omni_cluster.config.loader import load_config
 from omni_cluster.models.registry import known_families
+from tests.configs import TINY_CONFIG
 from tests.server.speaker import face_of
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 async def test_a_stage_that_may_sleep_needs_no_replica_and_any_other_does(
     living: dict[str, int], status: int, more: dict[str, Any]
 ) -> None:
-    async with face_of(load_config(None, known_families=known_families())) as face:
+    async with face_of(load_config(TINY_CONFIG, known_families=known_families())) as face:
         face.speaker.living, face.speaker.sleepers = living, frozenset({"talker"})
         answer = await face.client.get("/ready")
     assert (answer.status_code, answer.json()) == (status, {"ready": status == 200, "replicas": living, **more})

@@ -14,13 +14,14 @@ from omni_cluster.config.loader import load_config
 from omni_cluster.engine.build import bind
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.reader import LARGE_THREADS, SMALL_BODY_BYTES, Reader
+from tests.configs import TINY_CONFIG
 from tests.server.speaker import face_of
 
 PATIENCE_S = 60
 
 
 async def test_prompts_of_large_bodies_keep_no_small_one_waiting(tiny: Path) -> None:
-    reader, may_end = Reader(bind(load_config(None, known_families=known_families()))), threading.Event()
+    reader, may_end = Reader(bind(load_config(TINY_CONFIG, known_families=known_families()))), threading.Event()
     large = [
         asyncio.ensure_future(reader.off_loop(lambda: may_end.wait(PATIENCE_S), SMALL_BODY_BYTES + 1))
         for _ in range(10 * LARGE_THREADS)
@@ -56,6 +57,6 @@ async def test_a_request_without_media_leaves_the_event_loop_once(
         return await off_loop(reader, work, body_bytes)
 
     monkeypatch.setattr(Reader, "off_loop", counted)
-    async with face_of(load_config(None, known_families=known_families())) as face:
+    async with face_of(load_config(TINY_CONFIG, known_families=known_families())) as face:
         answer = await face.client.post(path, json={"model": face.speaker.bound.config.model, **asked})
     assert (answer.status_code, len(works)) == (200, 1), answer.text

@@ -13,13 +13,14 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.server.request_builder import RequestBuilder
 from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import Media, OmniRequest
+from tests.configs import TINY_CONFIG
 from tests.server.speaker import Speaker
 
 TALK = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What is said?"}]}]
 
 
 def test_a_request_is_built_of_a_conversation_and_its_media(tiny: Path) -> None:
-    pipeline = Speaker(load_config(None, known_families=known_families()))
+    pipeline = Speaker(load_config(TINY_CONFIG, known_families=known_families()))
     prompt = pipeline.bound.family.render(TALK)
     media = Media(audios=(np.zeros(16_000, np.float32),))
     draft = OmniRequest("connection-1", prompt, media, voice="Ethan", streams_audio=True)
@@ -30,6 +31,6 @@ def test_a_request_is_built_of_a_conversation_and_its_media(tiny: Path) -> None:
 
 
 def test_what_the_pipeline_refuses_is_not_built(tiny: Path) -> None:
-    pipeline = AsyncOmniLLM(load_config(None, known_families=known_families()).model_copy(update={"stages": []}))
+    pipeline = AsyncOmniLLM(load_config(TINY_CONFIG, known_families=known_families()).model_copy(update={"stages": []}))
     with pytest.raises(RequestError, match="no stage here makes sound"):
         RequestBuilder(pipeline).build(OmniRequest("a", "Hello."))

@@ -21,6 +21,7 @@ from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import VersionError
 from omni_cluster.vllm_engine.relied_on import CHECKED_VLLM
 from omni_cluster.vllm_engine.version_check import check_names, check_vllm
+from tests.configs import TINY_CONFIG
 
 
 def test_installed_version_has_all_that_we_rely_on() -> None:
@@ -94,7 +95,7 @@ def test_a_scheduler_that_does_not_look_at_the_eligible_step_is_refused(monkeypa
 
 
 def test_a_stage_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(None, known_families=known_families())
+    config = load_config(TINY_CONFIG, known_families=known_families())
     monkeypatch.delattr(Scheduler, "_free_request")
     for stage in config.stages:
         with pytest.raises(VersionError, match=r"has no Scheduler\._free_request"):

@@ -15,6 +15,7 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.caches import PARTS
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import ConfigError
+from tests.configs import TINY_CONFIG
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +29,7 @@ def without_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipel
     for name in {*os.environ, *PARTS}:
         monkeypatch.setenv(name, os.environ.get(name, "unset"))
     monkeypatch.setattr(starting, "kv_put", lambda _key, _said, namespace: None)  # who waits for it asks Ray's store
-    return load_config(known_families=known_families()).model_copy(
+    return load_config(TINY_CONFIG, known_families=known_families()).model_copy(
         update={"model": str(tmp_path), "cache_dir": str(tmp_path / "cache")}
     )
 
