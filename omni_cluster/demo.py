@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +30,7 @@ from omni_cluster.api_client import (
 )
 from omni_cluster.config.loader import load_config
 from omni_cluster.models.registry import known_families
-from omni_cluster.openai_api.audio import wav_bytes, wav_file
+from omni_cluster.openai_api.audio import wav_file
 from omni_cluster.types.errors import OmniError
 from omni_cluster.types.outputs import StageTimes
 
@@ -40,9 +38,16 @@ if TYPE_CHECKING:
     from omni_cluster.cluster.local import LocalCluster
 
 READY_TIMEOUT_S = 900.0
-QUESTION_RATE_HZ = 16_000
-TEXT_QUESTION = "Hello world, please answer in text."
-SPOKEN_QUESTION = "What do you hear, and what is in the picture?"
+SPOKEN_QUESTION = Path(__file__).with_name("demo_question.wav")
+"""A WAV of 16 kHz: "what is three plus four", said once by espeak-ng, which a user may lack. In a checkout:
+
+    sound = training.speech.question_sound("what is three plus four", Voice("f1", 160, 50), Random(194))
+    SPOKEN_QUESTION.write_bytes(omni_cluster.openai_api.audio.wav_bytes(sound, 16_000))
+"""
+PICTURE_QUESTION = "What is in the picture?"
+PICTURE_SIDE = 112
+FINER = 3
+"""The picture is drawn so many times larger, and made smaller: its edges are smooth."""
 
 Body = dict[str, Any]
 
@@ -52,10 +57,11 @@ class DemoError(OmniError):
 
 
 def run_demo(config: Path | None, port: int, out: Path, *, keep: bool = False) -> None:
-    """Starts the cluster of `config` (None: the embedded default), asks it twice, stops it; with `keep` once told to.
+    """Starts the cluster of `config` (None: the embedded default), asks it by voice and about a picture, stops it; with
+    `keep` once told to.
 
-    The sound goes to `out`/answer.wav. Raises OmniError, after everything was shut down, when the cluster does not
-    come up, refuses, or answers without text or sound.
+    What is asked and answered goes to `out`. Raises OmniError, after everything was shut down, when the cluster does
+    not come up, refuses, or answers without text or sound.
     """
     console = Console(highlight=False)
     settings = load_config(config, known_families=known_families())
@@ -110,23 +116,13 @@ def made_folder(out: Path) -> Path:
 # ------------------------------------------------------------ the questions
 
 
-def question_sound(duration_s: float = 1.5) -> npt.NDArray[np.float32]:
-    """Mono samples at 16 kHz with the outline of speech: a gliding pitch, its harmonics, four syllables a second."""
-    times_s = np.arange(round(duration_s * QUESTION_RATE_HZ)) / QUESTION_RATE_HZ
-    pitch_hz = 150 + 50 * np.sin(2 * np.pi * 1.3 * times_s)
-    phase = 2 * np.pi * np.cumsum(pitch_hz) / QUESTION_RATE_HZ
-    voice = sum(np.sin(n * phase) / n for n in range(1, 9))
-    syllables = np.sin(np.pi * 4 * times_s) ** 2
-    return np.asarray(0.3 * voice * syllables, np.float32)
-
-
-def question_image() -> Image.Image:
-    """A sun over a hill, RGB, 224 x 224."""
-    image = Image.new("RGB", (224, 224), "skyblue")
-    draw = ImageDraw.Draw(image)
-    draw.ellipse((140, 24, 196, 80), fill="gold")
-    draw.ellipse((-40, 130, 264, 360), fill="seagreen")
-    return image
+def question_picture() -> Image.Image:
+    """A red circle, RGB."""
+    side = PICTURE_SIDE * FINER
+    image = Image.new("RGB", (side, side), "white")
+    left, top, width = side // 4, side // 5, side // 2
+    ImageDraw.Draw(image).ellipse((left, top, left + width, top + width), fill=(215, 25, 30))
+    return image.resize((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.BOX)
 
 
 def png_bytes(image: Image.Image) -> bytes:
@@ -135,20 +131,21 @@ def png_bytes(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def text_body(model: str) -> Body:
-    """A text question whose answer is streamed text."""
-    messages = [{"role": "user", "content": TEXT_QUESTION}]
-    return {"model": model, "messages": messages, "modalities": ["text"], "stream": True}
+def spoken_body(model: str, voice: str | None, sound: bytes) -> Body:
+    """A question that is a WAV."""
+    wav = base64.b64encode(sound).decode("ascii")
+    return _body(model, voice, [{"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}}])
 
 
-def spoken_body(model: str, voice: str | None, sound: bytes, picture: bytes) -> Body:
-    """A question with a WAV and a PNG whose answer is streamed text and sound; `voice` None: the server's default."""
-    wav, png = (base64.b64encode(data).decode("ascii") for data in (sound, picture))
-    content = [
-        {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}},
-        {"type": "text", "text": SPOKEN_QUESTION},
-    ]
+def picture_body(model: str, voice: str | None, picture: bytes) -> Body:
+    """A question about a PNG."""
+    png = base64.b64encode(picture).decode("ascii")
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}}
+    return _body(model, voice, [image, {"type": "text", "text": PICTURE_QUESTION}])
+
+
+def _body(model: str, voice: str | None, content: list[Body]) -> Body:
+    """Whose answer is streamed text and sound; `voice` None: the server's default."""
     return {
         "model": model,
         "messages": [{"role": "user", "content": content}],
@@ -207,6 +204,16 @@ def ask(http: httpx.Client, body: Body, on_text: Callable[[str], None]) -> Strea
     return answer
 
 
+def written_down(http: httpx.Client, model: str, sound: bytes) -> str:
+    """What the model hears in a WAV. Raises DemoError."""
+    files = {"file": (SPOKEN_QUESTION.name, sound, "audio/wav")}
+    with _told(http):
+        response = http.post("/v1/audio/transcriptions", data={"model": model}, files=files)
+        if response.status_code != httpx.codes.OK:
+            raise refusal(response.status_code, response.content)
+        return str(body_of(response.content)["text"])
+
+
 @contextmanager
 def _told(http: httpx.Client) -> Iterator[None]:
     """What is no answer is a DemoError."""
@@ -225,39 +232,40 @@ def _told(http: httpx.Client) -> Iterator[None]:
 
 
 def converse(http: httpx.Client, voice: str | None, folder: Path, console: Console) -> None:
-    """Asks by text, then by sound and image. Raises DemoError when text or sound stays out."""
+    """Asks by voice, then about a picture; all that was asked and answered is kept in `folder`.
+
+    Raises DemoError when text or sound stays out.
+    """
     model = first_model(http)
     console.print(f"model: {model.name}\n", markup=False, soft_wrap=True)
-    ask_by_text(http, model.name, console)
-    answer = ask_by_sound(http, model.name, voice, folder, console)
-    path, rate_hz = folder / "answer.wav", model.sample_rate_hz
-    path.write_bytes(wav_file(answer.pcm, rate_hz))
-    seconds = len(answer.pcm) / 2 / rate_hz
-    console.print(f"sound: {path}, {seconds:.2f} s at {rate_hz} Hz\n", markup=False, soft_wrap=True)
+    sound, picture = SPOKEN_QUESTION.read_bytes(), png_bytes(question_picture())
+    (folder / "question.wav").write_bytes(sound)
+    (folder / "picture.png").write_bytes(picture)
+    console.print("> [question.wav]", markup=False)
+    console.print(f"transcript: {printable(written_down(http, model.name, sound))}", markup=False, soft_wrap=True)
+    answer = ask_aloud(http, spoken_body(model.name, voice, sound), console)
+    keep_sound(answer, folder / "answer.wav", model.sample_rate_hz, console)
+    console.print(f"> [picture.png] {PICTURE_QUESTION}", markup=False, soft_wrap=True)
+    seen = ask_aloud(http, picture_body(model.name, voice, picture), console)
+    keep_sound(seen, folder / "picture.wav", model.sample_rate_hz, console)
     console.print(client_table(answer))
     console.print(stage_table(answer))
 
 
-def ask_by_text(http: httpx.Client, model: str, console: Console) -> None:
-    console.print(f"> {TEXT_QUESTION}", soft_wrap=True)
-    answer = ask(http, text_body(model), lambda text: show(text, console))
-    console.print("\n")
-    if not answer.text:
-        raise DemoError("the answer to the text question has no text; the server's log says why.")
-
-
-def ask_by_sound(http: httpx.Client, model: str, voice: str | None, folder: Path, console: Console) -> StreamedAnswer:
-    """The two files of the question are kept beside the answer."""
-    sound, picture = wav_bytes(question_sound(), QUESTION_RATE_HZ), png_bytes(question_image())
-    (folder / "question.wav").write_bytes(sound)
-    (folder / "question.png").write_bytes(picture)
-    console.print(f"> [question.wav] [question.png] {SPOKEN_QUESTION}", markup=False, soft_wrap=True)
-    answer = ask(http, spoken_body(model, voice, sound, picture), lambda text: show(text, console))
-    console.print("\n")
+def ask_aloud(http: httpx.Client, body: Body, console: Console) -> StreamedAnswer:
+    console.print("answer: ", end="")
+    answer = ask(http, body, lambda text: show(text, console))
+    console.print()
     if not answer.text or not answer.pcm:
         missing = "sound" if answer.text else "text"
-        raise DemoError(f"the answer to the spoken question has no {missing}; the server's log says why.")
+        raise DemoError(f"the answer to a question has no {missing}; the server's log says why.")
     return answer
+
+
+def keep_sound(answer: StreamedAnswer, path: Path, rate_hz: int, console: Console) -> None:
+    path.write_bytes(wav_file(answer.pcm, rate_hz))
+    seconds = len(answer.pcm) / 2 / rate_hz
+    console.print(f"sound: {path}, {seconds:.2f} s at {rate_hz} Hz\n", markup=False, soft_wrap=True)
 
 
 def show(text: str, console: Console) -> None:

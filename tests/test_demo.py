@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,22 @@ import soundfile
 from rich.console import Console
 
 from omni_cluster.demo import (
+    PICTURE_QUESTION,
+    SPOKEN_QUESTION,
     DemoError,
     ask,
     converse,
     first_model,
     made_folder,
+    picture_body,
     png_bytes,
-    question_image,
-    question_sound,
+    question_picture,
     show,
     spoken_body,
-    text_body,
+    written_down,
 )
 from omni_cluster.openai_api import sse
-from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_bytes, wav_file
+from omni_cluster.openai_api.audio import Base64Pieces, pcm16, wav_file
 from omni_cluster.openai_api.chat import ChatRequest, check_chat_request, open_chat_request
 from omni_cluster.openai_api.completion import ChatStream
 from omni_cluster.openai_api.errors import error_body
@@ -49,6 +52,7 @@ LIMITS = ApiLimits(
     video=VideoLimits(10.0, 16, 100_000),
     max_prompt_tokens=28_000,
 )
+HEARD = "what is three plus four"
 TONE = np.sin(np.arange(4_801) / 10).astype(np.float32)
 STAGES = {
     "thinker": {"first_s": 0.25, "last_s": 0.5, "tokens": 7},
@@ -64,7 +68,11 @@ def parse(body: Any) -> ChatRequest:
 
 
 def spoken() -> dict[str, Any]:
-    return spoken_body(MODEL, "Chelsie", wav_bytes(question_sound(), 16_000), png_bytes(question_image()))
+    return spoken_body(MODEL, "Chelsie", SPOKEN_QUESTION.read_bytes())
+
+
+def shown() -> dict[str, Any]:
+    return picture_body(MODEL, "Chelsie", png_bytes(question_picture()))
 
 
 def console_to(file: io.StringIO) -> Console:
@@ -77,6 +85,9 @@ def served(answer: Answer) -> httpx.Client:
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"object": "list", "data": [LISTED]})
+        if request.url.path == "/v1/audio/transcriptions":
+            assert SPOKEN_QUESTION.read_bytes() in request.content
+            return httpx.Response(200, json={"text": HEARD})
         return httpx.Response(200, content=answer(parse(json.loads(request.content))))
 
     return httpx.Client(base_url="http://server", transport=httpx.MockTransport(handle))
@@ -112,34 +123,39 @@ def without(kind: str) -> Answer:
     return answer
 
 
-def test_text_question_is_a_valid_request() -> None:
-    request = parse(text_body(MODEL))
-    assert request.stream and not request.wants_audio
-    assert request.messages[0]["content"][0]["text"]
-
-
-def test_spoken_question_is_a_valid_request_with_its_media() -> None:
+def test_spoken_question_is_a_valid_request_with_its_sound() -> None:
     request = parse(spoken())
     assert request.stream and request.wants_audio
     assert (request.voice, request.audio_format) == ("Chelsie", "wav")
-    np.testing.assert_allclose(request.audios[0], question_sound(), atol=1 / 32_768)
-    assert request.images[0].tobytes() == question_image().tobytes()
-    assert [part["type"] for part in request.messages[0]["content"]] == ["audio", "image", "text"]
+    samples, rate_hz = soundfile.read(SPOKEN_QUESTION, dtype="float32")
+    assert rate_hz == 16_000
+    np.testing.assert_allclose(request.audios[0], samples, atol=1 / 32_768)
+    assert [part["type"] for part in request.messages[0]["content"]] == ["audio"]
+
+
+def test_question_about_a_picture_is_a_valid_request_with_it() -> None:
+    request = parse(shown())
+    assert request.stream and request.wants_audio
+    assert request.images[0].tobytes() == question_picture().tobytes()
+    image, text = request.messages[0]["content"]
+    assert (image["type"], text["text"]) == ("image", PICTURE_QUESTION)
 
 
 def test_without_a_voice_the_server_chooses() -> None:
-    body = spoken_body(MODEL, None, wav_bytes(question_sound(), 16_000), png_bytes(question_image()))
-    assert parse(body).voice is None
+    assert parse(spoken_body(MODEL, None, SPOKEN_QUESTION.read_bytes())).voice is None
 
 
-def test_question_sound_is_audible_and_does_not_clip() -> None:
-    sound = question_sound(0.5)
-    assert sound.shape == (8_000,) and sound.dtype == np.float32
-    assert 0.2 < np.abs(sound).max() < 1
+def test_the_spoken_question_is_small_audible_and_does_not_clip() -> None:
+    samples, _ = soundfile.read(SPOKEN_QUESTION, dtype="float32")
+    assert SPOKEN_QUESTION.stat().st_size < 60_000
+    assert 0.2 < np.abs(samples).max() < 1
 
 
-def test_question_image_shows_more_than_one_colour() -> None:
-    assert len(question_image().getcolors()) >= 3
+def test_the_picture_is_a_red_disc_on_white() -> None:
+    colours = {colour: count for count, colour in question_picture().getcolors(maxcolors=1000)}
+    # The disc is as wide as half a side of 112.
+    assert colours[(215, 25, 30)] == pytest.approx(np.pi * 28**2, rel=0.1)
+    assert colours[(255, 255, 255)] == pytest.approx(112**2 - np.pi * 28**2, rel=0.1)
 
 
 def test_answer_has_text_sound_and_times_in_their_order() -> None:
@@ -152,9 +168,8 @@ def test_answer_has_text_sound_and_times_in_their_order() -> None:
     assert answer.stages["thinker"].tokens == 7 and answer.stages["code2wav"].last_s == 2
 
 
-def test_answer_of_a_text_question_has_no_sound() -> None:
-    answer = ask(served(words), text_body(MODEL), lambda text: None)
-    assert answer.text and answer.pcm == b"" and answer.first_audio_s is None
+def test_what_is_heard_is_written_down() -> None:
+    assert written_down(served(words), MODEL, SPOKEN_QUESTION.read_bytes()) == HEARD
 
 
 def replying(response: httpx.Response | Exception) -> httpx.Client:
@@ -181,7 +196,9 @@ def test_a_refusal_is_one_sentence(response: httpx.Response | Exception, sentenc
     with pytest.raises(DemoError, match=sentence):
         first_model(replying(response))
     with pytest.raises(DemoError, match=sentence):
-        ask(replying(response), text_body(MODEL), lambda text: None)
+        ask(replying(response), spoken(), lambda text: None)
+    with pytest.raises(DemoError, match=sentence):
+        written_down(replying(response), MODEL, b"RIFF")
 
 
 def test_written_wav_is_playable_24_khz_mono() -> None:
@@ -193,10 +210,13 @@ def test_written_wav_is_playable_24_khz_mono() -> None:
 def test_conversation_leaves_the_sound_and_says_what_came(tmp_path: Path) -> None:
     printed = io.StringIO()
     converse(served(words), "Chelsie", tmp_path, console_to(printed))
-    assert soundfile.info(tmp_path / "answer.wav").frames == len(TONE)
-    assert soundfile.info(tmp_path / "question.wav").samplerate == 16_000
-    assert (tmp_path / "question.png").read_bytes().startswith(b"\x89PNG")
-    assert printed.getvalue().count("Hello [b]all[/b]") == 2
+    assert all(soundfile.info(tmp_path / name).frames == len(TONE) for name in ("answer.wav", "picture.wav"))
+    assert (tmp_path / "question.wav").read_bytes() == SPOKEN_QUESTION.read_bytes()
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    said = re.findall(r"^(> .*|transcript: .*|answer: .*)", printed.getvalue(), re.MULTILINE)
+    answer = "answer: Hello [b]all[/b]"
+    asked = f"> [picture.png] {PICTURE_QUESTION}"
+    assert said == ["> [question.wav]", f"transcript: {HEARD}", answer, asked, answer]
     assert all(name in printed.getvalue() for name in ("thinker", "code2wav", "first sound", "answer.wav", "0.20 s"))
 
 

@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from omni_cluster.demo import SPOKEN_QUESTION, TEXT_QUESTION
+from omni_cluster.demo import PICTURE_QUESTION
 from tests.served.app import PATIENCE_S, ROOT, STAGES
 
 pytestmark = pytest.mark.full
@@ -97,18 +97,20 @@ def test_the_demo_ends_well(demo: EndedDemo) -> None:
     assert demo.exit_code == 0, f"{demo.printed}\n{demo.complaint}"
 
 
-def test_the_sound_is_a_wav_of_24_khz_mono(demo: EndedDemo) -> None:
-    with wave.open(str(demo.out / "answer.wav")) as file:
+@pytest.mark.parametrize("name", ["answer.wav", "picture.wav"])
+def test_the_sound_is_a_wav_of_24_khz_mono(demo: EndedDemo, name: str) -> None:
+    with wave.open(str(demo.out / name)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
         assert file.getnframes() > 0.5 * file.getframerate()
         assert any(file.readframes(file.getnframes()))
 
 
-def test_the_text_of_both_answers_is_printed(demo: EndedDemo) -> None:
-    first, second = (re.escape(question) for question in (TEXT_QUESTION, SPOKEN_QUESTION))
-    dialogue = re.search(rf"> {first}\n(.+)\n> .*{second}\n(.+)\nsound: ", demo.printed, re.DOTALL)
+def test_what_is_heard_and_said_is_printed(demo: EndedDemo) -> None:
+    question = r"> \[question\.wav\]\ntranscript: (.+)\nanswer: (.+)\nsound: .+answer\.wav"
+    picture = rf"> \[picture\.png\] {re.escape(PICTURE_QUESTION)}\nanswer: (.+)\nsound: .+picture\.wav"
+    dialogue = re.search(rf"{question}.*{picture}", demo.printed, re.DOTALL)
     assert dialogue is not None, demo.printed
-    assert all(answer.strip() for answer in dialogue.groups())
+    assert all(text.strip() for text in dialogue.groups())
 
 
 @pytest.mark.parametrize("stage", STAGES)

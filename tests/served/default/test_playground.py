@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_cluster.demo import QUESTION_RATE_HZ, png_bytes, question_image, question_sound
-from omni_cluster.openai_api.audio import wav_bytes
+from omni_cluster.demo import SPOKEN_QUESTION, png_bytes, question_picture
 from tests.browser import RATE_HZ, Samples, Tab, is_of, tab, written
 from tests.http_app import nothing_is_left
 from tests.openai_api.films import video_file
@@ -22,8 +21,8 @@ from tests.server.realtime.spoken import sentences, silence
 pytestmark = pytest.mark.full
 
 FILES = {
-    "hill.png": ("image/png", png_bytes(question_image())),
-    "voice.wav": ("audio/wav", wav_bytes(question_sound(), QUESTION_RATE_HZ)),
+    "disc.png": ("image/png", png_bytes(question_picture())),
+    "voice.wav": ("audio/wav", SPOKEN_QUESTION.read_bytes()),
     "film.mp4": ("video/mp4", video_file("mp4")),
 }
 PAUSE_S = 2.0

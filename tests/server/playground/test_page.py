@@ -16,7 +16,7 @@ import pytest
 from playwright.async_api import Route
 
 from omni_cluster.config.limits import Limits
-from omni_cluster.demo import png_bytes, question_image
+from omni_cluster.demo import png_bytes, question_picture
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.serve_local import listening, serving
@@ -169,10 +169,10 @@ async def test_the_next_message_interrupts_the_answer_that_sounds(tmp_path: Path
 
 
 async def test_a_picture_that_is_dropped_is_shown_and_sent(tmp_path: Path) -> None:
-    picture = png_bytes(question_image())
+    picture = png_bytes(question_picture())
     async with playground(tmp_path) as (page, _):
-        await page.drop("hill.png", "image/png", picture)
-        await page.page.get_by_role("listitem").get_by_text("hill.png").wait_for()
+        await page.drop("disc.png", "image/png", picture)
+        await page.page.get_by_role("listitem").get_by_text("disc.png").wait_for()
         async with page.page.expect_request("**/chat/completions") as asked:
             await page.ask("What is this?")
         content = json.loads((await asked.value).post_data or "")["messages"][0]["content"]
@@ -181,7 +181,7 @@ async def test_a_picture_that_is_dropped_is_shown_and_sent(tmp_path: Path) -> No
             {"type": "text", "text": "What is this?"},
         ]
         await page.answered()
-        await page.page.get_by_role("img", name="hill.png").wait_for()
+        await page.page.get_by_role("img", name="disc.png").wait_for()
 
 
 @pytest.mark.full
@@ -291,8 +291,8 @@ async def test_axe_finds_nothing_serious_at_any_width_in_any_scheme(tmp_path: Pa
             for scheme, (name, width) in itertools.product(("light", "dark"), WIDTHS.items()):
                 await page.show(pictures, f"{part}-{name}-{scheme}", scheme=scheme, width=width)
                 assert await page.faults() == [], (part, scheme, name)
-            await page.drop("hill.png", "image/png", png_bytes(question_image()))
-            await page.ask("Tell me a story about this hill.")
+            await page.drop("disc.png", "image/png", png_bytes(question_picture()))
+            await page.ask("Tell me a story about this disc.")
             await page.answered()
             await page.page.locator(".times summary").last.click()
 
