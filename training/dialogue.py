@@ -22,7 +22,7 @@ from rich.table import Table
 from websockets.exceptions import WebSocketException
 
 from omni_cluster.bench.errors import BenchError
-from omni_cluster.bench.realtime import RealtimeOptions, session
+from omni_cluster.bench.realtime import RealtimeOptions, session, until_one_ends
 from omni_cluster.bench.table import wide_console
 from omni_cluster.cli_values import count, whole
 from training.asking import spoken
@@ -93,27 +93,12 @@ async def talk(url: str, said: Sequence[Turn], voice: str) -> list[Taken]:
     """Raises BenchError for what ends the conversation before its end."""
     try:
         async with asyncio.timeout(TIMEOUT_S), session(RealtimeOptions(url, Path(), "", timeout_s=TIMEOUT_S)) as socket:
-            return await _until_one_ends(Caller(socket), said, voice)
+            caller = Caller(socket)
+            return await until_one_ends(_conversation(caller, said, voice), caller.send_sound(), caller.read())
     except TimeoutError:
         raise BenchError(f"the conversation took longer than {TIMEOUT_S:g} s.") from None
     except (OSError, WebSocketException) as error:
         raise BenchError(f"{url} ended the session ({str(error) or type(error).__name__}).") from None
-
-
-async def _until_one_ends(caller: Caller, said: Sequence[Turn], voice: str) -> list[Taken]:
-    talking = asyncio.ensure_future(_conversation(caller, said, voice))
-    tasks = [talking, asyncio.ensure_future(caller.send_sound()), asyncio.ensure_future(caller.read())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
-    if talking not in done:
-        raise BenchError("the server closed the session.")
-    return talking.result()
 
 
 async def _conversation(caller: Caller, said: Sequence[Turn], voice: str) -> list[Taken]:

@@ -7,12 +7,12 @@ import base64
 import datetime
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import av
 import msgspec
@@ -44,6 +44,7 @@ SESSION: Final = {
 MOST_EVENT_BYTES: Final = 16 << 20
 
 Samples = npt.NDArray[np.int16]
+Said = TypeVar("Said")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,9 @@ async def converse(options: RealtimeOptions, speech: Recording) -> list[SpokenTu
     turns = [SpokenTurn()]
     try:
         async with asyncio.timeout(options.timeout_s), session(options) as socket:
-            await _until_one_ends(Caller(socket), turns, options.turns, speech)
+            caller = Caller(socket)
+            talk = caller.take_turns(turns, options.turns, speech)
+            await until_one_ends(talk, caller.send_sound(speech.silence), caller.read())
     except TimeoutError:
         turns[-1].error = f"the conversation took longer than {options.timeout_s:g} s."
     except (OSError, WebSocketException, BenchError) as error:
@@ -191,20 +194,21 @@ async def converse(options: RealtimeOptions, speech: Recording) -> list[SpokenTu
     return turns
 
 
-async def _until_one_ends(caller: Caller, turns: list[SpokenTurn], most: int, speech: Recording) -> None:
-    """Raises what ended the conversation before its turns were over."""
-    work = (caller.take_turns(turns, most, speech), caller.send_sound(speech.silence), caller.read())
-    tasks = [asyncio.ensure_future(each) for each in work]
+async def until_one_ends(talk: Coroutine[Any, Any, Said], *beside: Coroutine[Any, Any, None]) -> Said:
+    """What `talk` comes to. Raises what ended one of them before, and BenchError where one just ended."""
+    tasks = [asyncio.ensure_future(each) for each in beside]
+    talking = asyncio.ensure_future(talk)
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([talking, *tasks], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
+        for task in (talking, *tasks):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
-    if tasks[0] not in done:
+        await asyncio.gather(talking, *tasks, return_exceptions=True)
+    for ended in done:
+        ended.result()
+    if talking not in done:
         raise BenchError("the server closed the session.")
+    return talking.result()
 
 
 class TurnClock:
