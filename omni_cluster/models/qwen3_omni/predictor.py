@@ -62,7 +62,7 @@ class CodePredictor(nn.Module):
         self.heads = _parameter(self.residual, self.num_codes, config.hidden_size)
         self.layers = nn.ModuleList(PredictorLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = _parameter(config.hidden_size)
-        self._eps = config.rms_norm_eps
+        self.eps = config.rms_norm_eps
         steps = torch.arange(0, config.head_dim, 2, device="cpu", dtype=torch.float32) / config.head_dim
         angles = torch.arange(self.residual + 1, device="cpu")[:, None] / config.rope_parameters["rope_theta"] ** steps
         turns = torch.stack([angles.cos(), angles.sin()])
@@ -77,7 +77,7 @@ class CodePredictor(nn.Module):
         """
         entering, codes = torch.stack([hidden, first], dim=1), list[torch.Tensor]()
         noise = self.noise(keys).unbind(1)
-        kept = [layer.room(len(hidden), self.residual + 1) for layer in self._layers]
+        kept = [layer.room(len(hidden), self.residual + 1) for layer in self.parts]
         for number in range(self.residual):
             start = number + 1 if number else 0
             state = self._state(entering, start, kept)
@@ -95,15 +95,15 @@ class CodePredictor(nn.Module):
         )
 
     @property
-    def _layers(self) -> Sequence[PredictorLayer]:
+    def parts(self) -> Sequence[PredictorLayer]:
         return cast(Sequence[PredictorLayer], self.layers)
 
     def _state(self, entering: torch.Tensor, start: int, kept: list[torch.Tensor]) -> torch.Tensor:
         """What the next code is told from, `[n, H]`, of inputs `[n, m, H]` at the positions from `start` on."""
         turns = self.turns[:, start : start + entering.shape[1]]
-        for layer, own in zip(self._layers, kept, strict=True):
+        for layer, own in zip(self.parts, kept, strict=True):
             entering = layer(entering, turns, start, own)
-        return normed(entering[:, -1], self.norm, self._eps)
+        return normed(entering[:, -1], self.norm, self.eps)
 
     def noise(self, keys: torch.Tensor) -> torch.Tensor:
         """For each code of each codebook, `[n, Q - 1, codes]`: of all at once, which takes few kernels."""
@@ -117,7 +117,7 @@ class CodePredictor(nn.Module):
             for number in range(self.residual):
                 mine.data[number].copy_(given[f"{prefix}{number}.weight"])
         self.norm.data.copy_(given["model.norm.weight"])
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.parts):
             prefix = f"{_LAYER}{number}."
             layer.load({name.removeprefix(prefix): each for name, each in given.items() if name.startswith(prefix)})
         return {name for name, _ in self.named_parameters()}
