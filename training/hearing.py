@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import ClassVar, Final
 
@@ -41,15 +40,8 @@ ALL_FROM: Final = 1_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingPlan(TrainerPlan):
-    """`pieces`: sounds that are made, and kept in `pool`, with as many `pictures` as the thinker's training asks for.
+    """`size`: sounds of a step."""
 
-    `exam`: held-out sounds. `size`: sounds of a step.
-    """
-
-    pieces: int = 60_000
-    pictures: int = 12_000
-    exam: int = 600
-    pool: Path | None = None
     size: int = 64
 
 

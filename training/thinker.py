@@ -80,18 +80,11 @@ def think(thinker: Any, batch: Batch, media: Media, seed: int) -> tuple[torch.Te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerPlan(TrainerPlan):
-    """`pieces`, `pictures`: how many sounds and drawings are made, and kept in `pool`. `exam`: held-out ones.
-
-    `size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder whose weights are begun with,
+    """`size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder whose weights are begun with,
     those of a thinker or of an audio tower alone.
     """
 
-    pieces: int = 60_000
-    pictures: int = 12_000
-    exam: int = 600
-    pool: Path | None = None
     init: Path | None = None
-    size: int = 128
     most_tokens: int = 65_536
     mix: Mix = field(default_factory=Mix)
 

@@ -31,8 +31,16 @@ EXAMINED_EVERY_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPlan(Plan):
-    """`workers`: processes that make batches; 0: none beside this one."""
+    """`pieces`, `pictures`: how many sounds and drawings are made, and kept in `pool`. `exam`: held-out ones.
 
+    `size`: what a step has of them. `workers`: processes that make batches; 0: none beside this one.
+    """
+
+    pieces: int = 60_000
+    pictures: int = 12_000
+    exam: int = 600
+    pool: Path | None = None
+    size: int = 128
     workers: int = 0
 
 
