@@ -1,6 +1,6 @@
 """A run: some minutes of a training, which goes on where the run before ended, until all its minutes are over.
 
-All four trainings are such runs. The state is kept once a minute and at the end. What is drawn goes on, too: a training
+All trainings are such runs. The state is kept once a minute and at the end. What is drawn goes on, too: a training
 in several runs learns what it would learn in one.
 """
 

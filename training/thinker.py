@@ -2,8 +2,8 @@
 
     python -m training.thinker --out FOLDER --minutes 10
 
-`--init` begins with the weights of an earlier training, or with an audio tower that `training.hearing` has trained. The
-tower goes on to be taught by its reader beside the thinker.
+`--init` begins with the weights of an earlier training, or with the towers that `training.hearing` and
+`training.seeing` have trained. The audio tower goes on to be taught by its reader beside the thinker.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from transformers import Qwen2_5OmniThinkerForConditionalGeneration
 from omni_cluster.models.chat_files import FileTokenizer
 from omni_cluster.models.prompts import PromptMaker
 from omni_cluster.types.errors import ConfigError
+from training import hearing, seeing
 from training.batches import TYPED_ONLY, Batch, Batcher, Conversations, Mix, examination
 from training.checkpoint import toy_config, write_toy
-from training.hearing import READER, TOWER
+from training.hearing import READER
 from training.layout import Layout
 from training.pool import Pool, kept_pool, make_pool
 from training.reader import Reader
@@ -81,7 +82,7 @@ def think(thinker: Any, batch: Batch, media: Media, seed: int) -> tuple[torch.Te
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerPlan(TrainerPlan):
     """`size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder whose weights are begun with,
-    those of a thinker or of an audio tower alone.
+    those of a thinker or of towers alone.
     """
 
     init: Path | None = None
@@ -108,12 +109,15 @@ class Learner(nn.Module):
         return self.thinker.lm_head(foretelling), ctc
 
     def begin_with(self, folder: Path) -> None:
-        """Raises ConfigError for a folder with neither a thinker's weights nor an audio tower's."""
-        if not (file := folder / WEIGHTS).is_file() and not (file := folder / TOWER).is_file():
-            raise ConfigError(f"{folder} has neither {WEIGHTS} nor {TOWER}: give the folder of a training.")
-        weights = {name.removeprefix("thinker."): each for name, each in load_file(file).items()}
-        self.thinker.load_state_dict(weights, strict=file.name == WEIGHTS)
-        self.reader.load_state_dict(load_file(folder / READER))
+        """Raises ConfigError for a folder with neither a thinker's weights nor a tower's."""
+        is_whole = (folder / WEIGHTS).is_file()
+        names = (WEIGHTS,) if is_whole else (hearing.TOWER, seeing.TOWER)
+        if not (files := [folder / name for name in names if (folder / name).is_file()]):
+            raise ConfigError(f"{folder} has none of {', '.join((WEIGHTS, *names))}: give the folder of a training.")
+        weights = {name.removeprefix("thinker."): each for file in files for name, each in load_file(file).items()}
+        self.thinker.load_state_dict(weights, strict=is_whole)
+        if (reader := folder / READER).is_file():
+            self.reader.load_state_dict(load_file(reader))
 
 
 class ThinkerTrainer(Trainer[Batch]):

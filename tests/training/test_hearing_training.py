@@ -96,7 +96,9 @@ def test_it_learns_goes_on_and_a_thinker_begins_with_it(pool, tmp_path, monkeypa
 
 
 def test_a_folder_without_weights_is_nothing_to_begin_with(tmp_path):
-    with pytest.raises(ConfigError, match=r"has neither thinker\.safetensors nor audio_tower\.safetensors"):
+    with pytest.raises(
+        ConfigError, match=r"has none of thinker\.safetensors, audio_tower\.safetensors, visual\.safetensors"
+    ):
         Learner().begin_with(tmp_path)
 
 
