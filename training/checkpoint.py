@@ -21,6 +21,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import (
     TokenLayout,
     tokenizer_of,
 )
+from training.pictures import SIDE
 from training.prompts import SYSTEM_PROMPTS, TRANSCRIBE
 from training.typed import typed
 from training.words import LETTERS
@@ -35,8 +36,10 @@ TEXT_VOCABULARY: Final = 1088
 CODEC_MARKS: Final = 1056
 """The first id behind the codes that is a mark."""
 CODEC_VOCABULARY: Final = 1088
-PIXELS: Final = {"shortest_edge": 56 * 56, "longest_edge": 224 * 224}
-"""Of a picture, at most 64 tokens."""
+PICTURE_PIXELS: Final = {"shortest_edge": (SIDE - 1) ** 2, "longest_edge": (SIDE + 1) ** 2}
+"""Square pictures of all sizes are read at the one that is trained on: the tower is blind to others. The bounds leave room
+for rounding."""
+FRAME_PIXELS: Final = {"shortest_edge": 56 * 56, "longest_edge": 224 * 224}
 TOKENIZER_ITEMS: Final = 20_000
 
 
@@ -82,7 +85,7 @@ def _talker() -> dict[str, Any]:
 def write_toy(folder: Path) -> None:
     """All of the toy but its weights and voices."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_processor(build_tokenizer(), PIXELS, PIXELS, folder)
+    write_processor(build_tokenizer(), PICTURE_PIXELS, FRAME_PIXELS, folder)
     write_configs(toy_config(), TOKENS, folder)
 
 

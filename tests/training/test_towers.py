@@ -77,6 +77,7 @@ def test_a_faster_hearing_is_shorter():
 @torch.inference_mode()
 def test_pictures_are_seen_as_one_by_one(toy_folder, thinker):
     process = Qwen2_5OmniProcessor.from_pretrained(toy_folder).image_processor
+    process.size = {"shortest_edge": 112 * 168, "longest_edge": 112 * 168}
     pictures = np.random.RandomState(0).randint(0, 256, (3, 112, 168, 3)).astype(np.uint8)
     rows = see(thinker.visual, torch.from_numpy(pictures))
     for picture, of_picture in zip(pictures, rows, strict=True):

@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 import torch
-from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2Tokenizer
+from PIL import Image
+from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor, Qwen2Tokenizer
 
 from training.checkpoint import TEXT_VOCABULARY, TOKENS, build_tokenizer, toy_config
 from training.typed import typed
@@ -54,3 +55,10 @@ def test_transformers_has_nothing_to_say_of_its_ids(caplog):
         config = toy_config()
     for of_talker in ("tts_text_end_token_id", "audio_end_token_id", "tts_codec_mask_token_id"):
         assert getattr(config.talker_config, of_talker) < config.talker_config.vocab_size
+
+
+def test_square_pictures_of_all_sizes_are_read_at_the_one_that_is_trained_on(toy_folder):
+    process = Qwen2_5OmniProcessor.from_pretrained(toy_folder).image_processor
+    pictures = [Image.new("RGB", (side, side)) for side in range(28, 700, 7)]
+    grids = process(images=pictures, return_tensors="pt")["image_grid_thw"]
+    assert {tuple(grid) for grid in grids.tolist()} == {(1, 8, 8)}
