@@ -10,6 +10,7 @@ from training import words
 
 ASKING: Final = ("what", "who", "how", "which", "why", "where", "are", "can", "do", "did")
 SIGNS: Final = {"plus": "+", "minus": "-"}
+NAMES: Final = {name: name.capitalize() for name in words.DAYS + words.MONTHS}
 DIGITS: Final = {word: str(number) for number, word in enumerate(words.NUMBERS)}
 
 
@@ -21,6 +22,8 @@ def typed(question: str, rng: Random) -> str:
         question = _with_digits(question)
     if rng.random() < 0.3:
         question = question.replace("colour", "color")
+    if rng.random() < 0.8:
+        question = " ".join(NAMES.get(word, word) for word in question.split())
     mark = "?" if question.split()[0] in ASKING else "."
     return question[0].upper() + question[1:] + (mark if rng.random() < 0.8 else "")
 
