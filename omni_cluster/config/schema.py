@@ -299,8 +299,8 @@ class PipelineConfig(Strict):
 
     model: str = Field(
         min_length=1,
-        description="Checkpoint: a folder with the hub's layout, a name on the hub, or `preset:tiny`, a toy that is "
-        "made on first use.",
+        description="Checkpoint: a folder with the hub's layout, a name on the hub, or a toy: `preset:tiny`, random "
+        "and made on first use; `preset:toy`, trained and in the package, where the family has one.",
         examples=["preset:tiny"],
         json_schema_extra=PUBLIC,
     )

@@ -132,7 +132,7 @@ class Family(ABC):
     frames: ClassVar[FramePolicy] = ALL_FRAMES
     """Which frames of a video the family's model is shown."""
     presets: ClassVar[tuple[str, ...]] = ()
-    """Checkpoints that the family makes by itself, for `model: preset:NAME`."""
+    """Checkpoints that the family makes by itself or ships, for `model: preset:NAME`."""
     speaking: ClassVar[frozenset[str]] = frozenset()
     """Fields by which a request may say how to speak. The speech API has `language` and `instructions`."""
 
@@ -142,7 +142,7 @@ class Family(ABC):
 
     @classmethod
     def embedded_checkpoint(cls, preset: str) -> Path:
-        """The folder of one of `presets`, which is made on first use."""
+        """The folder of one of `presets`, which is in the package or made on first use."""
         raise ConfigError(f"preset is {preset!r}, but family {cls.name} makes no checkpoint; name a folder.")
 
     @classmethod

@@ -556,6 +556,7 @@ def test_the_shipped_files_are_those_that_are_promised() -> None:
         "qwen2_5_omni_four_gpus",
         "qwen2_5_omni_tiny",
         "qwen2_5_omni_2x2_tiny",
+        "qwen2_5_omni_toy",
         "qwen3_omni_tiny",
         "qwen3_omni_one_gpu",
         "qwen3_omni_one_gpu_low_precision",
@@ -599,3 +600,15 @@ def test_two_by_two_is_the_tiny_deployment_with_more_replicas() -> None:
     assert [stage.pop("num_replicas") for stage in tiny["stages"]] == [1, 1, 1]
     assert [config.pop("ingress_replicas") for config in (two_by_two, tiny)] == [2, 1]
     assert two_by_two == tiny
+
+
+def test_toy_is_the_tiny_deployment_with_the_sampling_that_its_weights_need() -> None:
+    tiny, toy = (
+        load_config(STAGE_CONFIGS / f"qwen2_5_omni_{name}.yaml", known_families=FAMILIES).model_dump()
+        for name in ("tiny", "toy")
+    )
+    assert (tiny.pop("model"), toy.pop("model")) == ("preset:tiny", "preset:toy")
+    sampling = toy["stages"][1].pop("default_sampling_params")
+    assert sampling == {"temperature": 0, "repetition_penalty": 1.0, "max_tokens": 400}
+    del tiny["stages"][1]["default_sampling_params"]
+    assert toy == tiny

@@ -79,7 +79,7 @@ def test_a_file_that_is_missing_is_named(parts, tmp_path):
 
 @pytest.mark.full
 def test_text_and_sound_come_out_of_it(toy):
-    config = load_config(known_families=known_families())
+    config = load_config("stage_configs/qwen2_5_omni_toy.yaml", known_families=known_families())
     talker = config.stages[1].default_sampling_params | {"max_tokens": MOST_CODES}
     stages = [
         config.stages[0],

@@ -1,6 +1,7 @@
-"""Random-weight Qwen2.5-Omni checkpoints in the hub's layout: tiny for tests and first use, 3b and 7b for measuring.
+"""Qwen2.5-Omni checkpoints in the hub's layout that need no download: toy, which is trained and in the package, and of
+random weights tiny for tests, 3b and 7b for measuring.
 
-The weights are drawn so that greedy output is diverse and depends on the prompt: fan-in scaled projections, unit
+The random weights are drawn so that greedy output is diverse and depends on the prompt: fan-in scaled projections, unit
 embeddings, large heads.
 """
 
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omni_cluster.memory.sizes import SINGLE_NAME
 from omni_cluster.models.checkpoint_maker import (
     MAX_SHARD_BYTES,
     CheckpointSummary,
@@ -27,6 +29,7 @@ from omni_cluster.models.checkpoint_maker import (
 )
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import PRESETS, build_config, text_ends
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import CHAT_TEMPLATE, TokenLayout, build_tokenizer, token_layout
+from omni_cluster.types.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 RECIPE_VERSION = 2
 # Of the seeds tried, one whose tiny codes change with the voice and with the codec rows for each kind of input.
 SEED = 1247
+TRAINED = "toy"
+TRAINED_FOLDER = Path(__file__).parent / TRAINED
 CODEC_CODES = 8192
 REF_MEL_FRAMES = 100
 
@@ -63,8 +68,14 @@ def make_checkpoint(
     The weights are drawn on `device`; None is the GPU where there is one, but the CPU for tiny, so that its files are
     the same on every host. tiny is float32; 3b and 7b are bfloat16 with a float32 token2wav, as the hub's. `only`: the
     tensors whose names begin so, for a stage that is measured alone, and no tokenizer.
-    Raises ConfigError for an unknown preset, a device that is not there, and an `out` that exists and is not empty.
+    Raises ConfigError for an unknown or trained preset, a device that is not there, and an `out` that exists and is not
+    empty.
     """
+    if preset == TRAINED:
+        raise ConfigError(
+            f"preset is {preset!r}, whose weights are trained and not drawn: copy {TRAINED_FOLDER}, or use one of "
+            f"{', '.join(PRESETS)}"
+        )
     check_preset(preset, PRESETS)
     check_vacant(out)
     torch_device = pick_device(preset, device)
@@ -80,12 +91,22 @@ def make_checkpoint(
 
 
 def embedded_checkpoint(preset: str = "tiny", cache_dir: Path | None = None) -> Path:
-    """The checkpoint that needs no download, made in the cache on first use, once for processes that ask together.
+    """The checkpoint that needs no download: the package's own, or one that is made in the cache on first use, once for
+    processes that ask together.
 
-    Raises ConfigError for an unknown preset.
+    Raises ConfigError for an unknown preset, and where the package lacks its own.
     """
+    if preset == TRAINED:
+        return shipped(TRAINED_FOLDER)
     check_preset(preset, PRESETS)
     return made_once(f"qwen2_5_omni-{preset}-{RECIPE_VERSION}", partial(make_checkpoint, preset), cache_dir)
+
+
+def shipped(folder: Path) -> Path:
+    """`folder`, which the package has. Raises ConfigError where it was installed in part."""
+    if not (folder / SINGLE_NAME).is_file():
+        raise ConfigError(f"model is preset:{folder.name}, but {folder} has no weights: install the package whole")
+    return folder
 
 
 # ------------------------------------------------------------------- weights

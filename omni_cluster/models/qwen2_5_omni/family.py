@@ -35,7 +35,7 @@ class Qwen2_5Omni(ChatFamily):
 
     name = "qwen2_5_omni"
     stages: ClassVar[Mapping[str, type[StageSpec]]] = by_name(Thinker, Talker, Code2Wav)
-    presets = ("tiny",)
+    presets = ("tiny", "toy")
     frames = FRAMES
     system = "You are a helpful assistant."
 

@@ -18,6 +18,7 @@ from omni_cluster.models.qwen2_5_omni.checkpoint import (
     _weights,
     embedded_checkpoint,
     make_checkpoint,
+    shipped,
 )
 from omni_cluster.models.qwen2_5_omni.checkpoint_configs import build_config
 from omni_cluster.models.qwen2_5_omni.checkpoint_tokens import build_tokenizer, token_layout
@@ -224,6 +225,22 @@ def test_unknown_preset_names_the_known_ones(tmp_path: Path) -> None:
         make_checkpoint("13b", tmp_path / "out")
     with pytest.raises(ConfigError, match="'13b'"):
         embedded_checkpoint("13b", tmp_path)
+
+
+def test_the_trained_checkpoint_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^preset is 'toy', .*: copy \S+/toy, or use one of tiny, 3b, 7b$"):
+        make_checkpoint("toy", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shipped_checkpoint_is_used_where_it_is(made: CheckpointSummary) -> None:
+    assert shipped(made.path) == made.path
+
+
+def test_a_shipped_checkpoint_without_its_weights_is_told(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    with pytest.raises(ConfigError, match=r"^model is preset:toy, but \S+/toy has no weights: install the package"):
+        shipped(tmp_path / "toy")
 
 
 def test_folder_that_holds_something_is_refused_and_kept(tmp_path: Path) -> None:
