@@ -37,8 +37,8 @@ CODEC_MARKS: Final = 1056
 """The first id behind the codes that is a mark."""
 CODEC_VOCABULARY: Final = 1088
 PICTURE_PIXELS: Final = {"shortest_edge": (SIDE - 1) ** 2, "longest_edge": (SIDE + 1) ** 2}
-"""Square pictures of all sizes are read at the one that is trained on: the tower is blind to others. The bounds leave room
-for rounding."""
+"""Square pictures of all sizes are read at the one that is trained on, for the tower is blind to others. The bounds
+leave room for rounding."""
 FRAME_PIXELS: Final = {"shortest_edge": 56 * 56, "longest_edge": 224 * 224}
 TOKENIZER_ITEMS: Final = 20_000
 

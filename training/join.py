@@ -12,13 +12,12 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from omni_cluster.memory.sizes import SINGLE_NAME
-from omni_cluster.models.checkpoint_maker import check_vacant, renamed_when_whole
+from omni_cluster.models.checkpoint_maker import check_vacant, renamed_when_whole, write_index
 from omni_cluster.models.qwen2_5_omni.checkpoint import write_configs
 from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
 from omni_cluster.types.errors import ConfigError
@@ -39,9 +38,7 @@ def join(parts: Mapping[str, Path], out: Path) -> int:
     Raises ConfigError where a folder lacks a file, and where `out` is not empty.
     """
     check_vacant(out)
-    weights: dict[str, Any] = {}
-    for part in PARTS:
-        weights |= load_file(_file(parts, part, WEIGHTS[part]))
+    weights = {part: load_file(_file(parts, part, WEIGHTS[part])) for part in PARTS}
     voices = torch.load(_file(parts, "code2wav", VOICE_FILE), weights_only=True)
     processor = [_file(parts, "thinker", name) for name in PROCESSOR_FILES]
     with renamed_when_whole(out) as folder:
@@ -50,8 +47,17 @@ def join(parts: Mapping[str, Path], out: Path) -> int:
         for file in processor:
             shutil.copy(file, folder)
         torch.save({name: {**of, "bos_token": TOKENS.voices[name]} for name, of in voices.items()}, folder / VOICE_FILE)
-        save_file({name: weights[name].half() for name in sorted(weights)}, folder / SINGLE_NAME, {"format": "pt"})
+        _save(weights, folder)
     return sum(file.stat().st_size for file in out.iterdir())
+
+
+def _save(weights: Mapping[str, Mapping[str, torch.Tensor]], folder: Path) -> None:
+    """In half precision, a file a part: one that is trained again changes no other's."""
+    halves = {part: {name: its[name].half() for name in sorted(its)} for part, its in weights.items()}
+    for part, its in halves.items():
+        save_file(its, folder / WEIGHTS[part], {"format": "pt"})
+    file_of = {name: WEIGHTS[part] for part, its in halves.items() for name in its}
+    write_index(file_of, sum(each.nbytes for its in halves.values() for each in its.values()), folder)
 
 
 def _file(parts: Mapping[str, Path], part: str, name: str) -> Path:

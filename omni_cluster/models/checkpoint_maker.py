@@ -176,7 +176,7 @@ def write_weights(
         save_file({weight.name: tensor(weight) for weight in shard}, folder / name, metadata={"format": "pt"})
         progress(f"{name}: {sum(weight.size_bytes for weight in shard) / 1e9:.2f} GB")
     if len(shards) > 1:
-        _write_index(shards, names, folder)
+        _write_index_of(shards, names, folder)
 
 
 def write_in_part(
@@ -197,7 +197,7 @@ def write_in_part(
     progress(f"{names[0]}: {sum(weight.size_bytes for weight in shards[0]) / 1e9:.2f} GB, which are drawn when loaded")
     save_file({weight.name: tensor(weight) for weight in shards[1]}, folder / names[1], metadata={"format": "pt"})
     progress(f"{names[1]}: {sum(weight.size_bytes for weight in shards[1]) / 1e9:.2f} GB")
-    _write_index(shards, names, folder)
+    _write_index_of(shards, names, folder)
 
 
 def _write_header(weights: Sequence[Weight], path: Path) -> None:
@@ -231,8 +231,12 @@ def _shard_names(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _write_index(shards: list[list[Weight]], names: list[str], folder: Path) -> None:
+def _write_index_of(shards: list[list[Weight]], names: list[str], folder: Path) -> None:
     weight_map = {weight.name: name for shard, name in zip(shards, names, strict=True) for weight in shard}
-    total_size = sum(weight.size_bytes for shard in shards for weight in shard)
-    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+    write_index(weight_map, sum(weight.size_bytes for shard in shards for weight in shard), folder)
+
+
+def write_index(file_of: Mapping[str, str], total_bytes: int, folder: Path) -> None:
+    """Writes which file each tensor is in, as the hub has it. `total_bytes`: of all tensors."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(file_of)}
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=1))

@@ -19,7 +19,7 @@ from training.prompts import SPEAKING, TRANSCRIBE
 from training.recordings import tokens_of
 
 SOUNDS = {"short": 12_345, "long": 70_000}
-PICTURES = {"wide": (168, 112), "square": (112, 112)}
+PICTURES = {"wide": (224, 56), "square": (112, 112)}
 
 
 def sound(name):

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cluster.memory.sizes import SINGLE_NAME
 from omni_cluster.models.checkpoint_maker import (
     MAX_SHARD_BYTES,
     CheckpointSummary,
@@ -104,7 +103,7 @@ def embedded_checkpoint(preset: str = "tiny", cache_dir: Path | None = None) -> 
 
 def shipped(folder: Path) -> Path:
     """`folder`, which the package has. Raises ConfigError where it was installed in part."""
-    if not (folder / SINGLE_NAME).is_file():
+    if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"model is preset:{folder.name}, but {folder} has no weights: install the package whole")
     return folder
 
