@@ -58,11 +58,13 @@ class TalkerPlan(TrainerPlan):
     `items`: questions that are answered, and `texts` of each kind that are read. `pieces`, `pictures`: of questions
     that are spoken, and shown; they are kept in `pool`, as the thinker's training does. `exam`: held-out ones, of which
     `generated` are said without help. `codes`: the file of codes that are made already; of `out`, unless given.
-    `size`: conversations of a step, `most_tokens` of them in a batch.
+    `size`: conversations of a step, `most_tokens` of them in a batch. `init`: a folder with the weights of an earlier
+    training, which are begun with.
     """
 
     thinker: Path
     codebook: Path
+    init: Path | None = None
     codes: Path | None = None
     pool: Path | None = None
     items: int = 40_000
@@ -89,6 +91,11 @@ class Learner(nn.Module):
         width = config.talker_config.hidden_size
         self.asking, self.asked = nn.Linear(width, width // 4), nn.Linear(width, width // 4)
         self._media_ids = [config.thinker_config.audio_token_index, config.thinker_config.image_token_index]
+
+    def begin_with(self, folder: Path) -> None:
+        """Of an earlier training, whose pointer was not kept."""
+        weights = load_file(made_by("talker", folder / WEIGHTS))
+        self.talker.load_state_dict({name.removeprefix("talker."): each for name, each in weights.items()})
 
     def forward(self, batch: Batch, speech: TalkerBatch, media: Media, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits `[targets, codes]`, and the pointer's loss of all targets that say a word."""
@@ -155,8 +162,11 @@ class TalkerTrainer(Trainer[tuple[Batch, TalkerBatch]]):
         )
         self._codes = data.codes
         self._generated = generated[0]
+        learner = Learner(trained_thinker(plan.thinker).to(device))
+        if plan.init is not None:
+            learner.begin_with(plan.init)
         super().__init__(
-            plan, Learner(trained_thinker(plan.thinker).to(device)),
+            plan, learner,
             TalkerBatches(batcher, data.codes, data.durations, plan.seed, MISHEARD),
             TalkerBatches(exam, data.codes, data.durations, plan.seed, 0.0)[0],
         )  # fmt: skip
@@ -262,6 +272,7 @@ def main() -> None:
     parser = trainer_options("Trains the toy's talker.", "most-tokens", "items", "texts", "generated")
     parser.add_argument("--thinker", type=Path, required=True, help="the folder of a trained thinker")
     parser.add_argument("--codebook", type=Path, required=True)
+    parser.add_argument("--init", type=Path, help="a folder with the weights that are begun with")
     parser.add_argument("--codes", type=Path, help="a file that keeps the texts' codes for the next run")
     parser.add_argument("--prepare", action="store_true", help="only fills the pool and the codes, for runs to come")
     chosen = given_options(parser)

@@ -59,7 +59,7 @@ def whole():
 @torch.inference_mode()
 def test_its_rows_codes_and_positions_are_those_of_transformers_whole_model(toy_folder, whole, voice):
     processor = Qwen2_5OmniProcessor.from_pretrained(toy_folder)
-    picture = np.random.RandomState(0).randint(0, 256, (112, 168, 3)).astype(np.uint8)
+    picture = np.random.RandomState(0).randint(0, 256, (112, 112, 3)).astype(np.uint8)
     pool = replace(make_pool(Split.TRAIN, 0, 1, 0, 0), pictures=[picture])
     text = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<|vision_bos|><|IMAGE|><|vision_eos|>what is this"
@@ -100,8 +100,8 @@ def batch_of(sequence, inputs, thinker):
     reply = Reply(begin, ids.shape[1] - 1, "")
     none = np.zeros(0, np.int64)
     return Batch(
-        ids, positions.long().numpy(), none, none, none, ["picture"], [reply], shown={(4, 6): [0]},
-        shown_to={(4, 6): is_picture},
+        ids, positions.long().numpy(), none, none, none, ["picture"], [reply], shown={(4, 4): [0]},
+        shown_to={(4, 4): is_picture},
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_some_of_what_it_is_fed_is_misheard_but_not_what_it_is_to_say():
 
 def test_a_talker_that_overfits_utters_the_whole_text_and_ends(plan, monkeypatch):
     with seconds_are_steps(monkeypatch):
-        run = trainer(replace(plan, size=1, minutes=60 / 60))
+        run = trainer(replace(plan, size=1, minutes=150 / 60))
         ((batch, speech),) = run._data[0]
         run.learner.train()
         for step in run.run.steps():
@@ -217,3 +217,12 @@ def test_mistakes_are_what_is_changed_left_out_and_put_in():
     assert mistakes([1, 2], []) == 2
     assert mistakes([1, 9, 3, 4, 4], [1, 2, 3, 4]) == 2
     assert mistakes([7, 1, 2, 3], [1, 2, 3]) == 1
+
+
+def test_it_begins_with_the_weights_of_an_earlier_training(whole, tmp_path):
+    save_file({f"talker.{name}": each for name, each in whole.talker.state_dict().items()}, tmp_path / WEIGHTS)
+    learner = Learner(whole.thinker)
+    learner.begin_with(tmp_path)
+    assert all(torch.equal(each, whole.talker.state_dict()[name]) for name, each in learner.talker.state_dict().items())
+    with pytest.raises(SystemExit, match=r"talker\.safetensors is not there: run python -m training\.talker first"):
+        learner.begin_with(tmp_path / "none")
