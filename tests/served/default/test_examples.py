@@ -85,8 +85,8 @@ def _is_streamed(it: Ran) -> None:
 
 
 def _saw_a_picture(it: Ran) -> None:
-    """A picture of 224 x 224 has 64 tokens."""
-    assert it.text and it.answer()["usage"]["prompt_tokens"] > 64
+    """A picture of 112 x 112 has 16 tokens, and the words around it 34."""
+    assert it.text and it.answer()["usage"]["prompt_tokens"] == 16 + 34
 
 
 def _heard_a_sound(it: Ran) -> None:
