@@ -16,6 +16,8 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from tests.http_app import MODEL
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SPEECH = EXAMPLES / "speech.wav"
 RATE_HZ = 24_000
@@ -51,7 +53,7 @@ async def started(*command: str | Path, folder: Path, **variables: str) -> Async
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     with tempfile.TemporaryFile() as log:  # a pipe that is not read would hold it up
         process = await asyncio.create_subprocess_exec(
-            *map(str, command), cwd=folder, env=kept | variables, stdout=PIPE, stderr=log
+            *map(str, command), cwd=folder, env=kept | {"MODEL": MODEL} | variables, stdout=PIPE, stderr=log
         )
         try:
             yield Program(process, log)

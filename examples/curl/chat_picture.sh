@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A question on a picture: chat_picture.sh [PICTURE]
 set -euo pipefail
-: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:tiny}"
+: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:toy}"
 picture=${1:-$(dirname "$0")/../picture.png}
 
 curl --fail-with-body -sS "$BASE_URL/v1/chat/completions" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # An answer by voice, into a file: chat_spoken.sh [FILE]
 set -euo pipefail
-: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:tiny}"
+: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:toy}"
 file=${1:-answer.wav}
 
 answer=$(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # An answer while it is made, as server-sent events.
 set -euo pipefail
-: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:tiny}"
+: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:toy}"
 
 curl --fail-with-body -sS -N "$BASE_URL/v1/chat/completions" \
   -H "Authorization: Bearer $API_KEY" -H "Content-Type: application/json" -d @- <<END

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A text that is read aloud, into a file: speech.sh [FILE]
 set -euo pipefail
-: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:tiny}"
+: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:toy}"
 file=${1:-speech.wav}
 
 curl --fail-with-body -sS -o "$file" "$BASE_URL/v1/audio/speech" \

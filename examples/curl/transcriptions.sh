@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What is said: transcriptions.sh [SOUND]
 set -euo pipefail
-: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:tiny}"
+: "${BASE_URL:=http://127.0.0.1:8000}" "${API_KEY:=none}" "${MODEL:=preset:toy}"
 sound=${1:-$(dirname "$0")/../speech.wav}
 
 curl --fail-with-body -sS "$BASE_URL/v1/audio/transcriptions" \

@@ -7,7 +7,7 @@ from livekit.plugins import openai
 
 BASE_URL = os.environ.get("BASE_URL", "http://127.0.0.1:8000")
 API_KEY = os.environ.get("API_KEY", "none")
-MODEL = os.environ.get("MODEL", "preset:tiny")
+MODEL = os.environ.get("MODEL", "preset:toy")
 
 server = AgentServer()
 

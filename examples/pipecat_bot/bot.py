@@ -18,7 +18,7 @@ from pipecat.workers.runner import WorkerRunner
 
 BASE_URL = os.environ.get("BASE_URL", "http://127.0.0.1:8000")
 API_KEY = os.environ.get("API_KEY", "none")
-MODEL = os.environ.get("MODEL", "preset:tiny")
+MODEL = os.environ.get("MODEL", "preset:toy")
 PORT = int(os.environ.get("PORT", "8765"))
 RATE_HZ = 24_000
 

@@ -20,7 +20,7 @@ from websockets.exceptions import WebSocketException
 
 BASE_URL = os.environ.get("BASE_URL", "http://127.0.0.1:8000")
 API_KEY = os.environ.get("API_KEY", "none")
-MODEL = os.environ.get("MODEL", "preset:tiny")
+MODEL = os.environ.get("MODEL", "preset:toy")
 SESSION = {"type": "realtime", "instructions": "Be brief.", "audio": {"output": {"voice": "Chelsie"}}}
 
 

@@ -28,7 +28,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel has the folder inside the package, a checkout has it next to the package.
 _CONFIG_FOLDERS = (_PACKAGE / "stage_configs", _PACKAGE.parent / "stage_configs")
 STAGE_CONFIGS = next((folder for folder in _CONFIG_FOLDERS if folder.is_dir()), _CONFIG_FOLDERS[0])
-DEFAULT_CONFIG = STAGE_CONFIGS / "qwen2_5_omni_tiny.yaml"
+DEFAULT_CONFIG = STAGE_CONFIGS / "qwen2_5_omni_toy.yaml"
 
 Location = tuple[int | str, ...]
 Options = TypeVar("Options", bound=BaseModel)
@@ -52,7 +52,7 @@ _EXPECTED = {
 
 
 def load_config(path: Path | str | None = None, *, known_families: Collection[str]) -> PipelineConfig:
-    """Read and check the stage YAML at `path` (default: the tiny CPU deployment that is shipped with the package).
+    """Read and check the stage YAML at `path` (default: the toy's CPU deployment that is shipped with the package).
 
     Where the working folder has no such file, `stage_configs/NAME` is the shipped one.
 

@@ -586,10 +586,10 @@ def test_each_key_of_a_shipped_stage_says_why_it_is_there(path: Path) -> None:
     assert unexplained == []
 
 
-def test_the_default_is_the_tiny_deployment_on_cpu() -> None:
+def test_the_default_is_the_trained_toy_on_cpu() -> None:
     config = load_config(known_families=FAMILIES)
     assert config == load_config(DEFAULT_CONFIG, known_families=FAMILIES)
-    assert config.model == "preset:tiny"
+    assert config.model == "preset:toy"
     assert [stage.gpus_per_replica for stage in config.stages] == [0, 0, 0]
 
 

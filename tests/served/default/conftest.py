@@ -1,4 +1,4 @@
-"""`serve run deployments:app`, without arguments: one for all modules of this folder."""
+"""`serve run deployments:app` with the tests' configuration: one for all modules of this folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.configs import TINY_CONFIG
 from tests.served.app import ServedApp, serve_run
 from tests.served.nodes import default_config, over_nodes
 
@@ -22,5 +23,5 @@ def _apart() -> Iterator[ServedApp]:
 
 @pytest.fixture(scope="package")
 def served(request: pytest.FixtureRequest) -> Iterator[ServedApp]:
-    with _apart() if request.config.getoption("--apart") else serve_run() as app:
+    with _apart() if request.config.getoption("--apart") else serve_run(f"config={TINY_CONFIG}") as app:
         yield app

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.served.app import ROOT
+from tests.configs import TINY_CONFIG
 from tests.served.deployed import run_serve
 from tests.served.drain_promises import DrainPromises
 from tests.served.recovering import CHAT
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `serve build` makes of the default, and a thinker alone by its arguments."""
+    """What `serve build` makes of the default, with the tests' configuration, and a thinker alone."""
     path = tmp_path_factory.mktemp("serve") / "two.yaml"
     run_serve("build", "deployments:default", "-o", str(path))
     built = yaml.safe_load(path.read_text())
     del built["http_options"]  # those of the Serve that runs
-    config = yaml.safe_load((ROOT / "stage_configs" / "qwen2_5_omni_tiny.yaml").read_text())
-    config["stages"] = config["stages"][:1]
+    config = yaml.safe_load(TINY_CONFIG.read_text())
     (default,) = built["applications"]
-    default["name"] = "default"
+    default |= {"name": "default", "import_path": "deployments:app", "args": {"config": config}}
+    config = config | {"stages": config["stages"][:1]}
     beside = {"name": "text", "route_prefix": "/beside", "import_path": "deployments:app", "args": {"config": config}}
     path.write_text(yaml.safe_dump(built | {"applications": [default, beside]}))
     return path
