@@ -103,7 +103,8 @@ with doing("streamed sound") as seen:
 
 with doing("program of the page") as seen, contextlib.redirect_stdout(sys.stderr):
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
-    exec(compile(code.replace("http://127.0.0.1:8000", ADDRESS), str(PAGE), "exec"), {})
+    code = code.replace("http://127.0.0.1:8000", ADDRESS).replace("preset:toy", MODEL)
+    exec(compile(code, str(PAGE), "exec"), {})
     seen["file"] = "answer.wav"
 
 with doing("tool") as seen:

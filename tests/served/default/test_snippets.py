@@ -81,8 +81,8 @@ def test_a_curl_command_is_answered(served: ServedApp, command: str, tmp_path: P
     printed = run("bash", "-c", as_served(command), folder=tmp_path, CURL_HOME=str(tmp_path))
     written = re.findall(r"-o (\S+)", command)
     assert printed or all((tmp_path / name).stat().st_size for name in written)
-    for shipped in (SOUND / name for name in written if (SOUND / name).exists()):
-        assert samples(shipped) == samples(tmp_path / shipped.name) > SAMPLE_RATE_HZ
+    for name in written:
+        assert not (SOUND / name).exists() or samples(tmp_path / name) > SAMPLE_RATE_HZ
 
 
 @pytest.mark.parametrize("block", blocks_of("fields"), ids=str)
