@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import l1_loss, leaky_relu, pad
 from torch.nn.utils.parametrizations import weight_norm
 
-from training.mel import log_mel
+from training.mel import hann, log_mel
 
 RESOLUTIONS = ((512, 120), (1024, 240), (2048, 480))
 """Windows of the spectra, and the samples from one to the next."""
@@ -21,8 +21,7 @@ Features = list[torch.Tensor]
 
 def magnitudes(sound: torch.Tensor, window: int, hop: int) -> torch.Tensor:
     """`[B, samples]` -> `[B, frequencies, frames]`."""
-    hann = torch.hann_window(window, device=sound.device)
-    spectrum = torch.stft(sound, window, hop, window, hann, return_complex=True)
+    spectrum = torch.stft(sound, window, hop, window, hann(window, sound.device), return_complex=True)
     return torch.view_as_real(spectrum).square().sum(-1).add(1e-9).sqrt()
 
 

@@ -26,13 +26,19 @@ def log_mel(sound: torch.Tensor) -> torch.Tensor:
     """Float32 `[B, samples]` -> `[B, samples / 240, 80]`; a frame is centred on its own 240 samples."""
     beside = (WINDOW - HOP) // 2
     padded = pad(sound[:, None], (beside, beside), mode="reflect")[:, 0]
-    window = torch.hann_window(WINDOW, device=sound.device)
-    spectrum = torch.stft(padded, WINDOW, HOP, WINDOW, window, center=False, return_complex=True)
+    spectrum = torch.stft(padded, WINDOW, HOP, WINDOW, hann(WINDOW, sound.device), center=False, return_complex=True)
     magnitude = torch.view_as_real(spectrum).square().sum(-1).add(1e-9).sqrt()
     return (mel_filters(BINS, WINDOW, ANSWER_HZ, sound.device) @ magnitude).clamp(min=LEAST).log().transpose(1, 2)
 
 
 @functools.cache
+@torch.inference_mode(False)  # or a training could not use what was first made outside of it
+def hann(window: int, device: torch.device) -> torch.Tensor:
+    return torch.hann_window(window, device=device)
+
+
+@functools.cache
+@torch.inference_mode(False)
 def mel_filters(bins: int, window: int, rate_hz: int, device: torch.device) -> torch.Tensor:
     """`[bins, window / 2 + 1]`, of one area each."""
     filters = mel_filter_bank(
