@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavBigVGANModel,
@@ -22,7 +21,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
-from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, WEIGHTS_FILE, new_dit, new_vocoder, write
+from training.code2wav_parts import DIT_PREFIX, VOCODER_PREFIX, new_dit, new_vocoder, weights, write
 from training.codes import Codebook, cepstra, spoken_mel
 from training.files import made_by
 from training.recogniser import Recogniser
@@ -37,19 +36,17 @@ STEPS = 10
 
 def averaged(folder: Path, part: str, model: nn.Module) -> None:
     """Gives the model the averaged weights of a training."""
-    weights = torch.load(made_by(part, folder / f"{part}.pt"), map_location="cpu", weights_only=True)["parts"][
-        "average"
-    ]
-    del weights["count"]
-    model.load_state_dict(weights)
+    state = torch.load(made_by(part, folder / f"{part}.pt"), map_location="cpu", weights_only=True)
+    average = state["parts"]["average"]
+    del average["count"]
+    model.load_state_dict(average)
 
 
 def load(folder: Path) -> tuple[Qwen2_5OmniToken2WavDiTModel, Qwen2_5OmniToken2WavBigVGANModel]:
     """In float32, from a folder that `write` has written."""
-    tensors = {name: tensor.float() for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
     dit, vocoder = new_dit().eval(), new_vocoder().eval()
     for model, prefix in ((dit, DIT_PREFIX), (vocoder, VOCODER_PREFIX)):
-        model.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+        model.load_state_dict(weights(folder, prefix))
     return dit, vocoder
 
 
@@ -93,12 +90,16 @@ def measured(folder: Path, count: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the toy's code2wav, and measures it.")
     parser.add_argument("--data", type=Path, help="the folder that flow and vocoder were trained in")
+    parser.add_argument("--flow", type=Path, help="a folder that has a flow already, which is taken unchanged")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--measure", type=int, default=0, help="so many held-out answers, by pocketsphinx")
     given = parser.parse_args()
     if given.data:
         dit, vocoder = new_dit(), new_vocoder()
-        averaged(given.data, "flow", dit)
+        if given.flow:
+            dit.load_state_dict(weights(given.flow, DIT_PREFIX))
+        else:
+            averaged(given.data, "flow", dit)
         averaged(given.data, "vocoder", vocoder)
         write(given.out, dit, vocoder, Sayings.load(given.data).voices)
         shutil.copy(given.data / "codebook.pt", given.out)

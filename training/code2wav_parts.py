@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig, Qwen2_5OmniDiTConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
@@ -15,6 +15,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE
+from omni_cluster.types.errors import ConfigError
 from training import codes
 from training.saying import SPEAKERS
 
@@ -78,3 +79,14 @@ def write(folder: Path, dit: nn.Module, vocoder: nn.Module, of_voices: dict[str,
                for prefix, part in parts.items() for name, tensor in part.state_dict().items()}  # fmt: skip
     save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
     torch.save(of_voices, folder / VOICE_FILE)
+
+
+def weights(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Of one part, in float32, from a folder that `write` has written or from the joined toy.
+
+    Raises ConfigError where there are none.
+    """
+    if not (file := folder / WEIGHTS_FILE).is_file():
+        raise ConfigError(f"{folder} has no {WEIGHTS_FILE}: give the folder of a trained code2wav.")
+    return {name.removeprefix(prefix): tensor.float()
+            for name, tensor in load_file(file).items() if name.startswith(prefix)}  # fmt: skip

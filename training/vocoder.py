@@ -2,25 +2,26 @@
 
     python -m training.vocoder --out .cache/wave --minutes 12
 
-At first by spectra alone, then by discriminators too, which learn beside it.
+At first by spectra alone, then by discriminators too, which learn beside it. `--init` begins with the weights of an
+earlier training.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from training.average import Average
-from training.code2wav_parts import new_vocoder
+from training.code2wav_parts import VOCODER_PREFIX, new_vocoder, weights
 from training.discriminators import Discriminators, adversarial_loss, discriminator_loss, spectral_loss
 from training.mel import HOP, log_mel
 from training.run import Plan, Run, descend, given_options, run_options
 from training.wave_data import Sayings
 
-HIGHEST_RATE = 1e-3
 DISCRIMINATORS_RATE = 3e-4
 SPECTRAL = 7.5
 """Weight of the spectra beside the discriminators."""
@@ -34,12 +35,15 @@ ROUGHNESS = 0.05
 class VocoderPlan(Plan):
     """`out` has the sentences, too. `batch`: parts of sounds of a step, each of so many `frames`.
 
-    `adversarial_from`: the part of the training without discriminators.
+    `adversarial_from`: the part of the training without discriminators. `rate`: the highest one. `init`: a folder
+    whose weights are begun with.
     """
 
     batch: int = 32
     frames: int = 64
     adversarial_from: float = 0.3
+    rate: float = 1e-3
+    init: Path | None = None
 
 
 class Parts:
@@ -70,14 +74,16 @@ def train(plan: VocoderPlan, sayings: Sayings) -> None:
     torch.manual_seed(plan.seed)
     device = torch.device(plan.device)
     vocoder, discriminators = new_vocoder().to(device), Discriminators().to(device)
-    optimizer = torch.optim.AdamW(vocoder.parameters(), HIGHEST_RATE, betas=(0.8, 0.99), weight_decay=0.0)
+    if plan.init is not None:
+        vocoder.load_state_dict(weights(plan.init, VOCODER_PREFIX))
+    optimizer = torch.optim.AdamW(vocoder.parameters(), plan.rate, betas=(0.8, 0.99), weight_decay=0.0)
     learning = torch.optim.AdamW(discriminators.parameters(), DISCRIMINATORS_RATE, betas=(0.8, 0.99), weight_decay=0.0)
     average = Average(vocoder, 500)
     kept = {"model": vocoder, "optimizer": optimizer, "average": average}
     run = Run("vocoder", plan, {**kept, "discriminators": discriminators, "learning": learning})
     parts, inner = Parts(sayings, device, plan.frames), slice(CONTEXT_FRAMES * HOP, -CONTEXT_FRAMES * HOP)
     for _ in run.steps():
-        real, rate = parts.draw(plan.batch), run.rate(HIGHEST_RATE)
+        real, rate = parts.draw(plan.batch), run.rate(plan.rate)
         mel = log_mel(real)
         made, real = sound_of(vocoder, mel + ROUGHNESS * torch.randn_like(mel))[:, inner], real[:, inner]
         loss = spectral = spectral_loss(made, real)
@@ -97,6 +103,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--frames", type=int, help="of each part of a batch")
     parser.add_argument("--adversarial-from", type=float, help="the part of the training without discriminators")
+    parser.add_argument("--rate", type=float, help="the highest one")
+    parser.add_argument("--init", type=Path, help="a folder whose weights are begun with")
     plan = VocoderPlan(**given_options(parser))
     train(plan, Sayings.load(plan.out))
 

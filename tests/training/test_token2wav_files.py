@@ -12,10 +12,20 @@ from transformers import Qwen2_5OmniConfig
 from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
 from omni_cluster.models.qwen2_5_omni.voices import VOICE_FILE, load_voices
 from omni_cluster.models.sound import SoundJob
-from tests.training.sayings import voice
+from tests.training.sayings import sayings_of, voice
+from training import code2wav
 from training.average import Average
 from training.code2wav import averaged, flowed, load
-from training.code2wav_parts import TOKEN2WAV, WEIGHTS_FILE, new_dit, new_vocoder, write
+from training.code2wav_parts import (
+    DIT_PREFIX,
+    TOKEN2WAV,
+    VOCODER_PREFIX,
+    WEIGHTS_FILE,
+    new_dit,
+    new_vocoder,
+    weights,
+    write,
+)
 from training.run import Plan, Run
 from training.saying import SAMPLES_A_CODE
 from training.vocoder import sound_of
@@ -59,6 +69,23 @@ def test_sound_is_transformers(folder: Path, speaker: str) -> None:
         wanted = sound_of(vocoder, flowed(dit, CODES, entry)[None])[0].clamp(-1, 1).numpy()
     assert made.shape == wanted.shape and float(np.abs(wanted).max()) > 1e-3
     np.testing.assert_allclose(made, wanted, atol=1e-4, rtol=0)
+
+
+def test_the_flow_of_a_folder_is_kept_beside_a_new_vocoder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = new_vocoder()
+    kept = {"average": Average(trained)}
+    assert list(Run("vocoder", Plan(out=tmp_path, minutes=1, at_most=0), kept).steps()) == []
+    sayings_of(1).save(tmp_path)
+    (tmp_path / "codebook.pt").write_bytes(b"kept")
+    out = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["code2wav", f"--data={tmp_path}", f"--flow={folder}", f"--out={out}"])
+    code2wav.main()
+    torch.testing.assert_close(weights(out, DIT_PREFIX), weights(folder, DIT_PREFIX), rtol=0, atol=0)
+    wanted = {name: tensor.half().float() for name, tensor in trained.state_dict().items()}
+    torch.testing.assert_close(weights(out, VOCODER_PREFIX), wanted, rtol=0, atol=0)
+    assert (out / "codebook.pt").read_bytes() == b"kept"
 
 
 def test_averaged_weights_are_those_of_a_trainings_file(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from omni_cluster.types.errors import ConfigError
 from tests.training.sayings import sayings_of, seconds_are_steps
 from training import vocoder
-from training.code2wav_parts import new_vocoder
+from training.code2wav_parts import new_dit, new_vocoder, write
 from training.discriminators import Discriminators, adversarial_loss, discriminator_loss, spectral_loss
 from training.mel import HOP, log_mel
 from training.vocoder import VocoderPlan
@@ -40,6 +42,31 @@ def test_a_few_steps_make_the_sound_more_like_speech(tmp_path: Path, monkeypatch
             model.load_state_dict(weights)
             losses.append(float(spectral_loss(vocoder.sound_of(model, log_mel(real)), real)))
     assert losses[1] < 0.9 * losses[0]
+
+
+def test_a_training_begins_with_the_weights_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier, begun, sayings = new_vocoder(), tmp_path / "begun", sayings_of(1, codes=16)
+    write(tmp_path, new_dit(), earlier, {})
+
+    def run(at_most: float) -> dict[str, Any]:
+        plan = VocoderPlan(out=begun, minutes=1, at_most=at_most, batch=1, frames=8, adversarial_from=0, init=tmp_path)
+        with seconds_are_steps(monkeypatch):
+            vocoder.train(plan, sayings)
+        state: dict[str, Any] = torch.load(begun / "vocoder.pt", weights_only=True)
+        return state
+
+    wanted = {name: tensor.half().float() for name, tensor in earlier.state_dict().items()}
+    torch.testing.assert_close(run(at_most=0)["parts"]["model"], wanted, rtol=0, atol=0)
+    assert run(at_most=4 / 60)["step"] == 2  # of two optimizers each
+    said = (begun / "vocoder.log").read_text()
+    assert "adversarial" in said and "discriminators" in said
+
+
+def test_a_folder_without_a_vocoder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    plan = VocoderPlan(out=tmp_path, minutes=1, init=tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        vocoder.train(plan, sayings_of(1, codes=16))
+    assert str(raised.value) == f"{tmp_path} has no token2wav.safetensors: give the folder of a trained code2wav."
 
 
 def test_judges_learn_to_tell_a_made_sound_from_a_real_one() -> None:
