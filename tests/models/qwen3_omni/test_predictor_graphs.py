@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,18 +100,21 @@ def test_codes_of_graphs_are_those_of_the_same_kernels_without_one(
 @pytest.mark.gpu
 @pytest.mark.parametrize("requests", [1, 3, 8, 64])
 @torch.inference_mode()
-def test_fused_kernels_make_the_codes_that_the_predictor_does(
+def test_fused_kernels_leave_the_codes_of_float32_no_sooner_than_the_predictor_does(
     qwen3_reference: Any, qwen3_folder: Path, requests: int
 ) -> None:
-    """All but those of which two were as likely, but for roundings: a code hangs on those before it in its frame."""
+    """In bfloat16 two codes may be as likely but for roundings; a code hangs on those before it in its frame."""
     config = qwen3_reference.config.talker_config.code_predictor_config
     predictor = predictor_on("cuda", config, qwen3_folder, torch.bfloat16)
-    fused, agreed, made = FusedPredictor(predictor), 0, 0
-    for seed in range(64 // requests):
+    exact, fused = copy.deepcopy(predictor).float(), FusedPredictor(predictor)
+    agreed, made = {"plain": 0, "fused": 0}, 0
+    for seed in range(512 // requests):
         given = given_of(requests, predictor.norm, 0.5, seed)
-        same = (fused(*given) == predictor(*given)).int().cumprod(1)
-        agreed, made = agreed + int(same.sum()), made + same.numel()
-    assert agreed > 0.9 * made
+        wanted = exact(given.hidden.float(), given.first.float(), given.greedy, given.keys)
+        for name, codes in (("plain", predictor(*given)), ("fused", fused(*given))):
+            agreed[name] += int((codes == wanted).int().cumprod(1).sum())
+        made += wanted.numel()
+    assert 0.2 * made < agreed["plain"] < agreed["fused"] + 0.05 * made
 
 
 @pytest.mark.gpu
