@@ -12,19 +12,23 @@ class Average:
 
     def __init__(self, model: torch.nn.Module, steps: int = 1000) -> None:
         self._weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        self._model, self._steps, self._count = model, steps, 0
+        self._model, self._steps = model, steps
+        self._count = torch.zeros((), dtype=torch.int64, device=next(iter(self._weights.values())).device)
 
     @torch.no_grad()
     def update(self) -> None:
+        """Without a wait for the device, so that it can be captured."""
         self._count += 1
-        part = min(1.0, max(10 / self._count, 1 / self._steps))
-        now = self._model.state_dict()
-        torch._foreach_lerp_([*self._weights.values()], [now[name] for name in self._weights], part)
+        part = (10 / self._count).clamp(1 / self._steps, 1.0)
+        now, averages = self._model.state_dict(), [*self._weights.values()]
+        ways = torch._foreach_sub([now[name] for name in self._weights], averages)
+        torch._foreach_mul_(ways, part)
+        torch._foreach_add_(averages, ways)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._weights, "count": torch.tensor(self._count)}
+        return {**self._weights, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._count = int(state["count"])
+        self._count.copy_(state["count"])
         for name, tensor in self._weights.items():
             tensor.copy_(state[name])

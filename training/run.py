@@ -149,17 +149,24 @@ def _draw_on(random: Mapping[str, torch.Tensor]) -> None:
 
 
 def descend(
-    optimizer: torch.optim.Optimizer, losses: Iterable[torch.Tensor], rate: float, longest: float
+    optimizer: torch.optim.Optimizer, losses: Iterable[torch.Tensor], rate: float | torch.Tensor, longest: float
 ) -> torch.Tensor:
-    """A step down the gradients of all losses together, which are shortened to `longest`; the length that they had."""
+    """A step down the gradients of all losses together, which are shortened to `longest`; the length that they had.
+
+    One batch of many must not spoil all: gradients that are no numbers are left out. A fused optimizer that is
+    capturable, too, finds that out on the device.
+    """
     optimizer.zero_grad(set_to_none=True)
-    for loss in losses:
-        loss.backward()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for loss in losses:
+        loss.backward(inputs=parameters)
     length = torch.nn.utils.clip_grad_norm_(parameters, longest)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    if length.isfinite():  # else one batch of many would spoil all
+    if optimizer.defaults.get("capturable"):
+        vars(optimizer)["found_inf"] = (~length.isfinite()).float()  # the name that torch reads it by
+        optimizer.step()
+    elif length.isfinite():
         optimizer.step()
     return length
 

@@ -112,6 +112,19 @@ def test_a_batch_whose_gradients_are_no_numbers_is_left_out(tmp_path: Path) -> N
     assert weight.model.weight.item() == pytest.approx(2)
 
 
+def test_a_batch_whose_gradients_are_no_numbers_is_left_out_on_the_device_too() -> None:
+    def learn(losses: list[float]) -> tuple[float, Any]:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([weight], fused=True, capturable=True)
+        for loss in losses:
+            descend(optimizer, [loss * weight.sum()], rate=torch.tensor(0.5), longest=1.0)
+        return weight.item(), optimizer.state_dict()["state"]
+
+    learned = learn([-1.0, -0.5])
+    assert learned[0] == pytest.approx(1, abs=0.1)
+    assert learn([torch.nan, -1.0, torch.inf, -0.5]) == learned
+
+
 def test_a_training_without_its_data_says_what_makes_it(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"sayings\.pt is not there: run python -m training\.wave_data first\.$"):
         Sayings.load(tmp_path)
