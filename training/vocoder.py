@@ -40,7 +40,7 @@ class VocoderPlan(Plan):
     """`out` has the sentences, too. `batch`: parts of sounds of a step, each of so many `frames`.
 
     `adversarial_from`: the part of the training without discriminators. `rate`: the highest one. `init`: a folder
-    whose weights are begun with. `eager`: without CUDA graphs on a card, too.
+    whose weights are begun with. `eager`: on a card as on a CPU.
     """
 
     batch: int = 32
@@ -49,6 +49,11 @@ class VocoderPlan(Plan):
     rate: float = 1e-3
     init: Path | None = None
     eager: bool = False
+
+    @property
+    def on_card(self) -> bool:
+        """With kernels of its own and CUDA graphs."""
+        return torch.device(self.device).type == "cuda" and not self.eager
 
 
 class Parts:
@@ -94,6 +99,10 @@ class Learner:
         if plan.init is not None:
             self._vocoder.load_state_dict(weights(plan.init, VOCODER_PREFIX))
         self._vocoder.to(device)
+        if plan.on_card:
+            from training.snake import use_kernels  # the CPU has no kernels
+
+            use_kernels(self._vocoder)
         self._optimizer, self._learning = _optimizer(self._vocoder), _optimizer(self._discriminators)
         self._average = Average(self._vocoder, 500)
         self.rate, self.discriminators_rate = torch.zeros(2, device=device).unbind()
@@ -160,7 +169,7 @@ def train(plan: VocoderPlan, sayings: Sayings) -> None:
     run = Run("vocoder", plan, learner.kept())
     by_spectra: Callable[[], Told] = learner.spectral_step
     by_all: Callable[[], Told] = learner.adversarial_step
-    if torch.device(plan.device).type == "cuda" and not plan.eager:
+    if plan.on_card:
         pool = GraphPool()
         by_spectra, by_all = Captured(by_spectra, pool), Captured(by_all, pool)
     for _ in run.steps():
@@ -178,7 +187,7 @@ def main() -> None:
     parser.add_argument("--adversarial-from", type=float, help="the part of the training without discriminators")
     parser.add_argument("--rate", type=float, help="the highest one")
     parser.add_argument("--init", type=Path, help="a folder whose weights are begun with")
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs on a card, too")
+    parser.add_argument("--eager", action="store_true", help="on a card as on a CPU: without CUDA graphs")
     plan = VocoderPlan(**given_options(parser))
     train(plan, Sayings.load(plan.out))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,14 @@ def test_a_sound_is_what_transformers_makes() -> None:
     made = vocoder.sound_of(made_by, mel)
     assert made.shape == (1, 8 * HOP) and float(made.abs().max()) > 1e-3
     torch.testing.assert_close(made[0].clamp(-1, 1), made_by(mel.transpose(1, 2)).reshape(-1))
+
+
+@pytest.mark.full  # Triton interprets slowly
+def test_the_kernels_of_a_card_make_the_same_sound_and_gradients() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.training.interpreted_snake"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    differences = [float(each) for each in done.stdout.split()]
+    assert len(differences) == 1 + len([*new_vocoder().parameters()]) and max(differences) < 2e-3
 
 
 def test_a_few_steps_make_the_sound_more_like_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
