@@ -44,7 +44,7 @@ from training.world import Item, Split, items
 WEIGHTS: Final = "talker.safetensors"
 CODES: Final = "codes.json"
 MISHEARD: Final = 0.05
-MIX: Final = Mix(spoken=25, shown=8, transcripts=0, later=20, long=2, aloud=50)
+MIX: Final = Mix(spoken=25, shown=12, transcripts=0, later=20, long=2, aloud=50)
 POINTED_LAYER: Final = 2
 POINTING: Final = 0.3
 LONGEST: Final = 1.3

@@ -24,7 +24,6 @@ from training.files import written_whole
 from training.run import Clock, Plan, Run, descend, run_options
 
 Given = TypeVar("Given")
-HIGHEST_RATE: Final = 1.5e-3
 WARM_UP: Final = 0.05
 EXAMINED_EVERY_S: Final = 120.0
 
@@ -33,7 +32,8 @@ EXAMINED_EVERY_S: Final = 120.0
 class TrainerPlan(Plan):
     """`pieces`, `pictures`: how many sounds and drawings are made, and kept in `pool`. `exam`: held-out ones.
 
-    `size`: what a step has of them. `workers`: processes that make batches; 0: none beside this one.
+    `size`: what a step has of them. `workers`: processes that make batches; 0: none beside this one. `rate`: the
+    highest one.
     """
 
     pieces: int = 60_000
@@ -42,6 +42,7 @@ class TrainerPlan(Plan):
     pool: Path | None = None
     size: int = 128
     workers: int = 0
+    rate: float = 1.5e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Trainer(ABC, Generic[Given]):
         self._plan = plan
         self._device = torch.device(plan.device)
         self.learner = learner.to(self._device)
-        self._optimizer = _optimizer(learner, is_fused=self._device.type == "cuda")
+        self._optimizer = _optimizer(learner, plan.rate, is_fused=self._device.type == "cuda")
         self._data = data
         self._exam = exam
         self.run = Run(self.name, plan, {"model": self.learner, "optimizer": self._optimizer})
@@ -121,7 +122,7 @@ class Trainer(ABC, Generic[Given]):
                     means[name] = means[name] + part.detach()
                 yield torch.stack([self.shares[name] * part for name, part in parts.items()]).sum()
 
-        rate = self.run.rate(HIGHEST_RATE, WARM_UP)
+        rate = self.run.rate(self._plan.rate, WARM_UP)
         gradient = descend(self._optimizer, losses(), rate, longest=1.0)
         self.run.tell(**means, gradient=gradient, rate=rate)
 
@@ -173,14 +174,14 @@ def _one_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _optimizer(learner: nn.Module, is_fused: bool) -> torch.optim.AdamW:
+def _optimizer(learner: nn.Module, rate: float, is_fused: bool) -> torch.optim.AdamW:
     """Matrices alone decay, and of these not the embeddings."""
     decays: dict[bool, list[nn.Parameter]] = {False: [], True: []}
     for name, parameter in learner.named_parameters():
         if parameter.requires_grad:
             decays[parameter.ndim > 1 and "embed_tokens" not in name].append(parameter)
     groups = [{"params": decays[True], "weight_decay": 0.05}, {"params": decays[False], "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=HIGHEST_RATE, betas=(0.9, 0.97), fused=is_fused)
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.97), fused=is_fused)
 
 
 def trainer_options(about: str, *counts: str) -> argparse.ArgumentParser:
@@ -188,6 +189,7 @@ def trainer_options(about: str, *counts: str) -> argparse.ArgumentParser:
     parser = run_options(about)
     parser.add_argument("--pool", type=Path, help="a folder that keeps sounds and pictures for the next run")
     parser.add_argument("--workers", type=int, default=CORES, help="processes that make batches")
+    parser.add_argument("--rate", type=float, help="the highest one")
     for name in ("pieces", "pictures", "exam", "size", *counts):
         parser.add_argument(f"--{name}", type=int)
     return parser
