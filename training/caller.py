@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,10 +107,12 @@ class Caller:
         return len(self._microphone) > 0
 
     async def listen(self, answer: Played, most_s: float | None = None) -> None:
-        """Until the answer was played; with `most_s`, until so much of it was."""
-        await self._until(lambda: answer.status is not None or (most_s is not None and bool(answer.pcm)))
-        left_s = answer.left_s(self._loop.time())
-        await asyncio.sleep(left_s if most_s is None else min(left_s, most_s))
+        """Until the answer was played; with `most_s`, for no longer from its first sound on."""
+        await self._until(lambda: answer.status is not None or bool(answer.pcm))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._until(lambda: answer.status is not None)
+                await asyncio.sleep(answer.left_s(self._loop.time()))
 
     async def transcripts(self, items: list[str]) -> str:
         """Of those items, once they are there."""

@@ -34,8 +34,8 @@ from training.saying import ANSWER_HZ, SPEAKERS
 from training.speech import QUESTION_HZ, NoEspeak, Sound, resampled
 from training.world import Item, Kind, held_out
 
-LISTENS_S: Final = 0.6
-"""Of an answer that is talked over: so much is played before the client speaks."""
+LISTENS_S: Final = (0.3, 1.2)
+"""Of an answer that is talked over: so much is played before the client speaks, which the server hears 0.3 s later."""
 LONG: Final = 6
 """Words of an answer that can be talked over."""
 NEAR: Final = 1
@@ -51,12 +51,12 @@ TIMEOUT_S: Final = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is said, at the rate of sessions. `is_cut`: whether the next turn talks over the answer."""
+    """What is said, at the rate of sessions. `listens_s`: to its answer, before the next turn talks over it."""
 
     question: str
     wanted: str
     sound: Sound
-    is_cut: bool = False
+    listens_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Taken:
 
 
 def turns(number: int, interruptions: int, seed: int = 0) -> list[Turn]:
-    """Those that talk over an answer are spread evenly. Raises NoEspeak."""
-    cut = {(2 * place + 1) * number // (2 * interruptions) for place in range(interruptions)}
+    """Those whose answer is talked over are spread evenly, before the last one. Raises NoEspeak."""
+    cut = {(2 * place + 1) * (number - 1) // (2 * interruptions) for place in range(interruptions)}
     short = iter([item for item in held_out(2 * number, seed) if item.picture is None])
     long = iter([item for item in _repeated(8 * interruptions, seed) if len(item.answer.split()) >= LONG])
     rng = Random(f"dialogue {seed}")
@@ -83,7 +83,8 @@ def _repeated(most: int, seed: int) -> list[Item]:
 
 
 def _turn(item: Item, is_cut: bool, rng: Random) -> Turn:
-    return Turn(item.question, item.answer, resampled(spoken(item.question, rng), QUESTION_HZ, ANSWER_HZ), is_cut)
+    sound = resampled(spoken(item.question, rng), QUESTION_HZ, ANSWER_HZ)
+    return Turn(item.question, item.answer, sound, rng.uniform(*LISTENS_S) if is_cut else None)
 
 
 # ------------------------------------------------------------------ the conversation
@@ -106,7 +107,7 @@ async def _conversation(caller: Caller, said: Sequence[Turn], voice: str) -> lis
     spoken_turns = []
     for turn in said:
         items, answer = await caller.say(turn.sound)
-        await caller.listen(answer, LISTENS_S if turn.is_cut else None)
+        await caller.listen(answer, turn.listens_s)
         spoken_turns.append((turn, items, answer))
     return [
         Taken(turn, plain(await caller.transcripts(items)), answer, await _remembered(caller, answer))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,13 +14,14 @@ from omni_cluster.server.realtime.spoken_text import USUAL_CHARS_PER_S, heard_te
 from omni_cluster.types.inputs import OmniRequest
 from tests.server.realtime.spoken import sentences
 from tests.training.teller import CODES, telling
-from training.caller import Played
+from training.caller import Caller, Played
 from training.dialogue import LISTENS_S, LONG, Taken, Turn, report, table, talk, turns
 from training.saying import ANSWER_HZ, SAMPLES_A_CODE, SPEAKERS
 from training.speech import Sound
 
 pytestmark = pytest.mark.usefixtures("tiny")
 TOLD = "the green bird sings near the river"
+LISTENED_S = 0.6
 
 
 class Counter:
@@ -34,7 +37,7 @@ class Counter:
 def spoken_turns() -> list[Turn]:
     """The first answer is talked over."""
     sounds = [np.pad(samples.astype(np.float32) / 2**15, (2400, 2400)) for samples in sentences()]
-    return [Turn("one", TOLD, sounds[0], is_cut=True), Turn("two", TOLD, sounds[1])]
+    return [Turn("one", TOLD, sounds[0], listens_s=LISTENED_S), Turn("two", TOLD, sounds[1])]
 
 
 async def test_an_answer_that_is_talked_over_is_remembered_to_the_word_that_was_played(tmp_path: Path) -> None:
@@ -46,7 +49,7 @@ async def test_an_answer_that_is_talked_over_is_remembered_to_the_word_that_was_
     cut, whole = (each.answer for each in taken)
     assert [each.transcript for each in taken] == ["one", "one"]
     assert cut.text == whole.text == TOLD
-    assert cut.stopped_s is not None and LISTENS_S < cut.stopped_s < CODES * SAMPLES_A_CODE / ANSWER_HZ
+    assert cut.stopped_s is not None and LISTENED_S < cut.stopped_s < CODES * SAMPLES_A_CODE / ANSWER_HZ
     chars_per_s = len(TOLD) / (CODES * SAMPLES_A_CODE / ANSWER_HZ)  # the server knows the answer's whole sound
     kept = {heard_text(TOLD, int(1000 * cut.stopped_s) / 1000, rate) for rate in (chars_per_s, USUAL_CHARS_PER_S)}
     assert taken[0].remembered in {len(text.split()) for text in kept}
@@ -61,7 +64,7 @@ async def test_a_server_that_is_not_there_is_told_of() -> None:
 
 def taken_turn(question: str, transcript: str, said: str, stopped_s: float | None = None, remembered: int = 0) -> Taken:
     answer = Played(text=said, status="completed", pcm=bytearray(4 * ANSWER_HZ), stopped_s=stopped_s)
-    turn = Turn(question, TOLD, np.zeros(1, np.float32), is_cut=stopped_s is not None)
+    turn = Turn(question, TOLD, np.zeros(1, np.float32), listens_s=stopped_s)
     return Taken(turn, transcript, answer, None if stopped_s is None else remembered)
 
 
@@ -82,8 +85,27 @@ def test_a_cut_at_the_word_before_or_behind_the_one_that_was_played_counts() -> 
 @pytest.mark.usefixtures("espeak")
 def test_the_answers_that_are_talked_over_are_long_and_spread_evenly() -> None:
     said = turns(10, 3, seed=1)
-    assert [number for number, turn in enumerate(said) if turn.is_cut] == [1, 5, 8]
-    assert all(len(turn.wanted.split()) >= LONG for turn in said if turn.is_cut)
+    cut = {number: turn.listens_s for number, turn in enumerate(said) if turn.listens_s is not None}
+    assert list(cut) == [1, 4, 7]
+    assert all(len(said[number].wanted.split()) >= LONG for number in cut)
+    assert len({*cut.values()}) == 3 and LISTENS_S[0] <= min(cut.values()) < max(cut.values()) <= LISTENS_S[1]
     assert all(0.5 < len(turn.sound) / ANSWER_HZ < 8 for turn in said)
     assert len({turn.question for turn in said}) == 10
-    assert not any(turn.is_cut for turn in turns(3, 0))
+    assert all(turn.listens_s is None for turn in turns(3, 0))
+
+
+@pytest.mark.usefixtures("espeak")
+@pytest.mark.parametrize(("number", "interruptions"), [(2, 1), (4, 2), (5, 2), (10, 5), (11, 5), (20, 10)])
+def test_no_answer_is_to_be_talked_over_that_no_turn_follows(number: int, interruptions: int) -> None:
+    cut = [turn.listens_s is not None for turn in turns(number, interruptions)]
+    assert sum(cut) == interruptions and not cut[-1]
+
+
+async def test_a_client_listens_on_where_the_sound_is_still_made() -> None:
+    caller, answer = Caller(cast(Any, None)), Played()
+    loop = asyncio.get_running_loop()
+    answer.add(bytes(2 * ANSWER_HZ // 100), begun_s := loop.time())
+    await caller.listen(answer, 0.05)
+    assert loop.time() - begun_s >= 0.05
+    answer.status = "completed"
+    await caller.listen(answer, 500.0)  # nothing is left to play
