@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from omni_cluster.bench.errors import BenchError
-from omni_cluster.server.realtime.spoken_text import USUAL_CHARS_PER_S, heard_text
+from omni_cluster.server.realtime.speech_time import SpeechTime
+from omni_cluster.server.realtime.spoken_text import heard_text, letters_per_s
 from omni_cluster.types.inputs import OmniRequest
 from tests.server.realtime.spoken import sentences
 from tests.training.teller import CODES, telling
@@ -22,6 +24,15 @@ from training.speech import Sound
 pytestmark = pytest.mark.usefixtures("tiny")
 TOLD = "the green bird sings near the river"
 LISTENED_S = 0.6
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An answer, as the server knows it."""
+
+    text: str
+    speech_s: float
+    is_whole: bool = True
 
 
 class Counter:
@@ -50,9 +61,12 @@ async def test_an_answer_that_is_talked_over_is_remembered_to_the_word_that_was_
     assert [each.transcript for each in taken] == ["one", "one"]
     assert cut.text == whole.text == TOLD
     assert cut.stopped_s is not None and LISTENED_S < cut.stopped_s < CODES * SAMPLES_A_CODE / ANSWER_HZ
-    chars_per_s = len(TOLD) / (CODES * SAMPLES_A_CODE / ANSWER_HZ)  # the server knows the answer's whole sound
-    kept = {heard_text(TOLD, int(1000 * cut.stopped_s) / 1000, rate) for rate in (chars_per_s, USUAL_CHARS_PER_S)}
-    assert taken[0].remembered in {len(text.split()) for text in kept}
+    speech = SpeechTime()
+    speech.add(whole.heard(), ANSWER_HZ)
+    heard_s = speech.until(int(1000 * cut.stopped_s) / 1000)
+    ended = Ended(TOLD, speech.until())  # the server may have made the answer to its end, or not quite
+    paces = [letters_per_s(replace(ended, is_whole=is_whole), []) for is_whole in (True, False)]
+    assert taken[0].remembered in {len(heard_text(TOLD, heard_s * pace).split()) for pace in paces}
     assert whole.stopped_s is None and whole.status == "completed" and taken[1].remembered is None
     assert len(cut.heard()) == int(cut.stopped_s * ANSWER_HZ) < len(whole.heard()) == CODES * SAMPLES_A_CODE
 

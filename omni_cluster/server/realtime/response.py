@@ -25,12 +25,13 @@ from omni_cluster.openai_api.tools import NamedTool, ToolChoice, template_argume
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason
 from omni_cluster.server.realtime.outlet import Outlet
+from omni_cluster.server.realtime.speech_time import SpeechTime
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.services import Services
 from omni_cluster.server.streamed import AnswerStream, open_stream
 from omni_cluster.types.errors import PromptTooLong
 from omni_cluster.types.inputs import OmniRequest
-from omni_cluster.types.outputs import CallDelta, StageChunk
+from omni_cluster.types.outputs import AudioChunk, CallDelta, StageChunk
 
 Status = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 CancelReason = Literal["turn_detected", "client_cancelled"]
@@ -63,6 +64,7 @@ class Answer:
         self.index = index
         self.text = ""
         self.sound_s = 0.0
+        self.speech = SpeechTime()
         self.is_cut = self.is_whole = False
         wire = {
             "id": new_id("item"),
@@ -78,6 +80,18 @@ class Answer:
     def part(self) -> dict[str, Any]:
         """As the events of a content part have it."""
         return {"type": "audio" if self._field == "transcript" else "text", self._field: self.text}
+
+    @property
+    def speech_s(self) -> float:
+        """How much of its sound so far is speech."""
+        return self.speech.until()
+
+    def add(self, audio: AudioChunk) -> float:
+        """The next of its sound. Returns how long that is, in seconds."""
+        self.speech.add(audio.samples, audio.sample_rate_hz)
+        lasts_s = len(audio.samples) / audio.sample_rate_hz
+        self.sound_s += lasts_s
+        return lasts_s
 
     def end(self, status: Literal["completed", "incomplete"]) -> None:
         """From now on the conversation has the text."""
@@ -122,7 +136,7 @@ class Response:
         self._is_ending = False
         self.has_sounded = asyncio.Event()
         """Set with its first sound, or its end."""
-        self._sounds_since_s = 0.0
+        self._plays_until_s = 0.0
         self._progress: AnswerProgress = answer_progress(its.bound)
         self._speaking = Speaking(asked.response.audio.output.format, its.bound.sample_rate_hz)
 
@@ -133,7 +147,16 @@ class Response:
     @property
     def plays_s(self) -> float:
         """How long a client still plays its sound, which it began to play as it came."""
-        return max(0.0, self._sounds_since_s + (self.answer.sound_s if self.answer else 0.0) - time.monotonic())
+        return max(0.0, self._plays_until_s - time.monotonic())
+
+    @property
+    def played_s(self) -> float:
+        """How much of its sound that client has played."""
+        return self.answer.sound_s - self.plays_s if self.answer else 0.0
+
+    def begin_to_play(self) -> None:
+        """What was kept back of its sound reaches the client only now."""
+        self._plays_until_s = time.monotonic() + (self.answer.sound_s if self.answer else 0.0)
 
     def start(self) -> asyncio.Task[None]:
         self._task = asyncio.ensure_future(self._unless_the_client_leaves())
@@ -246,12 +269,11 @@ class Response:
             sent += await self._call(call)
         if chunk.audio is not None and (sound := self._speaking.push(chunk.audio.samples)):
             answer = await self._message()
-            answer.sound_s += len(chunk.audio.samples) / chunk.audio.sample_rate_hz
+            self._plays_until_s = max(self._plays_until_s, time.monotonic()) + answer.add(chunk.audio)
             sent += await self._sound(answer, sound)
         return sent
 
     async def _sound(self, answer: Answer, sound: bytes) -> int:
-        self._sounds_since_s = self._sounds_since_s or time.monotonic()
         self.has_sounded.set()
         return await self._of_part("response.output_audio.delta", answer, delta=base64.b64encode(sound).decode())
 

@@ -33,7 +33,7 @@ from omni_cluster.server.realtime.input_buffer import (
 )
 from omni_cluster.server.realtime.outlet import HeldOutlet, Outlet
 from omni_cluster.server.realtime.response import Answer, Asked, Response
-from omni_cluster.server.realtime.spoken_text import USUAL_CHARS_PER_S, heard_text
+from omni_cluster.server.realtime.spoken_text import heard_text, letters_per_s
 from omni_cluster.server.realtime.transcriber import write_down
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.services import Services
@@ -182,7 +182,15 @@ class RealtimeSession:
         await self._outlet.send("input_audio_buffer.speech_started", audio_start_ms=turn.start_ms, item_id=turn.item_id)
         detection = self._session.audio.input.turn_detection
         if self._running is not None and detection is not None and detection.interrupt_response:
-            await self._running.cancel("turn_detected")
+            await self._interrupt(self._running)
+
+    async def _interrupt(self, response: Response) -> None:
+        """What was played by now is taken for what was heard, unless the client truncates the answer itself."""
+        played_s = response.played_s
+        await response.cancel("turn_detected")
+        answer = response.answer
+        if answer is not None and answer.item.id in self._answers and not answer.is_cut:
+            self._cut(answer, played_s)
 
     async def _end_turn(self, turn: SpeechStopped) -> None:
         await self._outlet.send("input_audio_buffer.speech_stopped", audio_end_ms=turn.end_ms, item_id=turn.item_id)
@@ -213,6 +221,7 @@ class RealtimeSession:
 
     async def _confirm_early(self, early: _Early) -> None:
         self._early, self._conversation = None, early.conversation
+        early.response.begin_to_play()
         if early.response.has_ended:
             self._begin_silence(early.response)
         else:
@@ -291,14 +300,13 @@ class RealtimeSession:
                 param="item_id",
                 code="item_truncate_invalid_item_id",
             )
-        answer.cut(heard_text(answer.text, event.audio_end_ms / 1000, self._chars_per_s(answer)))
+        self._cut(answer, event.audio_end_ms / 1000)
         fields = {"item_id": event.item_id, "content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
         await self._outlet.send("conversation.item.truncated", **fields)
 
-    def _chars_per_s(self, answer: Answer) -> float:
-        """Of the answer itself once all of its sound is there; its text is far ahead of its sound before."""
-        whole = [each for each in (answer, *self._answers.values()) if each.is_whole and each.sound_s]
-        return len(whole[0].text) / whole[0].sound_s if whole else USUAL_CHARS_PER_S
+    def _cut(self, answer: Answer, heard_s: float) -> None:
+        pace = letters_per_s(answer, reversed(self._answers.values()))
+        answer.cut(heard_text(answer.text, answer.speech.until(heard_s) * pace))
 
     async def _create_response(self, event: asked.CreateResponse) -> None:
         response = ResponseAsked.of(self._session, event.response)
