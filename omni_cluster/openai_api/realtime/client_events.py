@@ -19,6 +19,8 @@ MOST_EVENT_BYTES: Final = 16 << 20
 MOST_MARKS: Final = 65_536
 MOST_ID_CHARS: Final = 512
 Id = Annotated[str, Field(min_length=1, max_length=MOST_ID_CHARS)]
+MOST_MS: Final = 2**53
+"""Up to it a number is the same in every client and as a float here."""
 ROOT: Final = "root"
 """The place before the first item."""
 
@@ -73,7 +75,7 @@ class TruncateItem(ClientEvent):
 
     item_id: Id
     content_index: int = Field(default=0, ge=0)
-    audio_end_ms: int = Field(ge=0)
+    audio_end_ms: int = Field(ge=0, le=MOST_MS)
 
 
 class CreateResponse(ClientEvent):

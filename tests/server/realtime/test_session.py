@@ -200,6 +200,10 @@ async def test_an_answer_is_cut_to_what_was_heard_at_a_word(tmp_path: Path) -> N
         ),
         ({"type": "conversation.item.create", "item": {"type": "mcp"}}, 'item.type is "mcp"'),
         ({"type": "conversation.item.truncate", "item_id": "x", "audio_end_ms": -1}, "audio_end_ms is -1"),
+        (
+            {"type": "conversation.item.truncate", "item_id": "x", "audio_end_ms": 10**400},
+            "but it should be less than or equal to 9007199254740992",
+        ),
         ({"type": "response.create", "response": {"max_output_tokens": 5000}}, "should be 1 to 4096, or 'inf'"),
         ({"type": "response.create"}, "The conversation has no items"),
     ],
