@@ -178,8 +178,10 @@ def run_options(about: str) -> argparse.ArgumentParser:
     """Those that every training has."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=Path, required=True, help="the folder of the state, the log and the weights")
-    parser.add_argument("--minutes", type=_minutes, required=True, help="of training in all, in one run or in several")
-    parser.add_argument("--at-most", type=_minutes, help="minutes of this run; all that are left, unless given")
+    parser.add_argument(
+        "--minutes", type=minutes_of_text, required=True, help="of training in all, in one run or in several"
+    )
+    parser.add_argument("--at-most", type=minutes_of_text, help="minutes of this run; all that are left, unless given")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
@@ -190,7 +192,7 @@ def given_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     return {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
 
 
-def _minutes(text: str) -> float:
+def minutes_of_text(text: str) -> float:
     if not 0 < (minutes := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no length of time: give minutes above 0, such as 8 or 0.5.")
     return minutes
