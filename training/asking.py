@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from typing import Any, Final
 import httpx
 import numpy as np
 
-from omni_cluster.api_client import BadAnswer, ServedModel, body_of, events_of_async, refusal
-from omni_cluster.bench.http_client import JSON, AnswerParts
+from omni_cluster.api_client import BadAnswer, Part, ServedModel, body_of, refusal
+from omni_cluster.bench.http_client import AnswerParts, read_stream, read_whole
 from omni_cluster.bench.record import RequestRecord, Stopwatch
 from omni_cluster.openai_api.audio import S16_STEP, wav_bytes
 from training import pictures
@@ -24,7 +25,6 @@ from training.speech import QUESTION_HZ, Sound, question_sound, question_voice
 from training.typed import typed
 from training.world import Item, Kind, Picture, Split, held_out
 
-CHAT: Final = "/v1/chat/completions"
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 SPOKEN_AT_ONCE: Final = 4
 """Questions that espeak-ng says at a time."""
@@ -55,6 +55,11 @@ class Question:
         """Of the message."""
         shown = [] if self.item.picture is None else [picture_part(self.item.picture)]
         return [*shown, sound_part(self.wav) if self.wav else {"type": "text", "text": self.asked}]
+
+    @property
+    def seed(self) -> int:
+        """Of the answer: the same each time, so that answers of two servers can be compared."""
+        return zlib.crc32(self.asked.encode())
 
 
 def sound_part(wav: bytes) -> dict[str, Any]:
@@ -113,40 +118,39 @@ class KeptParts(AnswerParts):
 
     def add(self, event: Mapping[str, Any], now_s: float) -> None:
         super().add(event, now_s)
-        for choice in event.get("choices") or ():
-            self.pcm += base64.b64decode((choice["delta"].get("audio") or {}).get("data") or "")
+        self.pcm += Part.of(event).sound
 
 
 class Asker:
     """Asks one model of a server. What goes wrong with a question is its answer's error."""
 
-    def __init__(self, http: httpx.AsyncClient, model: ServedModel) -> None:
+    def __init__(self, http: httpx.AsyncClient, model: ServedModel, streams: bool = True) -> None:
+        """`streams`: whether an answer comes as it is made."""
         self._http = http
         self._model = model
+        self._streams = streams
 
     async def ask(self, question: Question) -> Answer:
-        """By a stream of text and sound. Making the request is the client's own time, and is not counted."""
+        """In text and sound. Making the request is the client's own time, and is not counted."""
         parts, content = KeptParts(), json.dumps(self._body(question)).encode()
         watch = Stopwatch()
         try:
-            async with self._http.stream("POST", CHAT, content=content, headers=JSON) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise refusal(response.status_code, await response.aread())
-                async for event in events_of_async(response.aiter_lines()):
-                    parts.add(event, watch())
+            await (read_stream if self._streams else read_whole)(self._http, content, parts, watch)
         except (BadAnswer, httpx.HTTPError) as error:
             parts.error = str(error) or type(error).__name__
         record = parts.record(0, watch(), self._model.sample_rate_hz)
         return Answer(question, record, samples_of(bytes(parts.pcm)))
 
     def _body(self, question: Question) -> dict[str, Any]:
+        usage = {"stream_options": {"include_usage": True}} if self._streams else {}
         return {
             "model": self._model.name,
             "messages": [{"role": "user", "content": question.content}],
             "modalities": ["text", "audio"],
             "audio": {"voice": question.voice, "format": "pcm16"},
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "seed": question.seed,
+            "stream": self._streams,
+            **usage,
         }
 
     async def transcribe(self, wav: bytes) -> str:

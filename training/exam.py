@@ -41,7 +41,10 @@ TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """`clients` ask at once; each way gets so many `questions`, whose answers are to be in the `voices` by turns."""
+    """`clients` ask at once; each way gets so many `questions`, whose answers are to be in the `voices` by turns.
+
+    `streams`: whether answers come as they are made.
+    """
 
     url: str
     ways: tuple[Way, ...] = (Way.VOICE,)
@@ -49,28 +52,41 @@ class Exam:
     voices: tuple[str, ...] = tuple(SPEAKERS)
     seed: int = 0
     clients: int = 1
+    streams: bool = True
+
+    def asked(self) -> dict[Way, list[Question]]:
+        """Raises NoEspeak."""
+        return {way: questions(way, self.questions, self.voices, self.seed) for way in self.ways}
 
 
 def taken(exam: Exam, understand: Understand) -> dict[str, Any]:
     """All figures. Raises NoEspeak, and BenchError where no question was answered."""
-    asked = {way: questions(way, exam.questions, exam.voices, exam.seed) for way in exam.ways}
-    model, answers = asyncio.run(_answers(exam, asked))
+    model, answers = asyncio.run(answered(exam, exam.asked()))
     ways = {way: report(marked(of, understand)) for way, of in answers.items()}
     return {"url": exam.url, "model": model, "seed": exam.seed, "clients": exam.clients, "ways": ways}
 
 
-async def _answers(exam: Exam, asked: Mapping[Way, Sequence[Question]]) -> tuple[str, dict[Way, list[Answer]]]:
-    """The model's name, and the answers of each way. All are asked before one is marked: marking takes the cores."""
+async def answered(exam: Exam, asked: Mapping[Way, Sequence[Question]]) -> tuple[str, dict[Way, list[Answer]]]:
+    """The model's name, and the answers of each way, in the questions' order.
+
+    All are asked before one is marked: marking takes the cores. Raises BenchError where no question was answered.
+    """
     timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     # A proxy that the environment names would be measured with the server.
     async with httpx.AsyncClient(base_url=exam.url, timeout=timeout, trust_env=False) as http:
         model = await first_model(http, exam.url)
-        asker = Asker(http, model)
+        asker = Asker(http, model, exam.streams)
         answers = {way: await closed_loop(asker.ask, of, exam.clients) for way, of in asked.items()}
         check_answered([answer for of in answers.values() for answer in of])
         if Way.VOICE in answers:
             answers[Way.VOICE] = await closed_loop(partial(_with_transcript, asker), answers[Way.VOICE], exam.clients)
-        return model.name, answers
+        return model.name, {way: in_order(of, asked[way]) for way, of in answers.items()}
+
+
+def in_order(answers: Sequence[Answer], of: Sequence[Question]) -> list[Answer]:
+    """Clients that ask at once have each its own."""
+    places = {id(question): place for place, question in enumerate(of)}
+    return sorted(answers, key=lambda answer: places[id(answer.question)])
 
 
 async def _with_transcript(asker: Asker, answer: Answer) -> Answer:

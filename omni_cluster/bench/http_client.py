@@ -18,6 +18,7 @@ from omni_cluster.bench.load import Load
 from omni_cluster.bench.record import RequestRecord, Said, Sound, Stopwatch, stage_seconds
 from omni_cluster.bench.speech import wav
 
+CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 PCM16_BYTES = 2
 FULL_SCALE = np.float32(32768)
@@ -43,26 +44,10 @@ class HttpClient:
         content = json.dumps(body).encode()
         watch = Stopwatch()
         try:
-            if self.load.stream:
-                await self._stream(content, answer, watch)
-            else:
-                await self._whole(content, answer, watch)
+            await (read_stream if self.load.stream else read_whole)(self._http, content, answer, watch)
         except (BadAnswer, httpx.HTTPError) as error:
             answer.error = str(error) or type(error).__name__
         return answer.record(number, watch(), self._model.sample_rate_hz)
-
-    async def _stream(self, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
-        async with self._http.stream("POST", "/v1/chat/completions", content=content, headers=JSON) as response:
-            if response.status_code != httpx.codes.OK:
-                raise refusal(response.status_code, await response.aread())
-            async for event in events_of_async(response.aiter_lines()):
-                answer.add(event, watch())
-
-    async def _whole(self, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
-        response = await self._http.post("/v1/chat/completions", content=content, headers=JSON)
-        if response.status_code != httpx.codes.OK:
-            raise refusal(response.status_code, response.content)
-        answer.add(body_of(response.text), watch())
 
     def body(self, number: int) -> dict[str, Any]:
         return chat_body(self._model, self.load, number)
@@ -141,6 +126,23 @@ class AnswerParts:
             reply="".join(self.replies),
             sample_rate_hz=sample_rate_hz,
         )
+
+
+async def read_stream(http: httpx.AsyncClient, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
+    """What a chat of that body is answered. Raises BadAnswer, and httpx's errors."""
+    async with http.stream("POST", CHAT, content=content, headers=JSON) as response:
+        if response.status_code != httpx.codes.OK:
+            raise refusal(response.status_code, await response.aread())
+        async for event in events_of_async(response.aiter_lines()):
+            answer.add(event, watch())
+
+
+async def read_whole(http: httpx.AsyncClient, content: bytes, answer: AnswerParts, watch: Stopwatch) -> None:
+    """As `read_stream`, of an answer that is not streamed."""
+    response = await http.post(CHAT, content=content, headers=JSON)
+    if response.status_code != httpx.codes.OK:
+        raise refusal(response.status_code, response.content)
+    answer.add(body_of(response.text), watch())
 
 
 @asynccontextmanager

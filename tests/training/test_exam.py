@@ -21,7 +21,7 @@ from omni_cluster.types.inputs import OmniRequest
 from tests.training.teller import HIGH_HZ, LOW_HZ, telling
 from training import pictures, speech
 from training.asking import Way, questions
-from training.exam import Exam, table, taken
+from training.exam import Exam, answered, table, taken
 from training.marking import understood
 from training.saying import say
 from training.speech import NoEspeak
@@ -112,6 +112,27 @@ async def test_what_espeak_says_of_right_answers_is_right_to_the_recogniser(tmp_
     assert told["spoken"] == told["text"] == {"right": 1, "of": 2, "share": 0.5}
     assert told["spoken_as_written"] == {"right": 2, "of": 2, "share": 1.0}
     assert told["wrong"][0]["understood"] == first.item.answer
+
+
+async def test_answers_come_in_the_order_of_the_questions(tmp_path: Path) -> None:
+    """However many clients ask: so the same questions' answers can be compared one by one."""
+    async with telling(tmp_path, lambda request: "seven") as url:
+        exam = Exam(url, (Way.TEXT,), 7, VOICES, clients=3)
+        asked = exam.asked()
+        _, answers = await answered(exam, asked)
+    assert [answer.question for answer in answers[Way.TEXT]] == asked[Way.TEXT]
+
+
+async def test_answers_that_are_not_streamed_are_marked_as_well(tmp_path: Path) -> None:
+    first, second = (question.item.answer for question in questions(Way.TEXT, 2, VOICES))
+    assert first != second
+
+    async with telling(tmp_path, lambda request: first) as url:
+        exam = Exam(url, (Way.TEXT,), 2, VOICES, streams=False)
+        told = (await asyncio.to_thread(taken, exam, nothing))["ways"][Way.TEXT]
+    assert told["text"] == {"right": 1, "of": 2, "share": 0.5} and told["lost"] == 0
+    assert told["voices"]["Ethan"]["pitch_hz"] == pytest.approx(LOW_HZ, rel=0.03)
+    assert told["times"]["audio_s"]["p50"] == 3.0
 
 
 async def test_a_voice_that_is_not_there_is_told_with_the_server_s_sentence(tmp_path: Path) -> None:
