@@ -188,12 +188,11 @@ def read_variants(file: Path) -> list[Variant]:
     return [Variant(str(name), changes) for name, changes in given.items()]
 
 
-def variant_of(words: Sequence[str]) -> Variant:
-    """Of a name and of PATH=VALUE. Raises BenchError."""
-    name, *changes = words
+def variant_of(name: str, *changes: str) -> Variant:
+    """Of PATH=VALUE. Raises BenchError."""
     wrong = [change for change in changes if "=" not in change]
     if wrong:
-        raise BenchError(f"--variant {name} has {wrong[0]!r}; write PATH=VALUE, for example limits.max_wait_s=10.")
+        raise BenchError(f"{name} has {wrong[0]!r}; write PATH=VALUE, for example limits.max_wait_s=10.")
     split = (change.partition("=") for change in changes)
     return Variant(name, {path: yaml.safe_load(value) for path, _, value in split})
 
@@ -202,18 +201,19 @@ def compared(given: argparse.Namespace, console: Console) -> list[Result]:
     """All results; each is written and told once it is there. Raises OmniError, NoEspeak and NoRecogniser."""
     Recogniser()  # what is missing is told before a server is started
     named = [variant for file in given.variants for variant in read_variants(file)]
-    variants = [Variant(BASE), *named, *map(variant_of, given.variant)]
+    variants = [Variant(BASE), *named, *(variant_of(*words) for words in given.variant)]
     ways = tuple(Way) if given.by == "all" else (Way(given.by),)
     exam = Exam("", ways, given.questions, tuple(given.voices.split(",")), given.seed, given.clients)
     folder = Path(tempfile.mkdtemp(prefix="variants-"))
     understand = partial(understood, processes=given.processes)
-    base = yaml.safe_load(given.base.read_text())
+    load_config(given.base, known_families=known_families())  # tells what is wrong with it
+    base = variant_of(BASE, *given.set).of(yaml.safe_load(given.base.read_text()))
     comparison = Comparison(base, exam, understand, folder, given.lock)
     results: list[Result] = []
     for variant, config in zip(variants, comparison.configurations(variants), strict=True):
         results.append(comparison.result(variant, config))
         head = {name: value for name, value in asdict(exam).items() if name not in ("url", "streams")}
-        told = {"base": str(given.base), **head, "variants": [result.as_json() for result in results]}
+        told = {"base": str(given.base), "set": given.set, **head, "variants": [result.as_json() for result in results]}
         written(told, "training.variants", given.out)
         console.print(table(results[-1:]))
     return results
@@ -224,6 +224,7 @@ def main() -> None:
         description="Compares variants of a configuration by what is right in their answers."
     )
     parser.add_argument("--base", type=Path, default=DEFAULT_CONFIG, help="a stage configuration of the toy")
+    parser.add_argument("--set", nargs="+", default=[], metavar="PATH=VALUE", help="changes the base itself")
     parser.add_argument("--variants", type=Path, action="append", default=[], help="a YAML file of names and changes")
     parser.add_argument("--variant", nargs="+", action="append", default=[], metavar=("NAME", "PATH=VALUE"))
     parser.add_argument("--questions", type=count, default=90, help="of each way of asking")

@@ -56,10 +56,10 @@ def test_variants_come_from_files_and_from_words(tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text("again: {}\nfour: {code2wav.advanced.options.num_steps: 4}\n")
     four = Variant("four", {"code2wav.advanced.options.num_steps": 4})
     assert read_variants(tmp_path / "two.yaml") == [Variant("again"), four]
-    assert variant_of(["four", "code2wav.advanced.options.num_steps=4"]) == four
-    assert variant_of(["whole", "asked.stream=false"]) == Variant("whole", {"asked.stream": False})
-    with pytest.raises(BenchError, match=r"--variant four has 'num_steps'; write PATH=VALUE"):
-        variant_of(["four", "num_steps"])
+    assert variant_of("four", "code2wav.advanced.options.num_steps=4") == four
+    assert variant_of("whole", "asked.stream=false") == Variant("whole", {"asked.stream": False})
+    with pytest.raises(BenchError, match=r"four has 'num_steps'; write PATH=VALUE"):
+        variant_of("four", "num_steps")
 
 
 @pytest.mark.parametrize("text", ["[1]", "four: 4", "a: [", ""])
@@ -82,13 +82,34 @@ def test_a_value_that_cannot_be_served_is_refused_before_a_server_starts() -> No
     assert "num_steps is 1; it must be at least 2" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
+def test_the_base_itself_can_be_changed() -> None:
+    wrong = ran("--set", "code2wav.advanced.options.num_steps=40")
+    assert wrong.returncode == 1 and "num_steps is 40; " in wrong.stderr, wrong.stderr
+
+
+def test_a_base_that_is_not_there_is_told_of() -> None:
+    wrong = ran("--base", "none.yaml")
+    assert wrong.returncode == 1 and wrong.stderr.startswith("none.yaml: the file cannot be read"), wrong.stderr
+
+
 @pytest.mark.full
 def test_variants_are_asked_what_the_base_is(tmp_path: Path) -> None:
     """One that does not start is told of, and the next one is asked."""
     out = tmp_path / "variants.json"
     full = ["full", "thinker.engine_args.kv_cache_memory_bytes=1"]
     whole = ["not streamed", "asked.stream=false"]
-    made = ran("--questions", "3", "--variant", *full, "--variant", *whole, "--out", str(out))
+    made = ran(
+        "--set",
+        "thinker.engine_args.max_num_seqs=4",
+        "--questions",
+        "3",
+        "--variant",
+        *full,
+        "--variant",
+        *whole,
+        "--out",
+        str(out),
+    )
     assert made.returncode == 0, made.stderr
     base, failed, other = json.loads(out.read_text())["variants"]
     assert base["pairs"] is None and base["figures"]["lost"] == other["figures"]["lost"] == 0
