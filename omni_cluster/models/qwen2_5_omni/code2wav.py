@@ -61,9 +61,9 @@ class Code2WavSession:
     """One request in code2wav.
 
     Whole mode is one job of all codes, which is what the reference computes. Streaming, a piece is whole blocks and,
-    as look-ahead, the block after them; the last piece is what remains. A request that is begun again starts
-    `REPLAYED_BLOCKS` before the block in which the client's sound ends, in pieces as large as they may be; then it is a
-    stream that begins.
+    as look-ahead, the block after them or its first codes; the last piece is what remains. A request that is begun
+    again starts `REPLAYED_BLOCKS` before the block in which the client's sound ends, in pieces as large as they may be;
+    then it is a stream that begins.
     """
 
     def __init__(
@@ -74,13 +74,18 @@ class Code2WavSession:
         blocks: CodeBlocks,
         voice: str,
         max_piece_blocks: int,
+        look_ahead_codes: int | None = None,
     ) -> None:
-        """`max_piece_blocks` >= 2: else a remainder of more than one block could not be split into whole blocks."""
+        """`max_piece_blocks` >= 2: else a remainder of more than one block could not be split into whole blocks.
+
+        `look_ahead_codes`: a block's at most, which is what None means.
+        """
         self._request = request
         self._codes = CodeReader(upstream, ids.num_codes)
         self._blocks = blocks
         self._voice = voice
         self._max_piece_blocks = max_piece_blocks
+        self._look_ahead = min(look_ahead_codes or blocks.codes_per_block, blocks.codes_per_block)
         self._delivered = request.known_of("code2wav").num_samples
         replayed_from = max(0, self._delivered_blocks - REPLAYED_BLOCKS) * blocks.codes_per_block
         self._start = replayed_from if request.streams_audio else 0
@@ -96,7 +101,7 @@ class Code2WavSession:
                 return
             for min_blocks, max_blocks in self._piece_ranges():
                 self._most_blocks = max_blocks
-                await self._codes.wait_for(self._start + (min_blocks + 1) * self._blocks.codes_per_block)
+                await self._codes.wait_for(self._start + min_blocks * self._blocks.codes_per_block + self._look_ahead)
                 if len(self._codes) <= self._start:
                     return
                 yield self.latest()
@@ -139,9 +144,10 @@ class Code2WavSession:
     def _piece_size(self, waiting: int, max_blocks: int) -> tuple[int, int]:
         """Codes of the next piece, and of its look-ahead, when `waiting` are there that no piece has had."""
         block, most = self._blocks.codes_per_block, max_blocks * self._blocks.codes_per_block
-        if self._codes.complete and waiting <= max(most, 2 * block - 1):  # less than a block and its look-ahead
+        too_few = block + self._look_ahead - 1  # less than a block and its look-ahead
+        if self._codes.complete and waiting <= max(most, too_few):
             return waiting, 0
-        return min((waiting - block) // block * block, most), block
+        return min((waiting - self._look_ahead) // block * block, most), self._look_ahead
 
 
 def piece_range(number: int, max_piece_blocks: int) -> tuple[int, int]:

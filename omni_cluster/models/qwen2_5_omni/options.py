@@ -30,6 +30,15 @@ class Code2WavOptions(SoundOptions):
     max_piece_blocks: int = Field(
         default=16, ge=2, description="Blocks of one chunk of a stream at most, 0.24 s each.", examples=[16]
     )
+    # A block's: what the flow sees of what follows. At least one: a job without is its stream's last.
+    look_ahead_codes: int = Field(
+        default=12,
+        ge=1,
+        le=12,
+        description="Codes behind a chunk of a stream that are computed with it. `12`, a block, is all that the flow "
+        "sees of them; with `6` a stream begins six codes earlier, and its sound is less exact at the ends of chunks.",
+        examples=[12],
+    )
     # 2 is one step. Above 32 the keys and values that a stream keeps of each evaluation take more than they give.
     num_steps: int = Field(
         default=10,

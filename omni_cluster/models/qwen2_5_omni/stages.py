@@ -83,9 +83,10 @@ class Talker(ARSpec):
 
         family = self._family
         voice, block = family.check_voice(request.voice), family.blocks.codes_per_block
-        # Code2wav's first piece is a block and its look-ahead; half a block later is soon enough for the others. Behind
-        # twelve blocks, 2.9 s, all but a talker that is slower than speech is far enough ahead for two blocks.
-        stream_interval = StreamInterval(first=2 * block, then=block // 2, late=2 * block, late_from=12 * block)
+        # Code2wav's first piece is a block and its look-ahead, half a block or a whole one; half a block later is soon
+        # enough for the others. Behind twelve blocks, 2.9 s, all but a talker that is slower than speech is far enough
+        # ahead for two blocks.
+        stream_interval = StreamInterval(first=3 * block // 2, then=block // 2, late=2 * block, late_from=12 * block)
         return TalkerSession(request, upstream, family.ids, family.text_embeddings, voice, stream_interval, hold)
 
 
@@ -127,8 +128,10 @@ class Code2Wav(SoundSpec):
 
     def session(self, request: OmniRequest, upstream: AsyncIterator[StageChunk], options: SoundOptions) -> SoundSession:
         family, voice = self._family, self._family.check_voice(request.voice)
-        blocks = cast(Code2WavOptions, options).max_piece_blocks
-        return Code2WavSession(request, upstream, family.ids, family.blocks, voice, blocks)
+        own = cast(Code2WavOptions, options)
+        return Code2WavSession(
+            request, upstream, family.ids, family.blocks, voice, own.max_piece_blocks, own.look_ahead_codes
+        )
 
     def model(self, device: torch.device, options: SoundOptions, shares_card: bool) -> SoundModel:
         from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel

@@ -38,11 +38,16 @@ SAMPLES_PER_CODE = BLOCKS.samples_per_code
 
 
 def session_of(
-    upstream: AsyncIterator[StageChunk], *, streams: bool = True, max_piece_blocks: int = 16, delivered: int = 0
+    upstream: AsyncIterator[StageChunk],
+    *,
+    streams: bool = True,
+    max_piece_blocks: int = 16,
+    delivered: int = 0,
+    look_ahead: int | None = None,
 ) -> Code2WavSession:
     known = {"code2wav": KnownOutput(num_samples=delivered)}
     request = OmniRequest("r", "", seed=3, streams_audio=streams, known=known)
-    return Code2WavSession(request, upstream, IDS, BLOCKS, "Ethan", max_piece_blocks)
+    return Code2WavSession(request, upstream, IDS, BLOCKS, "Ethan", max_piece_blocks, look_ahead)
 
 
 async def whole(*chunks: StageChunk) -> list[SoundJob]:
@@ -116,7 +121,9 @@ async def test_a_long_reply_stays_one_job_when_it_is_not_streamed() -> None:
 # ------------------------------------------------------------------ streaming
 
 
-def check_plan(made: list[SoundJob], total: int, max_piece_blocks: int, first: int = 0) -> None:
+def check_plan(
+    made: list[SoundJob], total: int, max_piece_blocks: int, first: int = 0, look_ahead: int = BLOCK
+) -> None:
     """What holds of all pieces of a stream that begins at its code `first`, however the codes came."""
     wanted = [i % 80 for i in range(total)]
     assert [start_of(job) for job in made] == [first + sum(sizes(made)[:i]) for i in range(len(made))]
@@ -126,9 +133,9 @@ def check_plan(made: list[SoundJob], total: int, max_piece_blocks: int, first: i
         assert codes_of(job) == wanted[start : start + len(job.codes)]
         assert job.samples == range(start * SAMPLES_PER_CODE, (start + size) * SAMPLES_PER_CODE)
         assert (job.stream, job.voice, job.seed, job.size) == ("r", "Ethan", 3, 2 * len(job.codes))
-        assert 0 < len(job.codes) - job.look_ahead <= max(max_piece_blocks * BLOCK, 2 * BLOCK - 1)
+        assert 0 < len(job.codes) - job.look_ahead <= max(max_piece_blocks * BLOCK, BLOCK + look_ahead - 1)
     for job in made[:-1]:
-        assert len(job.codes) % BLOCK == 0 and job.look_ahead == BLOCK
+        assert (len(job.codes) - job.look_ahead) % BLOCK == 0 and job.look_ahead == look_ahead
     assert all(job.look_ahead == 0 for job in made[-1:])
 
 
@@ -136,6 +143,12 @@ def check_plan(made: list[SoundJob], total: int, max_piece_blocks: int, first: i
 async def test_codes_that_are_all_there_are_covered_once_in_order(total: int, max_piece_blocks: int) -> None:
     made = await pieces(at_once([codes(0, total)]), max_piece_blocks=max_piece_blocks)
     check_plan(made, total, max_piece_blocks)
+
+
+@given(st.integers(0, 700), st.integers(2, 20), st.integers(1, BLOCK))
+async def test_a_piece_looks_as_far_ahead_as_it_is_told_to(total: int, max_piece_blocks: int, look_ahead: int) -> None:
+    made = await pieces(at_once([codes(0, total)]), max_piece_blocks=max_piece_blocks, look_ahead=look_ahead)
+    check_plan(made, total, max_piece_blocks, look_ahead=look_ahead)
 
 
 @given(st.lists(st.integers(0, 90), max_size=12), st.lists(st.booleans(), min_size=12), st.integers(2, 20))
@@ -180,15 +193,16 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_first_piece_is_a_block_and_comes_with_the_code_that_ends_its_look_ahead() -> None:
-    feed = Feed(codes(0, 2 * BLOCK - 1))
-    async with contextlib.aclosing(session_of(feed.read()).jobs()) as jobs:
+@pytest.mark.parametrize("look_ahead", [BLOCK, 6, 1])
+async def test_first_piece_is_a_block_and_comes_with_the_code_that_ends_its_look_ahead(look_ahead: int) -> None:
+    feed = Feed(codes(0, BLOCK + look_ahead - 1))
+    async with contextlib.aclosing(session_of(feed.read(), look_ahead=look_ahead).jobs()) as jobs:
         first = asyncio.ensure_future(anext(jobs))
         await settled()
         assert not first.done()
-        feed.give(codes(2 * BLOCK - 1, 2 * BLOCK))
+        feed.give(codes(BLOCK + look_ahead - 1, BLOCK + look_ahead))
         job = await asyncio.wait_for(first, PATIENCE_S)
-    assert (len(job.codes), start_of(job), job.look_ahead) == (2 * BLOCK, 0, BLOCK)
+    assert (len(job.codes), start_of(job), job.look_ahead) == (BLOCK + look_ahead, 0, look_ahead)
 
 
 async def test_pieces_grow_while_the_codes_come_one_by_one() -> None:

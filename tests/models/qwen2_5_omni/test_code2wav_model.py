@@ -136,18 +136,21 @@ BLOCK = 12
 """Codes of one block of the DiT."""
 
 
-def pieces(full: SoundJob, plan: list[int], name: str) -> list[SoundJob]:
+def pieces(full: SoundJob, plan: list[int], name: str, look_ahead: int = BLOCK) -> list[SoundJob]:
     """The job cut into pieces of so many blocks each, and a last one of what is left."""
     made, start, codes = [], 0, codes_of(full)
     of = functools.partial(job_of, voice=full.voice, seed=full.seed, stream=name)
     for blocks in plan:
-        made.append(of(codes[start : start + (blocks + 1) * BLOCK], first=start, look_ahead=BLOCK))
-        start += blocks * BLOCK
+        end = start + blocks * BLOCK
+        made.append(of(codes[start : end + look_ahead], first=start, look_ahead=look_ahead))
+        start = end
     return [*made, of(codes[start:], first=start)]
 
 
-def streamed(model: Code2WavModel, full: SoundJob, plan: list[int], name: str = "s") -> np.ndarray:
-    made = [made_by(model, [piece])[0] for piece in pieces(full, plan, name)]
+def streamed(
+    model: Code2WavModel, full: SoundJob, plan: list[int], name: str = "s", look_ahead: int = BLOCK
+) -> np.ndarray:
+    made = [made_by(model, [piece])[0] for piece in pieces(full, plan, name, look_ahead)]
     model.forget([name])
     return np.concatenate(made)
 
@@ -171,6 +174,21 @@ def test_pieces_join_to_almost_the_whole_waveform(
     made, whole = streamed(model, full, plan), wanted(reference, full)
     assert made.shape == whole.shape
     assert snr_db(made, whole) >= STREAMING_SNR_DB
+
+
+@pytest.mark.parametrize("look_ahead", [6, 1])
+def test_pieces_that_see_less_ahead_differ_at_their_ends_alone(
+    model: Code2WavModel, reference: Reference, look_ahead: int
+) -> None:
+    """What the piece's last block lacks is not kept: the middle of the next piece is the whole computation's."""
+    full, plan = job(76, "Ethan", 5), [3]
+    made, whole = streamed(model, full, plan, look_ahead=look_ahead), wanted(reference, full)
+    border, block = 3 * BLOCK * SAMPLES_PER_CODE, BLOCK * SAMPLES_PER_CODE
+    assert made.shape == whole.shape
+    at_border = slice(border - block, border)
+    assert snr_db(made[at_border], whole[at_border]) < STREAMING_SNR_DB
+    assert snr_db(made[: border - 2 * block], whole[: border - 2 * block]) > STREAMING_SNR_DB
+    assert snr_db(made[border + 2 * block :], whole[border + 2 * block :]) > STREAMING_SNR_DB
 
 
 def test_last_frames_that_nothing_follows_are_the_wholes(model: Code2WavModel, reference: Reference) -> None:
