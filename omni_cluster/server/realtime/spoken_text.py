@@ -74,6 +74,6 @@ def letters_per_s(answer: Spoken, earlier: Iterable[Spoken]) -> float:
 
 
 def _length(word: str) -> int:
-    """In letters, with the space behind it; none of what is only marks, which nobody says."""
+    """In letters, with the space behind it; 0 of marks alone, which have no sound."""
     letters = sum(map(str.isalnum, word)) + (SYLLABLE - 1) * len(_SYLLABLE.findall(word))
     return letters and max(SYLLABLE, letters) + (_SIGN.match(word) is None)
