@@ -3,7 +3,7 @@
     python -m benchmarks.served_variants CONFIG --out FOLDER [--model FOLDER] [--cells 1 16 3/s 32c] [--seconds 30]
         --variant shipped --variant talker-low talker.card_priority=low code2wav.options.max_streams=32
 
-A change is KEY.KEY=VALUE, the value as YAML; a stage goes by its name. Cells: `16`, bursts of so many at once; `3/s`,
+A change is PATH=VALUE, the value as YAML; a stage goes by its name. Cells: `16`, bursts of so many at once; `3/s`,
 Poisson arrivals for `--seconds`; `32c`, so many clients, each of which asks again when it has its answer. FOLDER gets
 a folder a variant, with its configuration and `omni-cluster bench`'s results, and a table of all. Other options go to
 `omni-cluster bench`.
@@ -12,54 +12,18 @@ a folder a variant, with its configuration and `omni-cluster bench`'s results, a
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from omni_cluster.bench.errors import BenchError
 from omni_cluster.bench.result import FILE_NAME, Cell, read_result
 from omni_cluster.cluster.local import LocalCluster
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A name, and what differs from the configuration: values by their path."""
-
-    name: str
-    changes: Mapping[tuple[str, ...], Any]
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> Variant:
-        name, *changes = words
-        return cls(name, dict(map(_change, changes)))
-
-    def applied(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        changed: dict[str, Any] = json.loads(json.dumps(config))
-        for path, value in self.changes.items():
-            _set(changed, path, value)
-        return changed
-
-
-def _change(word: str) -> tuple[tuple[str, ...], Any]:
-    path, is_there, value = word.partition("=")
-    if not is_there:
-        raise SystemExit(f"{word!r} is no change; write KEY.KEY=VALUE, for example talker.card_priority=low.")
-    return tuple(path.split(".")), yaml.safe_load(value)
-
-
-def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    stages = {stage["model_stage"]: stage for stage in config["stages"]}
-    *folders, key = path
-    place = config
-    for name in folders:
-        place = stages[name] if place is config and name in stages else place.setdefault(name, {})
-    place[key] = value
+from training.changes import variant_of
 
 
 def bench_arguments(cell: str, seconds: float) -> list[str]:
@@ -117,10 +81,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     options, rest = parser.parse_known_args()
     lines = []
-    for variant in map(Variant.of, options.variant):
+    base = yaml.safe_load(options.config.read_text())
+    try:
+        variants = [variant_of(*words) for words in options.variant]
+        configs = [variant.of(base) for variant in variants]
+    except BenchError as error:
+        sys.exit(str(error))
+    for variant, config in zip(variants, configs, strict=True):
         folder = options.out / variant.name
         folder.mkdir(parents=True)
-        config = variant.applied(yaml.safe_load(options.config.read_text()))
         config |= {"model": options.model} if options.model else {}
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         began_s = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import socket
 import subprocess
 import sys
@@ -37,17 +36,6 @@ def serving(config: Path, log: Path) -> Iterator[str]:
         yield url
     finally:
         _end(server)
-
-
-@contextlib.contextmanager
-def locked(file: Path | None) -> Iterator[None]:
-    """While no other process has that file locked; at once where there is none."""
-    if file is None:
-        yield
-        return
-    with file.open("w") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
 
 
 def free_port() -> int:

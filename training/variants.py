@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import copy
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,8 +33,9 @@ from omni_cluster.engine.build import check_stages
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.errors import OmniError
 from training.asking import Question, Way
+from training.changes import Variant, read_variants, variant_of
 from training.exam import Exam, answered, percent, written
-from training.local_server import locked, serving
+from training.local_server import serving
 from training.marking import Understand, marked, report, understood
 from training.pairs import Pairs, Taken, paired
 from training.recogniser import NoRecogniser, Recogniser
@@ -46,41 +46,11 @@ BASE: Final = "base"
 ASKED_STREAM: Final = "asked.stream"
 """Not of the configuration: whether answers are streamed."""
 
-Changes = Mapping[str, Any]
-"""Values by their paths."""
 
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A name, and the values that are other ones than the base's."""
-
-    name: str
-    changes: Changes = field(default_factory=dict)
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.changes.get(ASKED_STREAM, True))
-
-    def of(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration. Raises BenchError for a path that leads nowhere."""
-        made = copy.deepcopy(dict(base))
-        for path, value in self.changes.items():
-            if path != ASKED_STREAM:
-                _set(made, path, value)
-        return made
-
-
-def _set(config: dict[str, Any], path: str, value: Any) -> None:
-    first, _, rest = path.partition(".")
-    stages = {stage["model_stage"]: stage for stage in config["stages"]}
-    place, keys = (stages[first], rest.split(".")) if first in stages else (config, path.split("."))
-    if keys[0] not in place and place is config and keys[0] != "advanced" and len(keys) > 1:
-        raise BenchError(f"{path} is no path of the base; begin with one of {', '.join([*stages, *config])}.")
-    for key in keys[:-1]:
-        place = place.setdefault(key, {})
-        if not isinstance(place, dict):
-            raise BenchError(f"{path} leads into {key}, which is no mapping; end the path there.")
-    place[keys[-1]] = value
+def configuration(variant: Variant, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises BenchError for a path that leads into a value."""
+    changes = {path: value for path, value in variant.changes.items() if path != ASKED_STREAM}
+    return Variant(variant.name, changes).of(base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +72,9 @@ class Result:
 class Comparison:
     """Of variants with a base, whose answers come first: all get the same questions."""
 
-    def __init__(self, base: Mapping[str, Any], exam: Exam, understand: Understand, folder: Path, lock: Path | None):
-        """`folder`: of configurations and of what servers print. `lock`: a file that is locked while a server runs."""
-        self._base, self._exam, self._understand, self._folder, self._lock = base, exam, understand, folder, lock
+    def __init__(self, base: Mapping[str, Any], exam: Exam, understand: Understand, folder: Path):
+        """`folder`: of configurations and of what servers print."""
+        self._base, self._exam, self._understand, self._folder = base, exam, understand, folder
         self._asked: dict[Way, list[Question]] = exam.asked()
         self._of_base: Taken | None = None
 
@@ -112,7 +82,7 @@ class Comparison:
         """Their files, all checked before one is served. Raises ConfigError and BenchError."""
         files = [self._folder / f"{number}.yaml" for number in range(len(variants))]
         for file, variant in zip(files, variants, strict=True):
-            file.write_text(yaml.safe_dump(variant.of(self._base), sort_keys=False))
+            file.write_text(yaml.safe_dump(configuration(variant, self._base), sort_keys=False))
             check_stages(load_config(file, known_families=known_families()))
         return files
 
@@ -131,8 +101,8 @@ class Comparison:
         return Result(variant, figures, paired(self._of_base, taken))
 
     def _taken(self, variant: Variant, config: Path) -> Taken:
-        with locked(self._lock), serving(config, config.with_suffix(".log")) as url:
-            exam = replace(self._exam, url=url, streams=variant.streams)
+        with serving(config, config.with_suffix(".log")) as url:
+            exam = replace(self._exam, url=url, streams=bool(variant.changes.get(ASKED_STREAM, True)))
             _, answers = asyncio.run(answered(exam, self._asked))
         of_all = [answer for of_way in answers.values() for answer in of_way]
         return of_all, marked(of_all, self._understand)
@@ -177,26 +147,6 @@ def _of_pairs(pairs: Pairs) -> Iterator[str]:
 # ------------------------------------------------------------------ the command
 
 
-def read_variants(file: Path) -> list[Variant]:
-    """Raises BenchError for what is not a mapping of names to mappings of paths."""
-    try:
-        given = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise BenchError(f"{file} cannot be read ({str(error).splitlines()[0]}); name a YAML file.") from None
-    if not isinstance(given, dict) or not all(isinstance(changes, dict) for changes in given.values()):
-        raise BenchError(f"{file} is no mapping of names to paths; write for example 'ten: {{limits.max_wait_s: 10}}'.")
-    return [Variant(str(name), changes) for name, changes in given.items()]
-
-
-def variant_of(name: str, *changes: str) -> Variant:
-    """Of PATH=VALUE. Raises BenchError."""
-    wrong = [change for change in changes if "=" not in change]
-    if wrong:
-        raise BenchError(f"{name} has {wrong[0]!r}; write PATH=VALUE, for example limits.max_wait_s=10.")
-    split = (change.partition("=") for change in changes)
-    return Variant(name, {path: yaml.safe_load(value) for path, _, value in split})
-
-
 def compared(given: argparse.Namespace, console: Console) -> list[Result]:
     """All results; each is written and told once it is there. Raises OmniError, NoEspeak and NoRecogniser."""
     Recogniser()  # what is missing is told before a server is started
@@ -208,7 +158,7 @@ def compared(given: argparse.Namespace, console: Console) -> list[Result]:
     understand = partial(understood, processes=given.processes)
     load_config(given.base, known_families=known_families())  # tells what is wrong with it
     base = variant_of(BASE, *given.set).of(yaml.safe_load(given.base.read_text()))
-    comparison = Comparison(base, exam, understand, folder, given.lock)
+    comparison = Comparison(base, exam, understand, folder)
     results: list[Result] = []
     for variant, config in zip(variants, comparison.configurations(variants), strict=True):
         results.append(comparison.result(variant, config))
@@ -233,7 +183,6 @@ def main() -> None:
     parser.add_argument("--seed", type=whole, default=0)
     parser.add_argument("--clients", type=count, default=3, help="so many questions are asked at once")
     parser.add_argument("--processes", type=count, default=os.cpu_count(), help="that understand the answers")
-    parser.add_argument("--lock", type=Path, help="a file that is locked while a server runs, on a shared machine")
     parser.add_argument("--out", type=Path, help="a JSON file with all figures and what went wrong")
     console = wide_console()
     # As Ctrl-C does, which ends the server that runs.
