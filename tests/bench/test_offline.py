@@ -21,7 +21,7 @@ def test_the_engines_alone(tmp_path: Path) -> None:
     argv = f"bench --offline --concurrency 1 2 --rate 50 --burst --requests 4 --warmup 1 {mix} --out {tmp_path}"
     assert main(argv.split()) == 0
     result = read_result(tmp_path / "result.json")
-    assert result.target == "offline" and result.model == "preset:tiny"
+    assert result.target == "offline" and result.model == "preset:toy"
     assert [cell.name for cell in result.cells] == ["burst 1", "burst 2", "open 50/s"]
     for cell in result.cells:
         assert (cell.requests, cell.errors) == (4, 0)
