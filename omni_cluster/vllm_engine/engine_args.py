@@ -20,7 +20,7 @@ from omni_cluster.types.errors import ConfigError
 from omni_cluster.vllm_engine.grammar import SETTINGS
 from omni_cluster.vllm_engine.install import log_buffers_kept
 from omni_cluster.vllm_engine.lora import lora_args
-from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, MAX_SPLITS, SMALL_MODEL_SIZES
+from omni_cluster.vllm_engine.worker.prefill_graphs import CAPTURE_SIZES, HOST_BOUND_SIZES, MAX_SPLITS
 
 if TYPE_CHECKING:
     from vllm.config import SchedulerConfig, VllmConfig
@@ -185,7 +185,7 @@ def _check_buffers(stage: StageConfig, spec: ARSpec) -> None:
 
 
 def _ar_defaults(traits: EngineTraits) -> dict[str, Any]:
-    sizes = CAPTURE_SIZES if traits.is_compiled else SMALL_MODEL_SIZES
+    sizes = HOST_BOUND_SIZES if traits.is_host_bound else CAPTURE_SIZES
     compilation: dict[str, Any] = {"cudagraph_capture_sizes": sizes}
     if not traits.is_compiled:
         # torch.compile would not fuse the model's operations, and vLLM's own kernels, which do, would be off.

@@ -335,9 +335,13 @@ ON_CPU: Names = {
 }
 """Not imported beside a CUDA runner, see `worker/ar_model_runner.py`."""
 
-ON_CUDA: Names = {"vllm.v1.worker:gpu_model_runner": ("GPUModelRunner",)}
+ON_CUDA: Names = {
+    "vllm.model_executor.layers.fused_moe:fused_moe": ("fused_moe_kernel",),
+    "vllm.v1.worker:gpu_model_runner": ("GPUModelRunner",),
+}
 
 LOOKED_UP: Names = {
+    "vllm.model_executor.layers.fused_moe.fused_moe:invoke_fused_moe_triton_kernel": ("fused_moe_kernel",),
     "vllm.v1.engine.async_llm:AsyncLLM._run_output_handler": ("invalidate",),
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("next_decode_eligible_step", "num_preemptions"),
     "vllm.v1.engine.async_llm:AsyncLLM.__init__": ("OutputProcessor",),

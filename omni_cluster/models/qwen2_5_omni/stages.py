@@ -68,7 +68,12 @@ class Talker(ARSpec):
         from omni_cluster.models.qwen2_5_omni.talker_model import talker_config
 
         return EngineTraits(
-            talker_config, has_tokenizer=False, is_compiled=False, relied_on=DECODER, signatures=SIGNATURES
+            talker_config,
+            has_tokenizer=False,
+            is_compiled=False,
+            is_host_bound=True,
+            relied_on=DECODER,
+            signatures=SIGNATURES,
         )
 
     def sizes(self, config: StageConfig) -> ARSizes:

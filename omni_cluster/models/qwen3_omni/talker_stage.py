@@ -77,7 +77,12 @@ class Talker(ARSpec):
         from omni_cluster.models.qwen3_omni.talker_model import talker_config
 
         return EngineTraits(
-            talker_config, has_tokenizer=False, is_compiled=False, relied_on=TALKER, signatures=SIGNATURES
+            talker_config,
+            has_tokenizer=False,
+            is_compiled=False,
+            is_host_bound=True,
+            relied_on=TALKER,
+            signatures=SIGNATURES,
         )
 
     @property

@@ -55,7 +55,9 @@ class Thinker(ARSpec):
     def traits(self) -> EngineTraits:
         from omni_cluster.models.qwen3_omni.thinker_model import thinker_config
 
-        return EngineTraits(thinker_config, relied_on=THINKER, signatures=SIGNATURES, tool_parser="hermes")
+        return EngineTraits(
+            thinker_config, is_host_bound=True, relied_on=THINKER, signatures=SIGNATURES, tool_parser="hermes"
+        )
 
     def sizes(self, config: StageConfig) -> ARSizes:
         return thinker_sizes(self._family.folder)

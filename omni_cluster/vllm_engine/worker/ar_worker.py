@@ -44,6 +44,10 @@ class GPUARWorker(PlatformWorker):
             spare_the_base_model()
         if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
             keep_float32_products()
+        if self.model_config.is_moe and not current_platform.is_cpu():
+            from omni_cluster.vllm_engine.worker.expert_kernel import compile_for_any_count
+
+            compile_for_any_count()
         with replaced(*RUNNER, GPUARModelRunner):
             super().init_device()
 

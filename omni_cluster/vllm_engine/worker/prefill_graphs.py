@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 CAPTURE_SIZES = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)]
 """Tokens of the steps that are captured. Steps of one token a request have graphs of their own, up to `max_num_seqs`. A
 longer prompt keeps its device busy for longer than its host. A graph takes some 13 MB."""
-SMALL_MODEL_SIZES = [*CAPTURE_SIZES, *range(1152, 2049, 128)]
-"""The same for a model of a tenth of the work for each token."""
+HOST_BOUND_SIZES = [*CAPTURE_SIZES, *range(1152, 2049, 128)]
+"""The same for a model of less work for each token: a small one, or one of experts, of which a token takes few."""
 MAX_SPLITS = 8
 """Parts that FlashAttention cuts a head's keys into, at most, in a graph: it keeps a result in float32 of each part."""
 ONE_GROUP_ROWS = 64
