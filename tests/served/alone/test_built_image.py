@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_S + 900)]
 
 NAME = "served"
 BOUNDS = ("--memory", "16g", "--cpus", "2")
+WITH_REFERENCES = ("serve", "run", "deployments:app", "config=stage_configs/qwen2_5_omni_tiny.yaml")
+"""As the page's command for cards names its configuration; the image's own default is the toy."""
 PAGE = "docs/operate/clusters.md"
 CUT = "\N{REPLACEMENT CHARACTER}"
 """Of a character whose last tokens were not made: a server sends none of it."""
@@ -82,7 +84,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 def container(images: Images) -> Iterator[Container]:
     assert not is_up(), f"Another server listens at {BASE_URL}."
     podman, run, *rest = of_page("podman")
-    command = images.command(podman, run, "--name", NAME, *BOUNDS, *rest)
+    command = images.command(podman, run, "--name", NAME, *BOUNDS, *rest, *WITH_REFERENCES)
     with tempfile.TemporaryFile("a+") as output, httpx.Client(base_url=BASE_URL, timeout=120) as client:
         process = subprocess.Popen(command, text=True, stdout=output, stderr=subprocess.STDOUT)
         try:

@@ -40,6 +40,7 @@ from omni_cluster.batch import (
     write_webdataset,
 )
 from omni_cluster.serve_local import listening
+from tests.configs import TINY_CONFIG
 from tests.http_app import MODEL, STREAM_TOLERANCE
 from tests.processes import command_line, running_after
 from tests.served.app import BASE_URL, ROOT, ServedApp, until
@@ -166,7 +167,7 @@ def test_engines_of_its_own_say_what_the_application_says(served: ServedApp) -> 
     rows = [row(str(i), user({"type": "text", "text": f"Count to {i}."})) for i in range(3)]
     rows.append(row("spoken", user(TEXT), **SOUND))
     bad = row("role", [{"role": "nobody", "content": [TEXT]}])
-    asked = answer_rows(ray.data.from_items([*rows, bad]), Engines(num_cpus=0.1), LIMITS)
+    asked = answer_rows(ray.data.from_items([*rows, bad]), Engines(TINY_CONFIG, num_cpus=0.1), LIMITS)
     answers = {answer["id"]: answer for answer in asked.take_all()}
     assert set(answers) == {each["id"] for each in [*rows, bad]}
     for each in rows:
