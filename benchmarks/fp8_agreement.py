@@ -1,11 +1,12 @@
-"""How many greedy tokens a thinker says again once its weights are rounded as the low precision of its family does it.
+"""How many greedy tokens a stage makes again once its weights are rounded as the low precision of its family does it.
 
-    python -m benchmarks.fp8_agreement [FOLDER] [--family qwen3_omni] [--prompts 256] [--tokens 16]
+    python -m benchmarks.fp8_agreement [FOLDER] [--stage "qwen3_omni thinker"] [--prompts 256] [--tokens 16]
 
 FOLDER: a checkpoint; the tiny one if none is named. transformers' model in float32, so that the rounding of weights is
-all that differs; vLLM's layers round activations too. Qwen2.5-Omni: the decoder's products (`quantization: fp8`), which
-its own kernels read so in steps of one token a request. Qwen3-Omni: the experts (`moe: fp8_per_block`).
-Tokens are compared as long as the text before them is the same.
+all that differs; vLLM's layers round activations too. Qwen2.5-Omni's thinker: the decoder's products (`quantization:
+fp8`), which its own kernels read so in steps of one token a request. Qwen3-Omni's thinker and talker: the experts (`moe:
+fp8_per_block`); the talker's tokens are the first codes of its frames.
+Tokens are compared as long as those before them are the same.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
     Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen3OmniMoeForConditionalGeneration,
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
 from vllm.utils.deep_gemm import per_block_cast_to_fp8
@@ -37,14 +40,6 @@ BLOCK = 128
 
 Said = list[tuple[int, tuple[int, ...]]]
 """Each token of a reply, and the likeliest at its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """transformers' model of a family's thinker, and what its low precision rounds: returns how many products."""
-
-    model: Any
-    round_weights: Callable[[Any], int]
 
 
 def round_products(thinker: Any) -> int:
@@ -76,12 +71,6 @@ def round_experts(thinker: Any) -> int:
     return len(products)
 
 
-THINKERS = {
-    "qwen2_5_omni": Rounded(Qwen2_5OmniThinkerForConditionalGeneration, round_products),
-    "qwen3_omni": Rounded(Qwen3OmniMoeThinkerForConditionalGeneration, round_experts),
-}
-
-
 def said(thinker: Any, prompt: torch.Tensor, tokens: int) -> Said:
     made = thinker.generate(
         input_ids=prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
@@ -90,6 +79,43 @@ def said(thinker: Any, prompt: torch.Tensor, tokens: int) -> Said:
     ids = made.sequences[0, prompt.shape[1] :].tolist()
     likeliest = [tuple(logits[0].topk(LIKELIEST).indices.tolist()) for logits in made.logits]
     return list(zip(ids, likeliest, strict=True))
+
+
+def spoken(model: Any, prompt: torch.Tensor, tokens: int) -> Said:
+    """The first codes of a reply of as many tokens as it has frames, and the likeliest before penalties."""
+    talker, logits, heard = model.talker, [], []
+
+    def whole(codes: torch.Tensor, **_: Any) -> torch.Tensor:
+        heard.append(codes[0, 0].tolist())
+        return codes.new_zeros(1, 1, 1).float()
+
+    hook = talker.codec_head.register_forward_hook(lambda _, __, made: logits.append(made[0, -1]))
+    with patch.object(model.code2wav, "chunked_decode", whole):
+        model.generate(
+            input_ids=prompt, thinker_max_new_tokens=tokens, thinker_min_new_tokens=tokens, thinker_do_sample=False,
+            talker_max_new_tokens=tokens, talker_min_new_tokens=tokens, talker_do_sample=False,
+        )  # fmt: skip
+    hook.remove()
+    likeliest = [tuple(each.topk(LIKELIEST).indices.tolist()) for each in logits]
+    return list(zip(heard[0], likeliest, strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A stage's model of transformers', what it says, and what its low precision rounds: how many products."""
+
+    model: Any
+    said: Callable[[Any, torch.Tensor, int], Said]
+    round_weights: Callable[[Any], int]
+
+
+STAGES = {
+    "qwen2_5_omni thinker": Rounded(Qwen2_5OmniThinkerForConditionalGeneration, said, round_products),
+    "qwen3_omni thinker": Rounded(Qwen3OmniMoeThinkerForConditionalGeneration, said, round_experts),
+    "qwen3_omni talker": Rounded(
+        Qwen3OmniMoeForConditionalGeneration, spoken, lambda model: round_experts(model.talker)
+    ),
+}
 
 
 def compared(wanted: Said, found: Said) -> Iterator[tuple[bool, bool]]:
@@ -113,17 +139,17 @@ def prompts(tokenizer: PreTrainedTokenizerBase, count: int) -> Iterator[torch.Te
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--family", choices=list(THINKERS), default="qwen2_5_omni")
+    parser.add_argument("--stage", choices=list(STAGES), default="qwen2_5_omni thinker")
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=16)
     options = parser.parse_args()
-    folder = options.folder or family_class(options.family).embedded_checkpoint("tiny")
-    of_family = THINKERS[options.family]
-    thinker = of_family.model.from_pretrained(folder, dtype=torch.float32).eval()
+    folder = options.folder or family_class(options.stage.split()[0]).embedded_checkpoint("tiny")
+    stage = STAGES[options.stage]
+    model = stage.model.from_pretrained(folder, dtype=torch.float32).eval()
     asked = list(prompts(AutoTokenizer.from_pretrained(folder), options.prompts))
-    wanted = [said(thinker, prompt, options.tokens) for prompt in asked]
-    count = of_family.round_weights(thinker)
-    found = [said(thinker, prompt, options.tokens) for prompt in asked]
+    wanted = [stage.said(model, prompt, options.tokens) for prompt in asked]
+    count = stage.round_weights(model)
+    found = [stage.said(model, prompt, options.tokens) for prompt in asked]
     pairs = [pair for one, other in zip(wanted, found, strict=True) for pair in compared(one, other)]
     same, likely = (sum(column) for column in zip(*pairs, strict=True))
     print(f"{count} products rounded; {len(pairs)} tokens behind the same text of {len(asked)} replies")
