@@ -4,8 +4,8 @@
 
 FOLDER: a checkpoint; the tiny one if none is named. transformers' model in float32, so that the rounding of weights is
 all that differs; vLLM's layers round activations too. Qwen2.5-Omni's thinker: the decoder's products (`quantization:
-fp8`), which its own kernels read so in steps of one token a request. Qwen3-Omni's thinker and talker: the experts (`moe:
-fp8_per_block`); the talker's tokens are the first codes of its frames.
+fp8`), which its own kernels read so in steps of one token a request. Qwen3-Omni's thinker and talker: the experts
+(`moe: fp8_per_block`); the talker's tokens are the first codes of its frames.
 Tokens are compared as long as those before them are the same.
 """
 

@@ -22,8 +22,10 @@ QUESTION = "What is the capital of France?"
 ANSWER = "i am only a toy and do not know that"
 """Of training's own, and among the longest: seconds are left of it when its sound begins."""
 LEAST_DB = 15.0
-"""Of a streamed answer, beside the whole one: a trained vocoder sees further than the ends of pieces. Where a kill moves
-these, a stream has what one without a kill has whose pieces end there: 23 to 58 dB (docs/results/performance.md)."""
+"""Of a streamed answer, beside the whole one: a trained vocoder sees further than the ends of pieces.
+
+A kill moves these ends. Streams without one have 23 to 58 dB by where pieces end (docs/results/performance.md).
+"""
 
 
 @pytest.fixture(scope="module")
