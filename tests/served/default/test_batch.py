@@ -167,7 +167,7 @@ def test_engines_of_its_own_say_what_the_application_says(served: ServedApp) -> 
     rows = [row(str(i), user({"type": "text", "text": f"Count to {i}."})) for i in range(3)]
     rows.append(row("spoken", user(TEXT), **SOUND))
     bad = row("role", [{"role": "nobody", "content": [TEXT]}])
-    asked = answer_rows(ray.data.from_items([*rows, bad]), Engines(TINY_CONFIG, num_cpus=0.1), LIMITS)
+    asked = answer_rows(ray.data.from_items([*rows, bad]), Engines(config=TINY_CONFIG, num_cpus=0.1), LIMITS)
     answers = {answer["id"]: answer for answer in asked.take_all()}
     assert set(answers) == {each["id"] for each in [*rows, bad]}
     for each in rows:
