@@ -37,13 +37,20 @@ def print_result(result: Result, console: Console) -> None:
 
 def _lengths(result: Result) -> str:
     load, mix = result.load, result.load.mix
-    lengths = f"{load.prompt_tokens} words, {load.text_tokens} text tokens, {load.codec_tokens} codec tokens a request"
+    words = f"{load.prompt_tokens} words{_counted(result)}"
+    lengths = f"{words}, {load.text_tokens} text tokens, {load.codec_tokens} codec tokens a request"
     if mix is not None:
         (fewest, most), (shortest, longest) = mix.prompt_tokens, mix.sound_s
         prompts = f"prompts of {fewest} to {most} tokens, {100 * mix.spoken_share:g} % of them spoken"
         lengths = f"{prompts}, {shortest:g} to {longest:g} s of sound"
     turns = f", conversations of {load.turns} turns" if load.turns > 1 else ""
     return f"{lengths}, {'streamed' if load.stream else 'not streamed'}{turns}"
+
+
+def _counted(result: Result) -> str:
+    """What the server counted of the first cell's prompts: a made vocabulary has five or six tokens for a word."""
+    counts = [cell.figures["prompt_tokens"].p50 for cell in result.cells if "prompt_tokens" in cell.figures]
+    return f" (median prompt: {counts[0]:.0f} tokens)" if counts and counts[0] else ""
 
 
 def client_table(result: Result) -> Table:

@@ -79,9 +79,15 @@ def test_the_plot_is_a_picture(tmp_path: Path, cells: tuple) -> None:  # type: i
         assert len(image.convert("RGB").getcolors(1 << 24)) > 2
 
 
+def test_prompts_that_no_server_counted_are_words() -> None:
+    uncounted = cell_of("closed", 1, [dataclasses.replace(record(0), prompt_tokens=0)], 1.0)
+    assert "model m, 100 words, 64 text tokens" in told(result((uncounted,)))
+
+
 def test_the_tables_name_loads_stages_and_the_first_error() -> None:
     text = told(result(two_cells(), target="http://[::1]:8000"))
-    assert "http://[::1]:8000, model m, 100 words, 64 text tokens, 512 codec tokens a request, streamed" in text
+    asked = "100 words (median prompt: 10 tokens), 64 text tokens, 512 codec tokens a request, streamed"
+    assert f"http://[::1]:8000, model m, {asked}" in text
     assert "4.000 / 4.000 / 4.000" in text and "0.100 / 0.100 / 0.100" in text
     assert "open 0.5/s: 1 of 5 requests failed, the first: no." in text
     assert sum("second" in line and "1.000 / 1.000 / 1.000" in line for line in text.splitlines()) == 2
