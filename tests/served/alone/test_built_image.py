@@ -31,8 +31,18 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_S + 900)]
 
 NAME = "served"
 BOUNDS = ("--memory", "16g", "--cpus", "2")
-WITH_REFERENCES = ("serve", "run", "deployments:app", "config=stage_configs/qwen2_5_omni_tiny.yaml")
-"""As the page's command for cards names its configuration; the image's own default is the toy."""
+TOY_S = 600
+"""Three engines start beside those of the server."""
+TINY = "config=stage_configs/qwen2_5_omni_tiny.yaml"
+"""Behind the image's own command, whose default is the toy: there is no reference of its answers."""
+TOY_SAYS = """
+if __name__ == "__main__":
+    from omni_cluster.engine.omni_llm import OmniLLM
+
+    with OmniLLM() as toy:
+        (answer,) = toy.generate(toy.render([{"role": "user", "content": "What is three plus four?"}]))
+        print("said:", answer.text)
+"""
 PAGE = "docs/operate/clusters.md"
 CUT = "\N{REPLACEMENT CHARACTER}"
 """Of a character whose last tokens were not made: a server sends none of it."""
@@ -57,9 +67,9 @@ class Container:
     output: IO[str]
     client: httpx.Client
 
-    def run(self, *words: str) -> str:
+    def run(self, *words: str, timeout_s: float = PATIENCE_S) -> str:
         """What the command in the container printed."""
-        return self.images.run("podman", "exec", NAME, *words)
+        return self.images.run("podman", "exec", NAME, *words, timeout_s=timeout_s)
 
     def printed(self) -> str:
         self.output.seek(0)
@@ -84,7 +94,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 def container(images: Images) -> Iterator[Container]:
     assert not is_up(), f"Another server listens at {BASE_URL}."
     podman, run, *rest = of_page("podman")
-    command = images.command(podman, run, "--name", NAME, *BOUNDS, *rest, *WITH_REFERENCES)
+    command = images.command(podman, run, "--name", NAME, *BOUNDS, *rest, *images_own_command(images), TINY)
     with tempfile.TemporaryFile("a+") as output, httpx.Client(base_url=BASE_URL, timeout=120) as client:
         process = subprocess.Popen(command, text=True, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -93,6 +103,11 @@ def container(images: Images) -> Iterator[Container]:
         finally:
             images.run("podman", "rm", "--force", "--ignore", "--time", "0", NAME)
             process.wait(PATIENCE_S)
+
+
+def images_own_command(images: Images) -> list[str]:
+    (found,) = json.loads(images.run("podman", "image", "inspect", of_page("podman")[-1]))
+    return found["Config"]["Cmd"]  # type: ignore[no-any-return]
 
 
 def is_ready() -> bool:
@@ -135,6 +150,11 @@ def test_no_process_is_root_or_may_do_what_root_may(container: Container) -> Non
 
 def test_its_health_check_asks_the_server(container: Container) -> None:
     container.images.run("podman", "healthcheck", "run", NAME)
+
+
+def test_its_default_is_the_trained_toy(container: Container) -> None:
+    container.run("sh", "-c", f"cat > /tmp/says.py <<'END'\n{TOY_SAYS}\nEND")
+    assert "said: three plus four is seven" in container.run("python", "/tmp/says.py", timeout_s=TOY_S)
 
 
 def test_it_has_the_commands(container: Container) -> None:
