@@ -97,7 +97,7 @@ def spoken(model: Any, prompt: torch.Tensor, tokens: int) -> Said:
         )  # fmt: skip
     hook.remove()
     likeliest = [tuple(each.topk(LIKELIEST).indices.tolist()) for each in logits]
-    return list(zip(heard[0], likeliest, strict=False))
+    return list(zip(heard[0], likeliest, strict=False))  # the last code is not sounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class GPUARWorker(PlatformWorker):
         if self.model_config.dtype == torch.float32 and not current_platform.is_cpu():
             keep_float32_products()
         if self.model_config.is_moe and not current_platform.is_cpu():
+            # A model without experts needs none of what this imports.
             from omni_cluster.vllm_engine.worker.expert_kernel import compile_for_any_count
 
             compile_for_any_count()
