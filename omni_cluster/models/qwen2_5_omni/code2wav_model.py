@@ -82,6 +82,8 @@ class Piece:
 class VocoderPass:
     """Pieces on their way through the vocoder. It holds what the device reads, if their jobs are dropped meanwhile.
 
+    `kept`: of each piece the mel that the vocoder sees before the stream's next one. It is copied in front of the
+    sound, for which `finish` waits: the memory of a piece that is gone is the steps', which do not wait for the pass.
     `sound`: of those that are heard, joined, on the device; None where none is. `are_finite`: bool `[pieces]`, of what
     the vocoder sees, as a waveform does not tell of all that is clipped.
     """
@@ -89,6 +91,7 @@ class VocoderPass:
     numbers: tuple[int, ...]
     pieces: list[Piece]
     windows: list[torch.Tensor]
+    kept: list[torch.Tensor]
     sound: torch.Tensor | None
     are_finite: torch.Tensor
 
@@ -195,8 +198,7 @@ class Code2WavModel:
             begun = self._begin_pass(numbers)
         with torch.cuda.stream(self._vocoder_stream):
             waves = self._waves(begun)
-            kept = [self._kept_mel(piece, window) for piece, window in zip(begun.pieces, begun.windows, strict=True)]
-        for piece, mel in zip(begun.pieces, kept, strict=True):  # nothing fails from here on
+        for piece, mel in zip(begun.pieces, begun.kept, strict=True):  # nothing fails from here on
             if piece.stream is not None:
                 piece.stream.mel = mel
         self.drop(numbers)
@@ -280,8 +282,9 @@ class Code2WavModel:
             self._vocoder_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._vocoder_stream), products_in(self._config.vocoder_dtype):
             windows = [self._window(piece) for piece in pieces]
+            kept = [self._kept_mel(piece, window) for piece, window in zip(pieces, windows, strict=True)]
             are_finite = torch.stack([window.sum().isfinite() for window in windows])
-            begun = VocoderPass(tuple(numbers), pieces, windows, None, are_finite)
+            begun = VocoderPass(tuple(numbers), pieces, windows, kept, None, are_finite)
             heard = begun.heard
             begun.sound = self._vocode([pieces[i] for i in heard], [windows[i] for i in heard]) if heard else None
         return begun

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_cluster.config.precision import LayerPrecision, Precision
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
-from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel
+from omni_cluster.models.qwen2_5_omni.code2wav_model import Code2WavModel, VocoderPass
 from omni_cluster.models.qwen2_5_omni.options import Code2WavOptions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.models.sound import SoundJob
@@ -550,6 +550,31 @@ def test_each_precision_on_cuda_is_near_the_reference(
 def test_sound_that_is_made_beside_a_step_is_what_it_is_alone_on_cuda(tiny: Path) -> None:
     for _ in range(5):
         check_sound_beside_steps(on_cuda(tiny, "float32", "float32"))
+
+
+@pytest.mark.gpu
+def test_what_a_stream_keeps_is_its_own_when_its_memory_is_the_steps_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vocoder's stream of the device is far behind the steps', as on a busy card, once a piece is finished."""
+    model, full, neighbour = on_cuda(tiny, "float32", "float32"), job(60, "Ethan", 1), job(24)
+    alone, plan, waves = streamed(model, full, [1, 1, 1]), pieces(full, [1, 1, 1], "s"), model._waves
+
+    def made_far_behind(begun: VocoderPass) -> list[np.ndarray]:
+        made = waves(begun)
+        torch.cuda._sleep(FAR_BEHIND_CYCLES)  # type: ignore[no-untyped-call]
+        return made
+
+    monkeypatch.setattr(model, "_waves", made_far_behind)
+    joined = []
+    for piece in plan:
+        joined += made_by(model, [piece])
+        made_by(model, [neighbour])  # of as many frames as a piece: it is given the memory that a piece had
+    np.testing.assert_allclose(np.concatenate(joined), alone, atol=1e-4, rtol=0)
+
+
+FAR_BEHIND_CYCLES = 200_000_000
+"""Some 0.1 s."""
 
 
 @pytest.mark.gpu
