@@ -364,6 +364,23 @@ def test_a_job_that_is_dropped_while_its_sound_is_made_leaves_its_neighbour(mode
         np.testing.assert_allclose(model.finish([number])[0], expected[number], atol=1e-5, rtol=0)
 
 
+def test_what_a_stream_keeps_is_its_own_once_there_is_sound(
+    model: Code2WavModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card the memory of a piece that is gone may be a step's before the vocoder's stream does more."""
+    full, waves = job(60, "Ethan", 1), model._waves
+    alone = streamed(model, full, [1, 1, 2])
+
+    def written_over(begun: VocoderPass) -> list[np.ndarray]:
+        made = waves(begun)
+        for piece in begun.pieces:
+            piece.flow.state.fill_(torch.nan)
+        return made
+
+    monkeypatch.setattr(model, "_waves", written_over)
+    np.testing.assert_array_equal(streamed(model, full, [1, 1, 2]), alone)
+
+
 def breaks(*args: object, **kwargs: object) -> Any:
     raise RuntimeError("it broke")
 
