@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.executor.abstract import Executor
 
 ADDITIONAL_KEY = "omni"
+FLASHINFER = "FLASHINFER"
+"""vLLM's name of it, an attention backend."""
 AR_WORKER = "omni_cluster.vllm_engine.worker.ar_worker.GPUARWorker"
 SOUND_WORKER = "omni_cluster.vllm_engine.worker.sound_worker.GPUSoundWorker"
 SCHEDULER = "omni_cluster.vllm_engine.scheduler.OmniScheduler"
@@ -139,6 +141,7 @@ class OmniEngineArgs(AsyncEngineArgs):
         os.environ["VLLM_XGRAMMAR_CACHE_MB"] = str(pipeline.limits.kept_grammars_bytes >> 20)  # no other switch
         if model_config.max_decode_steps > 1:
             settings["async_scheduling"] = _waits_for_tokens(stage)
+            _check_attention(stage)
         return cls(
             model=model,
             worker_cls=AR_WORKER,
@@ -231,6 +234,18 @@ def _waits_for_tokens(stage: StageConfig) -> bool:
             f"token a step only; leave it out, or set max_decode_steps to 1."
         )
     return False
+
+
+def _check_attention(stage: StageConfig) -> None:
+    """Later steps have their lengths on the device; the host's are an upper bound, which FlashInfer would attend to."""
+    named = {"attention_backend": stage.engine_args.get("attention_backend")}
+    named["attention_config.backend"] = dict(stage.engine_args.get("attention_config") or {}).get("backend")
+    for key, backend in named.items():
+        if str(backend).upper() == FLASHINFER:
+            raise ConfigError(
+                f"stage {stage.stage_id} ({stage.model_stage}): engine_args.{key} is {backend!r}, which goes with one "
+                f"token a step only; leave it out, or set max_decode_steps to 1."
+            )
 
 
 def _use_scheduler_of(config: SchedulerConfig) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -86,6 +86,22 @@ class _WithRowsOut(Decoder):
 def test_a_spec_of_which_no_engine_is_made_is_refused(spec: ARSpec, parts: int, words: str) -> None:
     config = pipeline_config(thinker_stage().model_copy(update={"pipeline_parallel_size": parts}))
     with pytest.raises(ConfigError, match=words):
+        OmniEngineArgs.for_ar_stage(config.stages[0], config, "none", spec)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"async_scheduling": True}, r"engine_args\.async_scheduling is true"),
+        ({"attention_backend": "FLASHINFER"}, r"engine_args\.attention_backend is 'FLASHINFER'"),
+        ({"attention_config": {"backend": "flashinfer"}}, r"engine_args\.attention_config\.backend is 'flashinfer'"),
+    ],
+)
+def test_what_goes_with_one_token_a_step_is_refused_beside_several(given: dict[str, Any], words: str) -> None:
+    spec, stage = _Passing(), thinker_stage()
+    spec.rows_at = "prompt"  # type: ignore[misc]
+    config = pipeline_config(stage.model_copy(update={"engine_args": {**stage.engine_args, **given}}))
+    with pytest.raises(ConfigError, match=rf"stage 0 \(thinker\): {words}, which .* set max_decode_steps to 1\.$"):
         OmniEngineArgs.for_ar_stage(config.stages[0], config, "none", spec)
 
 
