@@ -238,8 +238,9 @@ def _waits_for_tokens(stage: StageConfig) -> bool:
 
 def _check_attention(stage: StageConfig) -> None:
     """Later steps have their lengths on the device; the host's are an upper bound, which FlashInfer would attend to."""
-    named = {"attention_backend": stage.engine_args.get("attention_backend")}
-    named["attention_config.backend"] = dict(stage.engine_args.get("attention_config") or {}).get("backend")
+    given = stage.engine_args.get("attention_config")
+    in_config = given.get("backend") if isinstance(given, Mapping) else None
+    named = {"attention_backend": stage.engine_args.get("attention_backend"), "attention_config.backend": in_config}
     for key, backend in named.items():
         if str(backend).upper() == FLASHINFER:
             raise ConfigError(
