@@ -163,7 +163,7 @@ def serve_run_over_nodes(
     ray_options = {} if system_config is None else {"_system_config": dict(system_config)}
     cluster = _cluster_of(node_options(head, cards.get(head, ())) | ray_options)
     try:
-        nodes = {role: cluster.add_node(**node_options(role, cards.get(role, ()))) for role in others}
+        nodes = {role: _started_node(cluster, role, cards.get(role, ())) for role in others}
         with serve_run_on(cluster.address, *arguments) as app:
             app.nodes = Nodes(cluster, nodes, cards)
             yield app
@@ -222,14 +222,23 @@ class Nodes:
         self.cluster.remove_node(self.by_role.pop(role), allow_graceful=False)
 
     def add(self, role: str) -> None:
-        """As a host's supervisor does it: a raylet that ends as it starts, as Ray's may, is begun again."""
-        for _ in range(STARTS):
-            node = self.by_role[role] = self.cluster.add_node(**node_options(role, self.cards.get(role, ())))
-            time.sleep(SETTLES_S)
-            if not node.dead_processes():
-                return
-            self.kill(role)
-        raise AssertionError(f"a node for {role} ended {STARTS} times as it started")
+        self.by_role[role] = _started_node(self.cluster, role, self.cards.get(role, ()))
+
+
+def _started_node(cluster: Cluster, role: str, cards: Sequence[int]) -> Any:
+    """As a host's supervisor does it: a raylet that ends as it starts, as Ray's may, is begun again."""
+    for number in range(1, STARTS + 1):
+        try:
+            node = cluster.add_node(**node_options(role, cards))
+        except Exception:  # what Ray raises where a raylet ended before anything knew of it
+            if number == STARTS:
+                raise
+            continue
+        time.sleep(SETTLES_S)
+        if not node.dead_processes():
+            return node
+        cluster.remove_node(node, allow_graceful=False)
+    raise AssertionError(f"a node for {role} ended {STARTS} times as it started")
 
 
 @contextmanager
