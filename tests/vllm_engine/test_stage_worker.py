@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm.distributed.device_communicators.shm_broadcast import SHM_READER_RECHECK_INTERVAL_MS
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
+from omni_cluster.vllm_engine.sleeping_condition import SleepingCondition
 from omni_cluster.vllm_engine.stage_worker import StageWorker
 
 
@@ -38,9 +41,29 @@ def test_the_caller_sleeps_until_the_answer_is_there(worker: StageWorker) -> Non
     assert time.thread_time() - began_s < 1.0
 
 
-def test_an_answer_whose_notice_is_lost_comes_all_the_same(worker: StageWorker) -> None:
-    (queue,) = worker._executor.response_mqs  # type: ignore[attr-defined]
-    waiting = queue._spin_condition
-    waiting.poller._poller.unregister(waiting.local_notify_socket)
+def used_s(worker: object) -> float:
+    """Runs in the worker's process: what its thread used of a core until now."""
+    return time.thread_time()
+
+
+def test_the_worker_sleeps_until_it_is_called(worker: StageWorker) -> None:
+    (before_s,) = worker.call(used_s)  # type: ignore[arg-type]
+    time.sleep(0.9)  # the time for which a reader of vLLM's turns round is 1 s
+    (after_s,) = worker.call(used_s)  # type: ignore[arg-type]
+    assert after_s - before_s < 0.45
+
+
+def lose_notices(worker: object = None) -> int:
+    """Has the readers of this process hear of no message; how many there are."""
+    waiting = [each for each in gc.get_objects() if type(each) is SleepingCondition and each.is_reader]
+    for each in waiting:
+        each.poller.unregister(each.local_notify_socket)
+    return len(waiting)
+
+
+def test_calls_and_answers_whose_notices_are_lost_come_all_the_same(worker: StageWorker) -> None:
+    assert (worker.call(lose_notices), lose_notices()) == ([1], 1)  # type: ignore[arg-type]
+    began_s = time.monotonic()
     for _ in range(50):
         assert worker.call("steps_of_a_job") == [9]
+    assert time.monotonic() - began_s < 50 * SHM_READER_RECHECK_INTERVAL_MS / 1000

@@ -10,6 +10,7 @@ import numpy as np
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.sleeping_condition import sleep_between_calls
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
 from omni_cluster.vllm_engine.worker.sound_model_runner import GPUSoundModelRunner
 
@@ -20,6 +21,8 @@ class GPUSoundWorker(PlatformWorker):
     model_runner: GPUSoundModelRunner
 
     def init_device(self) -> None:
+        if self.parallel_config.distributed_executor_backend == "mp":
+            sleep_between_calls()
         with replaced(*RUNNER, GPUSoundModelRunner):
             super().init_device()
 
