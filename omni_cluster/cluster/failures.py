@@ -92,7 +92,10 @@ def named_failures(replica_id: str = "") -> Iterator[None]:
         ours = lost_with(named(error), replica_id)
         if ours is error:
             raise
-        raise ours from error
+        try:
+            raise ours from error
+        finally:
+            del ours  # this frame, which the error has, would keep it, and what its cause's frames have
 
 
 def _without_report(error: Exception) -> Exception:

@@ -27,7 +27,7 @@ import numpy as np
 from omni_cluster.cluster.failures import named
 from omni_cluster.cluster.transport import RemoteStage
 from omni_cluster.engine.memory_budget import MemoryBudget
-from omni_cluster.types.errors import NO_ROOM, StoreFull
+from omni_cluster.types.errors import NO_ROOM, StoreFull, without_frames
 from omni_cluster.types.rows import LARGE_BYTES
 
 IDLE_S: Final = 2.0
@@ -221,7 +221,8 @@ class RowsReader:
             async with contextlib.aclosing(items):
                 async for item in items:
                     self._take(item.first, await _copied_out(item))
-        except StoreFull:
+        except StoreFull as error:
+            without_frames(error)  # they have the item's reference, and stay until garbage is collected
             self._take(self._next + 1, [])
 
     def _take(self, first: int, rows: list[np.ndarray]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import weakref
 from collections.abc import Callable
@@ -191,6 +192,21 @@ class Held:
 
 def fail_with(held: Held) -> None:
     raise ValueError("no room")
+
+
+@pytest.mark.parametrize("kind", [exceptions.OutOfDiskError, ValueError])
+def test_an_error_that_was_named_is_freed_with_its_frames(kind: type[Exception], no_search_for_garbage: None) -> None:
+    """A process that has nothing to do searches for no garbage, and a frame may have a reference to a large object."""
+
+    def fails_with(held: Held) -> None:
+        raise kind("no room")
+
+    held = Held()
+    is_held = weakref.ref(held)
+    with contextlib.suppress(StoreFull, ValueError), named_failures("replica"):
+        fails_with(held)
+    del held
+    assert is_held() is None
 
 
 def test_frames_that_are_kept_hold_nothing_of_a_call_that_failed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import weakref
 from collections.abc import AsyncGenerator
 from typing import cast
 
@@ -27,6 +28,10 @@ def short_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_objects, "DIRECT_BYTES", LARGE_BYTES - 1)
 
 
+class Item:
+    """Has a place in the store as long as anything refers to it."""
+
+
 class Replica:
     """A producing replica whose streams need room in a store, called without Ray."""
 
@@ -37,6 +42,8 @@ class Replica:
         """Items of so many bytes and more go through the store, which is full."""
         self.taking: list[asyncio.Task[None]] = []
         """Of each call, what takes its items for Serve, before Ray has stored the one before them."""
+        self.lost: list[weakref.ref[Item]] = []
+        """What Ray has of items without room, for its caller."""
 
     async def stream(
         self, method: str, name: str, first: int, *, replica_id: str, by_reference: bool
@@ -56,8 +63,13 @@ class Replica:
     def _sent(self, item: RowsItem) -> RowsItem:
         """The item as Ray sends it."""
         if item.num_bytes >= self.stored_from_bytes:
-            raise StoreFull(NO_ROOM)
+            self._fail_with(Item())
         return cast(RowsItem, pickle.loads(pickle.dumps(item)))
+
+    def _fail_with(self, item: Item) -> None:
+        self.lost.append(weakref.ref(item))
+        error = StoreFull(NO_ROOM)
+        raise error  # which has this frame, which has the error and the item
 
 
 @pytest.fixture
@@ -105,6 +117,14 @@ async def test_rows_without_room_end_alone_and_those_before_and_after_them_come(
         else:
             assert np.array_equal(await came(rows), packed(size, number))
     assert not reader.is_broken and replica.budget.held_bytes == 0
+
+
+async def test_nothing_keeps_an_item_without_room_until_garbage_is_searched_for(
+    replica: Replica, reader: RowsReader, publisher: RowsPublisher, no_search_for_garbage: None
+) -> None:
+    assert await is_lost(reader.expect(publisher.publish(packed(LARGE_BYTES))))
+    assert np.array_equal(await came(reader.expect(publisher.publish(packed(SMALL_BYTES)))), packed(SMALL_BYTES))
+    assert [lost() for lost in replica.lost] == [None]
 
 
 async def test_a_message_that_names_lost_rows_later_is_told_at_once(
