@@ -344,11 +344,16 @@ def is_running() -> bool:
     return serve.status().applications["default"].status.value == "RUNNING"
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Waits for a condition that must come."""
+async def until(
+    condition: Callable[[], Awaitable[bool]],
+    what: str,
+    patience_s: float = PATIENCE_S,
+    seen: Callable[[], str] = lambda: "",
+) -> None:
+    """Waits for a condition that must come. `seen`: what there is in its place, for one that does not."""
     ends_s = time.monotonic() + patience_s
     while not await condition():
-        assert time.monotonic() < ends_s, f"{what} within {patience_s} s"
+        assert time.monotonic() < ends_s, f"{what} within {patience_s} s{seen()}"
         await asyncio.sleep(0.1)
 
 

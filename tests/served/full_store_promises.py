@@ -64,7 +64,7 @@ async def full_store(role: str) -> AsyncIterator[None]:
         async def is_freed() -> bool:
             return store_bytes() <= before + MARKS_BYTES
 
-        await until(is_freed, "the store has its room again")
+        await until(is_freed, "the store has its room again", seen=lambda: f": {store_bytes()} bytes, {before} before")
 
 
 def is_refused(answer: httpx.Response) -> bool:
