@@ -24,6 +24,7 @@ from omni_cluster.models.qwen2_5_omni.vocoding import Vocoding
 from omni_cluster.models.qwen2_5_omni.voices import Voice
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.models.step_clock import StepClock
+from omni_cluster.models.to_host import values_of
 from omni_cluster.types.errors import NotFinite, PayloadError
 
 logger = logging.getLogger(__name__)
@@ -350,5 +351,5 @@ def _heard_of(vocoding: Vocoding, pieces: Sequence[Piece], windows: Sequence[tor
 def _replace(waves: list[np.ndarray], places: Sequence[int], sound: torch.Tensor) -> None:
     """Puts joined waveforms, on a device, in those places. Waits for the device, in one copy."""
     ends = np.cumsum([len(waves[i]) for i in places])[:-1]
-    for i, wave in zip(places, np.split(sound.cpu().numpy(), ends), strict=True):
+    for i, wave in zip(places, np.split(values_of(sound), ends), strict=True):
         waves[i] = wave

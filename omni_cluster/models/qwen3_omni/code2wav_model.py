@@ -16,6 +16,7 @@ from omni_cluster.models.qwen3_omni.options import Code2WavOptions
 from omni_cluster.models.qwen3_omni.vocoder import Vocoder, VocoderStream, load_vocoder
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.models.step_clock import StepClock
+from omni_cluster.models.to_host import values_of
 from omni_cluster.types.errors import NotFinite
 
 
@@ -81,7 +82,7 @@ class Code2WavModel:
         """See `SoundModel.finish`."""
         pieces = [self._pieces[number] for number in numbers]
         waves = [wave for piece in pieces for wave in piece.waves]
-        samples = torch.cat(waves).float().cpu().numpy()  # one copy, which waits for the device
+        samples = values_of(torch.cat(waves).float())  # one copy, which waits for the device
         if not np.isfinite(samples).all():
             raise NotFinite("sound was computed that is infinite or no number; send the request with another seed.")
         self.drop(numbers)
