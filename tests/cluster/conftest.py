@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
+
+from omni_cluster.cluster.starting import without_collector
 
 
 @pytest.fixture
 def no_search_for_garbage() -> Iterator[None]:
     """What is freed meanwhile had nothing that refers to it."""
-    gc.disable()
-    try:
+    with without_collector():
         yield
-    finally:
-        gc.enable()
