@@ -18,7 +18,9 @@ def test_values_have_their_shape_and_dtype() -> None:
 
 @pytest.mark.gpu
 def test_the_thread_sleeps_until_they_are_computed() -> None:
-    tensor = torch.ones(4, device="cuda")
+    tensor = torch.zeros(4, device="cuda")
+    tensor += 1  # a kernel that is not loaded yet waits for the device as it is launched
+    torch.cuda._sleep(1)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # cycles, a second or more
     tensor += 1
