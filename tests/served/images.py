@@ -37,8 +37,9 @@ NAMESPACES = (
     "private",
 )
 GROUPS = Path("/sys/fs/cgroup")
-_BEGIN = "mount -t tmpfs tmpfs /var/lib/containers && echo ready && exec sleep infinity"
-"""Some of what they keep is there whatever they are told."""
+KEPT = "/var/lib/containers"
+"""Some of what they keep is there whatever they are told: the place is one of the namespaces' own."""
+_BEGIN = f"mkdir -p {KEPT} && mount -t tmpfs tmpfs {KEPT} && echo ready && exec sleep infinity"
 _SETTINGS = {
     "/etc/pip.conf": "[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n",
     "/etc/uv/uv.toml": "system-certs = true\n",
