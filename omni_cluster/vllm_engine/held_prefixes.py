@@ -40,6 +40,7 @@ class HeldPrefixes:
         self._max_blocks = max(0, max_blocks)
         self._held: dict[str, list[KVCacheBlock]] = {}
         self._holders: Holders[int] = Holders()
+        self._to_evict: set[int] = set()
 
     @property
     def num_blocks(self) -> int:
@@ -61,7 +62,9 @@ class HeldPrefixes:
         return len(blocks)
 
     def _take(self, block: KVCacheBlock) -> bool:
-        """Counts a holder more, if there is room for the block."""
+        """Counts a holder more, if there is room for the block and the cache is to keep it."""
+        if block.block_id in self._to_evict:
+            return False
         if block.block_id not in self._holders and len(self._holders) >= self._max_blocks:
             return False
         self._holders.hold([block.block_id])
@@ -70,8 +73,16 @@ class HeldPrefixes:
     def release(self, name: str) -> None:
         """No-op for a name that holds nothing."""
         blocks = self._held.pop(name, [])
-        self._holders.let_go(block.block_id for block in blocks)
+        free = self._to_evict.intersection(self._holders.let_go(block.block_id for block in blocks))
+        self._to_evict -= free
+        self._manager.evict_blocks(free)
         self._manager.block_pool.free_blocks(reversed(blocks))  # the last one is the first to be given to others
+
+    def evict(self, block_ids: set[int]) -> None:
+        """Has the cache forget blocks: one that is held once it is let go of, for its holders have no rows for it."""
+        held = {each for each in block_ids if each in self._holders}
+        self._to_evict |= held
+        self._manager.evict_blocks(block_ids - held)
 
 
 def name_blocks(request: Request, hashes: Sequence[bytes], block_size: int) -> int:

@@ -323,8 +323,8 @@ class OmniSchedulerMixin(_Scheduler):
 
     def _end_broken(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
         """Ends a request whose values are not finite; the prefix cache forgets all of its blocks."""
-        manager = self.kv_cache_manager
-        manager.evict_blocks({i for ids in manager.get_block_ids(request.request_id) for i in ids})
+        groups = self.kv_cache_manager.get_block_ids(request.request_id)
+        self._held.evict({block_id for ids in groups for block_id in ids})
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
         end = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=NOT_FINITE)
         outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(end)

@@ -68,7 +68,8 @@ class Engine:
         self.scheduler.add_request(request)
         return request
 
-    def step(self) -> None:
+    def step(self, broken: str = "") -> None:
+        """`broken`: of whose values the step says that they are not finite."""
         planned = self.scheduler.schedule()
         for new in planned.scheduled_new_reqs:
             self.computed.setdefault(new.req_id, []).append(new.num_computed_tokens)
@@ -78,7 +79,9 @@ class Engine:
                 self.computed[name].append(computed)
         names = list(planned.num_scheduled_tokens)
         made = [self._made(name, planned.num_scheduled_tokens[name]) for name in names]
-        self.scheduler.update_from_output(planned, ModelRunnerOutput(names, {n: i for i, n in enumerate(names)}, made))
+        places = {name: i for i, name in enumerate(names)}
+        nans = {broken: 1} if broken else None
+        self.scheduler.update_from_output(planned, ModelRunnerOutput(names, places, made, num_nans_in_logits=nans))
 
     def _made(self, name: str, scheduled: int) -> list[int]:
         request = self.scheduler.requests[name]
@@ -243,6 +246,27 @@ def test_what_several_hold_is_counted_once_and_held_until_the_last_of_them_lets_
         engine.scheduler.release_prefix(name)
         assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == PROMPT_BLOCKS
     engine.scheduler.release_prefix("y")
+    assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == 0
+
+
+def test_what_is_held_outlasts_a_neighbour_whose_values_are_not_finite_and_no_longer(make: Make) -> None:
+    engine = make()
+    fill(engine, "a")
+    start = PROMPT_BLOCKS * BLOCK
+    engine.ask("broken", named("a"))
+    engine.step()
+    for name in ("waits", "leaves"):
+        assert engine.scheduler.hold_prefix(name, named("a")) == PROMPT_BLOCKS
+    engine.step(broken="broken")
+    assert engine.scheduler.hold_prefix("comes later", named("a")) == 0
+    engine.scheduler.release_prefix("leaves")
+    engine.ask("waits", named("a"), "waits", start=start)
+    engine.run()
+    engine.ask("after", named("a"))
+    engine.run()
+    assert engine.computed == {"a": [0], "broken": [start], "waits": [start], "after": [0]}
+    assert engine.scheduler.hold_prefix("after", named("a")) == PROMPT_BLOCKS
+    engine.scheduler.release_prefix("after")
     assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == 0
 
 
