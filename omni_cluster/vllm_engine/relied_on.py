@@ -33,7 +33,6 @@ EVERYWHERE: Names = {
     "vllm.config:StructuredOutputsConfig": (),
     "vllm.config:SchedulerConfig": (
         "async_scheduling",
-        "long_prefill_token_threshold",
         "max_num_batched_tokens",
         "scheduler_cls",
     ),

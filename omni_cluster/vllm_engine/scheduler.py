@@ -116,7 +116,6 @@ class OmniSchedulerMixin(_Scheduler):
         self._states: dict[str, RequestState] = {}
         self._states_by_key: dict[str, RequestState] = {}
         """Of requests that take rows, as long as they may get more."""
-        self._max_chunk = self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens
         keeps_rows = config.kept_rows_bytes and self.kv_cache_manager.enable_caching
         self._kept = KeptRows(config.kept_rows_bytes, self.hash_block_size) if keeps_rows else None
         self._salt = int.from_bytes(os.urandom(HASH_BYTES))
@@ -220,9 +219,9 @@ class OmniSchedulerMixin(_Scheduler):
         if emitted is not None:
             hit = emitted.covered(request.block_hashes[: hit // size]) * size
         count = self._count_of(request)
-        if count is None or not count.lacks(min(request.num_tokens, hit + self._max_chunk)):
+        if count is None or not count.lacks(min(request.num_tokens, hit + self.max_num_scheduled_tokens)):
             return hit
-        return min(hit, max(count.start, (count.rows - self._max_chunk) // size * size))
+        return min(hit, max(count.start, (count.rows - self.max_num_scheduled_tokens) // size * size))
 
     def push_rows(self, pushes: Sequence[RowsPush]) -> list[str | None]:
         """Appends rows to requests that are here; rows of one that has ended meanwhile are dropped.
@@ -375,7 +374,7 @@ class OmniSchedulerMixin(_Scheduler):
         if count is None:
             return False
         computed = max(request.num_computed_tokens, count.start)
-        return count.lacks(max(computed + 1, min(request.num_tokens, computed + self._max_chunk)))
+        return count.lacks(max(computed + 1, min(request.num_tokens, computed + self.max_num_scheduled_tokens)))
 
     def _take_out_blocked(self) -> list[Request]:
         # vLLM's waiting loop, unlike its running loop, has no check of eligibility.

@@ -270,6 +270,17 @@ def test_what_is_held_outlasts_a_neighbour_whose_values_are_not_finite_and_no_lo
     assert engine.counts["held_blocks"] == engine.counts["kv_blocks_used"] == 0
 
 
+def test_of_a_request_alone_no_row_is_computed_that_has_not_come(make: Make) -> None:
+    """vLLM gives it larger steps than `long_prefill_token_threshold`."""
+    engine = make(long_prefill_token_threshold=BLOCK)
+    engine.ask("alone", None, rows=BLOCK + 4)
+    engine.step()
+    assert not engine.computed and engine.counts["blocked"] == 1
+    engine.scheduler.push_rows([RowsPush("alone", rows_of(BLOCK + 4, torch.zeros(80, 2)).to_bytes(), complete=True)])
+    engine.run()
+    assert engine.computed == {"alone": [0]}
+
+
 def test_who_leaves_before_or_after_its_request_came_holds_nothing(make: Make) -> None:
     engine = make()
     fill(engine, "a")
