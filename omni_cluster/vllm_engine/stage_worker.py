@@ -9,6 +9,7 @@ from vllm.v1.executor import Executor
 
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.engine_processes import ENGINE_PROCESSES
+from omni_cluster.vllm_engine.raised import check_none_raised
 from omni_cluster.vllm_engine.sleeping_condition import readers_sleep
 
 
@@ -21,8 +22,10 @@ class StageWorker:
             self._executor: Executor = Executor.get_class(vllm_config)(vllm_config)
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """What the worker's `method` returns, of each rank."""
-        return self._executor.collective_rpc(method, args=args)
+        """What the worker's `method` returns, of each rank. Raises an OmniError of it as it is."""
+        given = self._executor.collective_rpc(method, args=args)
+        check_none_raised(given)
+        return given
 
     @property
     def is_gone(self) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from vllm.distributed.device_communicators.shm_broadcast import SHM_READER_RECHECK_INTERVAL_MS
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.models.sound import SoundJob
+from omni_cluster.types.errors import PayloadError
 from omni_cluster.vllm_engine.engine_args import OmniEngineArgs
 from omni_cluster.vllm_engine.sleeping_condition import SleepingCondition
 from omni_cluster.vllm_engine.stage_worker import StageWorker
@@ -51,6 +55,15 @@ def test_the_worker_sleeps_until_it_is_called(worker: StageWorker) -> None:
     time.sleep(0.9)  # the time for which a reader of vLLM's turns round is 1 s
     (after_s,) = worker.call(used_s)  # type: ignore[arg-type]
     assert after_s - before_s < 0.45
+
+
+def test_an_error_of_the_model_comes_as_what_it_is(worker: StageWorker) -> None:
+    """vLLM passes on its text alone, and the worker goes on."""
+    job = SoundJob(np.zeros((5, 1), np.int64), range(0), size=10, voice="Nobody", seed=1)
+    with pytest.raises(PayloadError, match=r"^A job has the voice 'Nobody'; voices are .+\.$"):
+        worker.call("begin", 0, job)
+    worker.call("begin", 1, replace(job, voice="Chelsie"))
+    worker.call("drop", [1])
 
 
 def lose_notices(worker: object = None) -> int:

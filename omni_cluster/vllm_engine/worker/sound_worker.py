@@ -10,6 +10,7 @@ import numpy as np
 from omni_cluster.models.sound import SoundJob, StepTime
 from omni_cluster.vllm_engine.device import DEVICE
 from omni_cluster.vllm_engine.install import replaced
+from omni_cluster.vllm_engine.raised import returns_errors
 from omni_cluster.vllm_engine.sleeping_condition import sleep_between_calls
 from omni_cluster.vllm_engine.worker.ar_worker import RUNNER, PlatformWorker
 from omni_cluster.vllm_engine.worker.sound_model_runner import GPUSoundModelRunner
@@ -29,12 +30,15 @@ class GPUSoundWorker(PlatformWorker):
     def load_model(self, **kwargs: Any) -> None:
         self.model_runner.load_model()
 
+    @returns_errors
     def begin(self, number: int, job: SoundJob) -> None:
         self.model_runner.begin(number, job)
 
+    @returns_errors
     def step(self, numbers: Sequence[int], ending: Sequence[int]) -> StepTime | None:
         return self.model_runner.step(numbers, ending)
 
+    @returns_errors
     def finish(self, numbers: Sequence[int]) -> list[np.ndarray]:
         return self.model_runner.finish(numbers)
 
