@@ -49,9 +49,10 @@ class SoundEngine:
         self._loop: StepLoop | None = None
         self._slack: Slack | None = None
         self._loop_task: asyncio.Task[None] | None = None
+        self._is_ending = False
 
     async def start(self) -> None:
-        self._worker = await self._in_thread(lambda: StageWorker(self._args))
+        await self._in_thread(self._make_worker)
         config, priors = self._options, self._spec.priors
         steps, overlaps = await self._call("steps_of_a_job"), await self._call("overlaps")
         cost, most = StepCost(priors.step, priors.usual_sizes), config.max_step_size
@@ -60,6 +61,9 @@ class SoundEngine:
         rate_hz, slack = self._spec.sample_rate_hz, self._slack
         self._loop = StepLoop(self._call, steps, rate_hz, config, scheduler, self._stopped, slack, overlaps=overlaps)
         self._loop_task = asyncio.create_task(self._loop.run())
+
+    def _make_worker(self) -> None:
+        self._worker = StageWorker(self._args)
 
     def check(self, request: OmniRequest) -> None:
         """See `Stage.check`: voice and codes are the family's to check."""
@@ -167,10 +171,17 @@ class SoundEngine:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # a loop that broke has failed its jobs
+        if not self._is_ending:
+            self._is_ending = True
+            # In the thread that makes it: a start that was cancelled may still be at it.
+            ended = asyncio.get_running_loop().run_in_executor(self._thread, self._end_worker)
+            self._thread.shutdown(wait=False)
+            await asyncio.shield(ended)
+
+    def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            await self._in_thread(worker.shutdown)
-        self._thread.shutdown()
+            worker.shutdown()
 
 
 def is_device_error(error: Exception) -> bool:

@@ -18,6 +18,7 @@ import pytest_asyncio
 import torch
 
 from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.engine import SoundEngine, is_device_error
@@ -768,6 +769,35 @@ async def test_shutdown_ends_what_runs_and_what_waits() -> None:
         assert [type(error) for error in ended] == [SoundEngineStopped] * (MAX_STREAMS + 1)
         with pytest.raises(SoundEngineStopped):
             await stage.check_health()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that is being made meanwhile is ended, and the event loop goes on until it is."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        is_gone = False
+
+        def __init__(self, args: object) -> None:
+            begun.set()
+            go_on.wait(PATIENCE_S)
+
+        def shutdown(self) -> None:
+            ended.set()
+
+    monkeypatch.setattr("omni_cluster.engine.sound.engine.StageWorker", Slow)
+    engine = make_stage(config().stages[-1], bind(config()))
+    starting = asyncio.create_task(engine.start())
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    ending = asyncio.create_task(engine.shutdown())
+    await asyncio.sleep(0)
+    assert not ending.done()
+    go_on.set()
+    await asyncio.wait_for(ending, PATIENCE_S)
+    assert ended.is_set()
+    await engine.shutdown()
 
 
 async def test_an_error_of_the_device_ends_the_stage_at_once_and_all_who_wait_for_it() -> None:
