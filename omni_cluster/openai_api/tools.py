@@ -75,8 +75,10 @@ def tool_use_of(
 ) -> ToolUse | None:
     """What the reply may call; None for nothing. `structure`: what its text is to be if it calls nothing.
 
-    Raises BadRequest for a choice that is not among the tools, and for schemas of arguments that are too large.
+    Raises BadRequest for a choice that is not among the tools, and for schemas of arguments that are of no object, or
+    too large.
     """
+    _check_of_objects(tools)
     if not tools:
         _check_no_choice(choice)
     if not tools or choice == "none":
@@ -97,6 +99,14 @@ def _check_no_choice(choice: ToolChoice | None) -> None:
         raise invalid(
             "tool_choice", "tool_choice asks for a call, but no tools are given; send tools, or leave tool_choice out."
         )
+
+
+def _check_of_objects(tools: Sequence[Tool]) -> None:
+    for i, tool in enumerate(tools):
+        parameters = tool.function.parameters or {}
+        if "type" in parameters and parameters["type"] not in ("object", ["object"]):
+            param = f"tools[{i}].function.parameters.type"
+            raise invalid(param, f"{param} is {shown(parameters['type'])}, but it should be 'object'.")
 
 
 def _check_schemas(tools: Sequence[Tool], name: str | None) -> None:

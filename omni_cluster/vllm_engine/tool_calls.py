@@ -21,6 +21,11 @@ from omni_cluster.types.outputs import CallDelta
 
 MOST_WHITESPACE = 1
 """Between two marks of a call's JSON: a model may make no end of it."""
+_SAYS_VALUES = frozenset({"type", "$ref", "allOf", "enum", "const", "not"})
+"""Words of a schema that may contradict a type beside them, or are combined with it in ways that xgrammar lacks."""
+_SAYS_PROPERTIES = frozenset(
+    {"properties", "patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties"}
+)
 
 
 def structure_with_calls(parser: str, use: ToolUse, structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -57,7 +62,23 @@ def _kept_to_schemas(tools: Sequence[Mapping[str, Any]], must_call: bool) -> Seq
 
 
 def _kept_to_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**function, "strict": function.get("strict") is not False}
+    """Without a schema to keep to, vLLM would allow any JSON, of which a number is one."""
+    schema = None if function.get("strict") is False else function.get("parameters")
+    return {**function, "strict": True, "parameters": _of_objects(schema or {})}
+
+
+def _of_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema that leaves its type open, of objects only; one that says its values stays as it is.
+
+    xgrammar heeds nothing beside `anyOf` and `oneOf`, so their branches get the type. Of an object that names no
+    properties it would allow the empty one alone.
+    """
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            return {**schema, name: [_of_objects(each) if isinstance(each, Mapping) else each for each in schema[name]]}
+    if _SAYS_VALUES & schema.keys():
+        return schema
+    return {**({} if _SAYS_PROPERTIES & schema.keys() else {"additionalProperties": True}), **schema, "type": "object"}
 
 
 def _choice(name: str | None, must_call: bool) -> Any:

@@ -254,6 +254,14 @@ BAD = [
     (with_fields(tools=[{"type": "function"}]), "tools[0].function", "is required"),
     (with_fields(tools=[tool(name="")]), "tools[0].function.name", "should have at least 1 character"),
     (with_fields(tools=[tool(parameters=[1])]), "tools[0].function.parameters", "should be"),
+    *(
+        (
+            with_fields(tools=[tool(), tool(parameters={"type": kind})], tool_choice=choice),
+            "tools[1].function.parameters.type",
+            f"tools[1].function.parameters.type is {json.dumps(kind)}, but it should be 'object'.",
+        )
+        for kind, choice in [("string", "auto"), ("array", "none"), (["object", "null"], "required"), (None, None)]
+    ),
     (with_fields(tools=[{"type": "retrieval"}]), "tools[0].type", "should be 'function'"),
     (with_fields(tools=[tool(name='a"b')]), "tools[0].function.name", "should match pattern"),
     (with_fields(tool_choice="required"), "tool_choice", "asks for a call, but no tools are given; send tools"),
@@ -536,7 +544,7 @@ def test_tools_and_calls_of_them_go_to_the_template() -> None:
     assert parse(with_fields(tools=tools, tool_choice="none")).tools == ()
 
 
-TOOLS = [tool(), tool(name="time", parameters={"type": "array", "uniqueItems": True})]
+TOOLS = [tool(), tool(name="time", parameters={"type": "object", "uniqueItems": True})]
 NAMED = {"type": "function", "function": {"name": "time"}}
 
 

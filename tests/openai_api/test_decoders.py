@@ -231,7 +231,7 @@ async def test_more_memory_than_its_bound_is_refused_and_the_next_request_is_fin
 
 
 async def test_a_number_that_does_not_travel_is_refused_and_its_process_goes_on() -> None:
-    weather = {"name": "weather", "parameters": {"type": "integer", "maximum": 10**30}}
+    weather = {"name": "weather", "parameters": {"properties": {"day": {"maximum": 10**30}}}}
     async with decoders() as pool:
         body = body_of(image(png_of("red")), tools=[{"type": "function", "function": weather}])
         error = await refused(pool, body)

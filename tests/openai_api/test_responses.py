@@ -212,6 +212,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function': the server runs no tools of its own"),
     ({"tools": [TOOL | {"name": ""}]}, "tools[0].name", "tools[0].name"),
     ({"tools": [TOOL | {"name": 3}]}, "tools[0].name", "is 3"),
+    ({"tools": [TOOL | {"parameters": {"type": "string"}}]}, "tools[0].parameters.type", "should be 'object'"),
     ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading", "not supported"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "should be 'auto', 'none', 'required' or"),
     ({"tool_choice": "maybe"}, "tool_choice", 'is "maybe"'),

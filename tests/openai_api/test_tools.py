@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from omni_cluster.openai_api.tools import Tool, ToolCall, template_calls, template_tools
+from omni_cluster.openai_api.tools import Tool, ToolCall, template_calls, template_tools, tool_use_of
 
 
 def call(arguments: str) -> ToolCall:
@@ -29,3 +29,9 @@ def test_arguments_become_objects() -> None:
 def test_arguments_that_are_no_object_stay_text_as_a_cut_call_has_them(arguments: str) -> None:
     whole, cut = template_calls([call("{}"), call(arguments)])
     assert (whole["function"]["arguments"], cut["function"]["arguments"]) == ({}, arguments)
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": ["object"]}, {"$ref": "#/$defs/a"}])
+def test_parameters_may_leave_their_type_open(parameters: dict[str, Any] | None) -> None:
+    asked = Tool.model_validate({"type": "function", "function": {"name": "weather", "parameters": parameters}})
+    assert tool_use_of([asked], "auto", None, None) is not None

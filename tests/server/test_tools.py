@@ -61,6 +61,26 @@ def test_required(client: OpenAI) -> None:
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
 
 
+@pytest.mark.parametrize("open_to_all", [{"strict": False, "parameters": TOOLS[0]["function"]["parameters"]}, {}])
+def test_arguments_that_no_schema_bounds_are_an_object(client: OpenAI, open_to_all: dict[str, Any]) -> None:
+    """One that is longer than the answer may be is cut."""
+    tools = [{"type": "function", "function": {"name": "time", **open_to_all}}]
+    for seed in range(3):
+        free = asked(NAMED, tools=tools, seed=seed, temperature=1.5, max_completion_tokens=60)
+        (choice,) = client.chat.completions.create(**free).choices
+        assert choice.message.tool_calls is not None
+        arguments = choice.message.tool_calls[0].function.arguments  # type: ignore[union-attr]
+        assert arguments.startswith("{")
+        assert choice.finish_reason == "length" or isinstance(json.loads(arguments), dict)
+
+
+def test_parameters_of_no_object_are_refused(client: OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "time", "parameters": {"type": "string"}}}]
+    with pytest.raises(BadRequestError, match="but it should be 'object'") as caught:
+        client.chat.completions.create(**asked("auto", tools=tools))
+    assert caught.value.param == "tools[0].function.parameters.type"
+
+
 def test_named_streamed(client: OpenAI) -> None:
     chunks: list[ChatCompletionChunk] = list(client.chat.completions.create(**asked(NAMED), stream=True))
     pieces = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]

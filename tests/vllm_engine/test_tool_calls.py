@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import xgrammar
 from transformers import AutoTokenizer
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -109,6 +110,14 @@ def kept_to(use: ToolUse, structure: dict[str, Any] | None = None) -> dict[str, 
     return tag["format"]
 
 
+def allowed(use: ToolUse, reply: str) -> bool:
+    tag = {"type": "structural_tag", "format": kept_to(use)}
+    vocabulary = xgrammar.TokenizerInfo([reply[:i] for i in range(1, len(reply) + 1)])
+    compiled = xgrammar.GrammarCompiler(vocabulary).compile_structural_tag(json.dumps(tag))
+    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
+    return matcher.accept_string(reply)
+
+
 def names(form: dict[str, Any]) -> set[str]:
     return {name for each in form["tags"] for name in ("weather", "time") if f'"name": "{name}"' in each["begin"]}
 
@@ -126,6 +135,47 @@ def test_a_reply_that_must_call() -> None:
     assert named["at_least_one"] and named["stop_after_first"] and names(named) == {"time"}
     assert kept_to(replace(USE, must_call=True, is_parallel=False))["stop_after_first"]
     assert all(each["content"]["max_whitespace_cnt"] == 1 for each in any_of["tags"])
+
+
+NO_OBJECTS = ["false", "7e5", '"text"', "null", "[]", '[{"a": 1}]']
+"""That are JSON."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"strict": False},
+        {"strict": True, "parameters": None},
+        {"parameters": None},
+        {"parameters": {}},
+        {"parameters": {"description": "Any."}},
+        {"parameters": {"required": ["a"]}},
+        {"parameters": {"properties": {"a": {"type": "integer"}}}},
+        {"parameters": {"type": "object"}},
+        {"parameters": {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+        {"parameters": {"oneOf": [{"anyOf": [{"required": ["a"]}]}, {"properties": {"a": {"const": 2}}}]}},
+    ],
+)
+def test_arguments_are_an_object(fields: dict[str, Any]) -> None:
+    asked = ToolUse((tool("weather", **fields),), must_call=True)
+    for arguments in ['{"a": 1}', *NO_OBJECTS]:
+        call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+        assert allowed(asked, call) == (arguments not in NO_OBJECTS), arguments
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},
+        {"allOf": [{"type": "object"}]},
+        {"enum": [{"a": 1}]},
+        {"const": {"a": 1}},
+        {"anyOf": [{"type": "object"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "object"}}},
+    ],
+)
+def test_a_schema_that_says_its_values_stays_as_it_is(schema: dict[str, Any]) -> None:
+    form = kept_to(ToolUse((tool("weather", parameters=schema),), must_call=True))
+    assert all(each["content"]["json_schema"] == schema for each in form["tags"])
 
 
 @pytest.mark.parametrize(
