@@ -20,7 +20,11 @@ from omni_cluster.types.inputs import ToolUse
 from omni_cluster.types.outputs import CallDelta
 
 MOST_WHITESPACE = 1
-"""Between two marks of a call's JSON: a model may make no end of it."""
+"""Between two marks of a call's JSON: a model may make no end of it.
+
+xgrammar can forbid tabs and line breaks in a schema alone, but not in one that is part of a tag. Its grammar of the
+schema, printed into the tag, is read as another one: of a name with `ß2` it makes a different letter.
+"""
 _SAYS_VALUES = frozenset({"type", "$ref", "allOf", "enum", "const", "not"})
 """Words of a schema that may contradict a type beside them, or are combined with it in ways that xgrammar lacks."""
 _SAYS_PROPERTIES = frozenset(

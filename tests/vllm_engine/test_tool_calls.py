@@ -134,7 +134,6 @@ def test_a_reply_that_must_call() -> None:
     named = kept_to(replace(USE, must_call=True, name="time"))
     assert named["at_least_one"] and named["stop_after_first"] and names(named) == {"time"}
     assert kept_to(replace(USE, must_call=True, is_parallel=False))["stop_after_first"]
-    assert all(each["content"]["max_whitespace_cnt"] == 1 for each in any_of["tags"])
 
 
 NO_OBJECTS = ["false", "7e5", '"text"', "null", "[]", '[{"a": 1}]']
@@ -161,6 +160,16 @@ def test_arguments_are_an_object(fields: dict[str, Any]) -> None:
     for arguments in ['{"a": 1}', *NO_OBJECTS]:
         call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
         assert allowed(asked, call) == (arguments not in NO_OBJECTS), arguments
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_between_marks_is_one_blank_tab_or_line_break_at_most(strict: bool) -> None:
+    """As docs/use/chat.md says."""
+    asked = ToolUse((tool("weather", strict=strict),), must_call=True)
+    for space in ["", " ", "\t", "\n", "\r", "  ", "\r\n", " \n", "\x0b", "\u00a0"]:
+        arguments = f'{{{space}"place"{space}:{space}"Oslo"{space}}}'
+        call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+        assert allowed(asked, call) == (space in ["", " ", "\t", "\n", "\r"]), repr(space)
 
 
 @pytest.mark.parametrize(
