@@ -22,7 +22,7 @@ from omni_cluster.openai_api.encoding import SoundEncoder, SoundFormat, encode, 
 from omni_cluster.openai_api.errors import check_at_most, invalid
 from omni_cluster.openai_api.wire import shown
 from omni_cluster.types.outputs import AudioChunk, OmniRequestOutput
-from omni_cluster.types.sampling import APART
+from omni_cluster.types.sampling import APART, OF_NO_CALL
 
 _LIST = "sampling_params_list"
 _BY_NAME = "stage_sampling_params"
@@ -135,9 +135,11 @@ def _check_lengths(asked: Mapping[str, Any], stage: StageConfig, config: Pipelin
 
 
 def _check_apart(asked: Mapping[str, Any], chat: ChatRequest, prefix: str = "") -> None:
-    """Raises BadRequest for what no text can have that is kept to a structure."""
-    keeps = _keeps_the_text(chat)
-    for name in APART:
+    """Raises BadRequest for what no text can have that is kept to a structure, and for what would cut a forced call."""
+    apart = dict.fromkeys(APART, _keeps_the_text(chat))
+    if chat.tool_use is not None and chat.tool_use.must_call:
+        apart[OF_NO_CALL] = "tool_choice"
+    for name, keeps in apart.items():
         if keeps is not None and asked.get(name):
             param = f"{prefix}{name}"
             raise invalid(

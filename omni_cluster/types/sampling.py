@@ -72,6 +72,8 @@ STRUCTURE = "structured_outputs"
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 APART = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words")
 """What could forbid the only token that a structure allows, or go on behind its end: no request has both."""
+OF_NO_CALL = "stop"
+"""What could cut a call that is forced, within its mark too: no request has both."""
 NAMES = frozenset(BOUNDS) | SWITCHES | _LISTS | {STRUCTURE}
 """vLLM's parameters that a stage takes; of the others some are the stage's own, and some change what a request is."""
 

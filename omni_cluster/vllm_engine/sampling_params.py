@@ -16,7 +16,7 @@ from omni_cluster.config.schema import StageConfig
 from omni_cluster.models.stage_spec import ARSpec
 from omni_cluster.types.errors import GrammarRefused, RequestError
 from omni_cluster.types.inputs import OmniRequest
-from omni_cluster.types.sampling import LEAST_TOP_P, STRUCTURE, check_sampling
+from omni_cluster.types.sampling import LEAST_TOP_P, OF_NO_CALL, STRUCTURE, check_sampling
 from omni_cluster.vllm_engine.grammar import INVALID, with_grammar
 from omni_cluster.vllm_engine.tool_calls import structure_with_calls
 
@@ -40,6 +40,7 @@ class StageSampling:
         chosen = {**self._of_checkpoint, **self._stage.default_sampling_params, **asked, **forced}
         check_sampling(chosen, name)
         chosen[STRUCTURE] = self._structure(request, chosen.get(STRUCTURE))
+        self._check_no_cut(request, chosen)
         chosen["max_tokens"] = self._spec.most_tokens(self._limits, chosen)
         self._check_least_tokens(chosen)
         if chosen.get("seed") is not None:
@@ -61,6 +62,14 @@ class StageSampling:
             return structure_with_calls(self._tool_parser, request.tool_use, structure)
         except (ValueError, TypeError, KeyError) as error:
             raise GrammarRefused(INVALID) from error
+
+    def _check_no_cut(self, request: OmniRequest, chosen: Mapping[str, Any]) -> None:
+        """Raises RequestError for what would cut a call that the request forces."""
+        is_forced = self._tool_parser and request.tool_use is not None and request.tool_use.must_call
+        if is_forced and chosen.get(OF_NO_CALL):
+            raise RequestError(
+                f"{OF_NO_CALL} of stage {self._stage.model_stage} would cut the call that is asked for; leave it out."
+            )
 
     def _check_least_tokens(self, chosen: Mapping[str, Any]) -> None:
         """Raises RequestError for more tokens at least than the request may have at most."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omni_cluster.models.stage import Stage
+from omni_cluster.types.errors import RequestError
 from omni_cluster.types.inputs import KnownOutput, OmniRequest, ToolUse
 from omni_cluster.types.outputs import Call, StageChunk, join_calls
 from tests.engine.stages import collect, request, until_free
@@ -50,6 +51,14 @@ async def test_a_reply_that_must_call_one_tool(tight_thinker: Stage) -> None:
     made = await collect(tight_thinker.generate(calling("named", replace(USE, must_call=True, name="time"))))
     (call,) = join_calls(made.calls)
     assert read(call) == ("time", {"zone": "UTC"})
+
+
+async def test_what_would_cut_a_forced_call_is_refused(tight_thinker: Stage) -> None:
+    """Its mark has an `a`. A call of the model's own will may be cut, as any text."""
+    tight_thinker.check(calling("cut-own", USE, stop=["a"]))
+    tight_thinker.check(calling("cut-none", replace(USE, must_call=True), stop=[]))
+    with pytest.raises(RequestError, match=r"^stop of stage thinker would cut the call that is asked for"):
+        tight_thinker.check(calling("cut", replace(USE, must_call=True), stop=["a"]))
 
 
 async def test_a_reply_of_either_kind(tight_thinker: Stage) -> None:

@@ -99,11 +99,15 @@ def test_entries_as_vllm_omni_s_clients_send_them() -> None:
 TEXT, CODEC, SOUND = (stage.model_stage for stage in CONFIG.stages)
 JSON = {"response_format": {"type": "json_object"}}
 CALLED = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 def test_what_no_structure_has_beside_it_is_taken_where_there_is_none() -> None:
     fields = {"min_tokens": 2, "ignore_eos": True, "bad_words": ["a"], "allowed_token_ids": [5]}
     assert stage_sampling(chat(**fields, **CALLED), CONFIG)[TEXT] == fields
+    for beside in (CALLED, JSON, {**CALLED, **JSON, "tool_choice": "none"}, {**CALLED, **JSON}):
+        assert stage_sampling(chat(stop=["a"], **beside), CONFIG)[TEXT]["stop"] == ["a"]
+    assert "stop" not in stage_sampling(chat(stop=[], tool_choice="required", **CALLED), CONFIG)[TEXT]
     codec = {"min_tokens": 2, "ignore_eos": True, "allowed_token_ids": [5]}
     assert stage_sampling(chat(**JSON, stage_sampling_params={CODEC: codec}), CONFIG)[CODEC] == codec
 
@@ -177,6 +181,13 @@ def test_entries_by_a_stage_s_name_are_those_by_its_place() -> None:
             "is [5], but response_format says",
         ),
         ({**CALLED, "tool_choice": "required", "bad_words": ["a"]}, "bad_words", "but tool_choice says"),
+        ({**CALLED, "tool_choice": "required", "stop": ["a"]}, "stop", 'is ["a"], but tool_choice says'),
+        ({**CALLED, **JSON, "tool_choice": NAMED, "stop": "a"}, "stop", "but tool_choice says"),
+        (
+            {**CALLED, "tool_choice": "required", "stage_sampling_params": {TEXT: {"stop": ["a"]}}},
+            f"stage_sampling_params.{TEXT}.stop",
+            "but tool_choice says",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "ignore_eos": True},
             "ignore_eos",

@@ -81,6 +81,13 @@ def test_parameters_of_no_object_are_refused(client: OpenAI) -> None:
     assert caught.value.param == "tools[0].function.parameters.type"
 
 
+def test_a_stop_that_would_cut_a_forced_call_is_refused(client: OpenAI) -> None:
+    for choice in ("required", NAMED):
+        with pytest.raises(BadRequestError, match="but tool_choice says what the text is") as caught:
+            client.chat.completions.create(**asked(choice, stop=["a"]))
+        assert caught.value.param == "stop"
+
+
 def test_named_streamed(client: OpenAI) -> None:
     chunks: list[ChatCompletionChunk] = list(client.chat.completions.create(**asked(NAMED), stream=True))
     pieces = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
