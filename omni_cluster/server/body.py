@@ -80,9 +80,11 @@ async def read_body(
 ) -> bytearray:
     """The whole body, not copied: of a large one a copy would hold up all other requests.
 
-    Raises BadRequest for one that is not of `media_type`, as soon as it is too large, and when it comes too slowly.
+    Raises BadRequest for one that is not of `media_type`, for one that its header says is too large, as soon as it is
+    too large, and when it comes too slowly.
     """
     _check_type(request, media_type)
+    _check_size(_declared_bytes(request), max_bytes)
     body = bytearray()
     try:
         async with contextlib.aclosing(_in_time(request, slice_timeout_s)) as parts:
@@ -118,6 +120,12 @@ async def _in_time(request: Request, slice_timeout_s: float) -> AsyncGenerator[b
 
 def too_slow(fault: str) -> BadRequest:
     return BadRequest(f"The request body comes too slowly: {fault.rstrip('.')}.", code="request_timeout", status=408)
+
+
+def _declared_bytes(request: Request) -> int:
+    """0 where the header says nothing: the body is counted as it comes."""
+    sent = request.headers.get("content-length", "")
+    return int(sent) if sent.isdecimal() else 0
 
 
 def _check_size(size_bytes: int, max_bytes: int) -> None:

@@ -27,6 +27,8 @@ RETRY_AFTER_S: Final = 2
 
 _HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
     408: {"Connection": "close"},  # or the rest of a body that comes slowly would keep it open
+    # Not 413: closed while a body still comes, a connection is reset, and clients that send all of it first may lose
+    # the answer. The HTTP server drops what comes on.
     429: {"Retry-After": str(RETRY_AFTER_S)},
     503: {"Retry-After": str(RETRY_AFTER_S)},
 }
