@@ -276,10 +276,24 @@ class StageSampling(Sampling):
     detokenize: Annotated[bool | None, AfterValidator(_only_true), WithJsonSchema({"enum": [True, None]})] = None
 
 
+_BEYOND: Mapping[str, str] = {
+    "recursion limit exceeded": "is nested deeper than 200 levels; send one that is flatter",
+    "number out of range": "has a number of more than 4300 digits; send a shorter one",
+}
+"""By what pydantic's parser says of JSON that is more than it reads, and may be valid."""
+
+
+def beyond_parser(name: str, reason: str) -> BadRequest | None:
+    """The refusal of such JSON; `reason`: what the parser says. None where that is another fault."""
+    said = next((said for words, said in _BEYOND.items() if reason.startswith(words)), None)
+    return None if said is None else invalid(None, f"{name} {said}.")
+
+
 def refusal(fault: ErrorDetails) -> BadRequest:
     kind, value = fault["type"], fault["input"]
     if kind == "json_invalid":
-        return BadRequest("The request body is not valid JSON in UTF-8; send one JSON object.", code="invalid_json")
+        broken = BadRequest("The request body is not valid JSON in UTF-8; send one JSON object.", code="invalid_json")
+        return beyond_parser("The request body", fault["ctx"]["error"]) or broken
     param = _path(fault["loc"])
     if kind == "part_type":
         param, value = f"{param}.type", value.get("type") if isinstance(value, dict) else None

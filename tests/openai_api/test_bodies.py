@@ -158,6 +158,22 @@ def test_every_list_has_a_length_limit(fields: dict[str, Any], param: str, most:
     assert error.message.endswith(f"..., but it should have at most {most} entries.")
 
 
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else 1
+
+
+def test_valid_json_that_the_parser_does_not_read_is_not_called_invalid() -> None:
+    deep, long = asked(metadata=nested(200)), asked(metadata="n").replace(b'"n"', b"1" * 4301)
+    told = [refused(deep), refused(long)]
+    assert [each.message for each in told] == [
+        "The request body is nested deeper than 200 levels; send one that is flatter.",
+        "The request body has a number of more than 4300 digits; send a shorter one.",
+    ]
+    assert {(each.status, each.param, each.code) for each in told} == {(400, None, "invalid_value")}
+    just = asked(metadata=[nested(198), "n"]).replace(b'"n"', b"1" * 4300)
+    assert check_chat_request(just, models=[MODEL], voices=[], limits=LIMITS)
+
+
 def test_as_many_as_are_accepted_are() -> None:
     parts = [PART] * MAX_PARTS
     calling = {"role": "assistant", "tool_calls": [CALL] * MAX_CALLS}
@@ -207,8 +223,8 @@ def test_text_that_no_prompt_has_room_for_is_refused_before_it_is_rendered(field
         (b"1" * 400, "should be a finite number"),
         (b"1" * 4300, "should be a finite number"),
         (b"-" + b"1" * 4300, "should be a finite number"),
-        (b"1" * 4301, "not valid JSON"),
-        (b"1" * 100_000, "not valid JSON"),
+        (b"1" * 4301, "has a number of more than 4300 digits"),
+        (b"1" * 100_000, "has a number of more than 4300 digits"),
         (b"NaN", "is NaN, but it should be a finite number"),
         (b"01", "not valid JSON"),
         (b"\"\\ud800\"", "not valid JSON"),

@@ -57,7 +57,7 @@ BAD = [
     (b"", None, "not valid JSON"),
     (b"{", None, "not valid JSON"),
     (b"\xff\xfe", None, "not valid JSON"),
-    (b"[" * 100_000, None, "not valid JSON"),
+    (b"[" * 100_000, None, "is nested deeper than 200 levels"),
     (b'{"model": "\\ud800"}', None, "not valid JSON"),
     (b"[]", None, "The request body is [], but it should be an object"),
     ({}, "messages", "messages is required"),

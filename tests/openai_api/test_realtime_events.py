@@ -36,6 +36,8 @@ def test_an_event_is_read_by_its_type(event: dict[str, Any], kind: type) -> None
     [
         ("", "is not a JSON object", None),
         ("[]", "is not a JSON object", None),
+        ("[" * 900, "The event is nested deeper than 200 levels", None),
+        ("1" * 5000, "The event has a number of more than 4300 digits", None),
         ('{"type": "session.update", "session": {"tracing": [{"a": 1e999}]}}', "a number that is not finite", None),
         ('{"type": "session.update", "session": {"tracing": NaN}}', "a number that is not finite", None),
         ('{"type": 5, "event_id": "a"}', "type is 5, but the events of a client are session.update", "a"),

@@ -197,7 +197,7 @@ BODIES = (
     refused("broken JSON", b'{"model": ', None, "not valid JSON", code="invalid_json"),
     refused("no UTF-8", b'{"model": "\xff"}', None, "not valid JSON in UTF-8", code="invalid_json"),
     refused("half a surrogate", b'{"model": "\\ud800"}', None, "not valid JSON in UTF-8", code="invalid_json"),
-    refused("nested too deep", b'{"model": ' + b"[" * 5000, None, "not valid JSON", code="invalid_json"),
+    refused("nested too deep", b'{"model": ' + b"[" * 5000, None, "is nested deeper than 200 levels"),
     refused("a list", [chat()], None, "The request body is"),
     refused("a string", "hello", None, "The request body is \"hello\""),
     refused("null", b"null", None, "The request body is null"),

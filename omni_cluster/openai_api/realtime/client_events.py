@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from omni_cluster.openai_api.bodies import check_marks, check_size
 from omni_cluster.openai_api.errors import BadRequest, invalid
 from omni_cluster.openai_api.realtime.parts import Part
-from omni_cluster.openai_api.wire import refusal, shown
+from omni_cluster.openai_api.wire import beyond_parser, refusal, shown
 
 MOST_EVENT_BYTES: Final = 16 << 20
 """The largest frame that Serve's proxy carries: 15 MiB of sound as base64."""
@@ -133,13 +133,17 @@ def event_object(text: str, most_bytes: int) -> dict[str, Any]:
     check_marks(body, MOST_MARKS)
     try:
         event = from_json(body)
-    except ValueError:
-        event = None
+    except ValueError as error:
+        raise beyond_parser("The event", str(error)) or _no_object() from None
     if not isinstance(event, dict):
-        raise BadRequest("The event is not a JSON object; send one with a type.", code="invalid_json")
+        raise _no_object()
     if not _is_finite(event):  # what is kept of it is sent back
         raise BadRequest("The event has a number that is not finite; JSON has no such number.", code="invalid_json")
     return event
+
+
+def _no_object() -> BadRequest:
+    return BadRequest("The event is not a JSON object; send one with a type.", code="invalid_json")
 
 
 def _is_finite(value: object) -> bool:
