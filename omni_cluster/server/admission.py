@@ -27,8 +27,11 @@ from omni_cluster.server.slots import AdmissionSlots
 TIMEOUT_HEADER: Final = "x-request-timeout-seconds"
 DETACH_HEADER: Final = "x-request-disconnect-disabled"
 MOST_ID_CHARS: Final = 1024
+LEAST_AHEAD_S: Final = 0.2
 MOST_AHEAD_S: Final = 2.0
 """Serve's proxy reads `TIMEOUT_HEADER` too, and answers in a form of its own: ours has to be there before."""
+LEAST_TIMEOUT_S: Final = 0.5
+"""Of less, `LEAST_AHEAD_S` would leave too little. Below some 0.05 s Serve's own answer may come before any of ours."""
 
 
 def deadline_of(headers: Headers, most_s: float) -> Deadline:
@@ -37,13 +40,15 @@ def deadline_of(headers: Headers, most_s: float) -> Deadline:
     if not sent:
         return Deadline(most_s)
     asked_s = _number(sent[0]) if len(sent) == 1 else math.nan
-    if not 0 < asked_s <= most_s:
+    least_s = min(LEAST_TIMEOUT_S, most_s)
+    if not least_s <= asked_s <= most_s:
         raise BadRequest(
-            f"The header {TIMEOUT_HEADER} is {', '.join(sent)[:60]!r}, but it should be one number of seconds above 0 "
-            f"and at most {most_s:g}.",
+            f"The header {TIMEOUT_HEADER} is {', '.join(sent)[:60]!r}, but it should be one number of seconds, at "
+            f"least {least_s:g} and at most {most_s:g}.",
             code="invalid_value",
         )
-    return Deadline(asked_s - min(MOST_AHEAD_S, asked_s / 5), f"its header {TIMEOUT_HEADER} = {asked_s:g}")
+    ahead_s = min(MOST_AHEAD_S, max(LEAST_AHEAD_S, asked_s / 5))
+    return Deadline(asked_s - ahead_s, f"its header {TIMEOUT_HEADER} = {asked_s:g}")
 
 
 def _number(text: str) -> float:

@@ -79,10 +79,21 @@ async def test_too_many_bytes_end_the_largest_upload_and_let_the_small_ones_in()
     assert uploads.size_bytes == 0
 
 
-@pytest.mark.parametrize(("sent", "left_s"), [("20", 18.0), ("1", 0.8), ("0.1", 0.08)])
+@pytest.mark.parametrize(("sent", "left_s"), [("20", 18.0), ("2", 1.6), ("0.6", 0.4), ("0.5", 0.3)])
 def test_ours_comes_before_serve_s_own_deadline(monkeypatch: pytest.MonkeyPatch, sent: str, left_s: float) -> None:
     monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     assert deadline_of(Headers({"x-request-timeout-seconds": sent}), 600).left_s == pytest.approx(left_s)
+
+
+@pytest.mark.parametrize("sent", ["0.49", "0.05", "1e-9"])
+def test_a_deadline_that_serve_s_own_answer_could_come_before_is_refused(sent: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        deadline_of(Headers({"x-request-timeout-seconds": sent}), 600)
+    assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+    assert refused.value.message == (
+        f"The header x-request-timeout-seconds is '{sent}', but it should be one number of seconds, at least 0.5 and "
+        "at most 600."
+    )
 
 
 def test_two_deadlines_are_none() -> None:

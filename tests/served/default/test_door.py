@@ -67,7 +67,7 @@ async def test_work_beyond_a_request_s_own_deadline_ends_in_every_stage(served: 
     await until(lambda: nothing_is_left(served), "all stages let go of the requests")
 
 
-@pytest.mark.parametrize("sent", ["0", "-1", "soon", "nan", "inf", "1e9", ""])
+@pytest.mark.parametrize("sent", ["0", "0.4", "-1", "soon", "nan", "inf", "1e9", ""])
 def test_a_deadline_that_is_none_gets_its_sentence(served: ServedApp, sent: str) -> None:
     answer = served.client.post(CHAT, json=body(), headers={"x-request-timeout-seconds": sent})
     assert answer.status_code == 400
