@@ -166,14 +166,9 @@ class OmniGPUModelRunner(_Runner):
             sizes = self.compilation_config.cudagraph_capture_sizes or ()
             self._prefill_graphs.plan(self.cudagraph_dispatcher, sizes)
 
-    def _determine_batch_execution_and_padding(
-        self, *, max_num_scheduled_tokens: int, force_eager: bool = False, **kwargs: Any
-    ) -> Any:
-        # A step with prompts has a whole graph or none: no parts of it are captured.
-        without_graph = force_eager or self._prefill_graphs.leave_out(max_num_scheduled_tokens)
-        return super()._determine_batch_execution_and_padding(
-            max_num_scheduled_tokens=max_num_scheduled_tokens, force_eager=without_graph, **kwargs
-        )
+    def _build_attention_metadata(self, *, max_query_len: int, **kwargs: Any) -> Any:
+        planned = self._prefill_graphs.planned_tokens(max_query_len)
+        return super()._build_attention_metadata(max_query_len=planned, **kwargs)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         for request_id in scheduler_output.finished_req_ids:

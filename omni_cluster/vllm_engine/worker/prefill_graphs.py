@@ -26,7 +26,7 @@ hopper/tile_size.h). A graph keeps the tiles that it was captured with, and its 
 class PrefillGraphs:
     """The captured steps with prompts of one runner.
 
-    `group_size`: query heads that share a head's keys. A step has a graph if one of its requests has `least_tokens`.
+    `group_size`: query heads that share a head's keys. Attention is planned for `least_tokens` of a request at least.
     """
 
     def __init__(self, group_size: int) -> None:
@@ -43,14 +43,17 @@ class PrefillGraphs:
             return
         dispatcher.cudagraph_keys[CUDAGraphMode.PIECEWISE].clear()
         for size in sizes:
-            if size >= self.least_tokens:
+            if size > 1:
                 step = dispatcher._create_padded_batch_descriptor(size, uniform_decode=False, has_lora=False)
                 dispatcher.add_cudagraph_key(CUDAGraphMode.FULL, step)
         self._are_captured = True
 
-    def leave_out(self, most_tokens: int) -> bool:
-        """Whether a step in which no request has more than `most_tokens` must not run as a graph with prompts."""
-        return self._are_captured and 1 < most_tokens < self.least_tokens
+    def planned_tokens(self, most_tokens: int) -> int:
+        """How many tokens of a request attention is planned for, where no request of the step has more than these.
+
+        A short step takes the tiles of a long one, as its graph does.
+        """
+        return max(most_tokens, self.least_tokens) if self._are_captured and most_tokens > 1 else most_tokens
 
 
 def can_capture_prefill(

@@ -39,15 +39,18 @@ def test_prompts_and_single_tokens_have_whole_graphs_of_their_own(mode: CUDAGrap
 def test_a_device_without_whole_graphs_keeps_what_it_has() -> None:
     dispatcher, graphs = planned(CUDAGraphMode.NONE)
     assert dispatcher.get_capture_descs() == []
-    assert not graphs.leave_out(2)
+    assert graphs.planned_tokens(2) == 2
 
 
-def test_steps_whose_longest_part_takes_other_tiles_have_no_graph() -> None:
-    _, graphs = planned(CUDAGraphMode.FULL_DECODE_ONLY)
+def test_short_steps_are_planned_with_the_tiles_of_long_ones() -> None:
+    dispatcher, graphs = planned(CUDAGraphMode.FULL_DECODE_ONLY)
     assert graphs.least_tokens * GROUP > 64 >= (graphs.least_tokens - 1) * GROUP
-    assert [graphs.leave_out(tokens) for tokens in (1, 2, graphs.least_tokens - 1, graphs.least_tokens)] == [
-        False,
-        True,
-        True,
-        False,
+    assert [graphs.planned_tokens(tokens) for tokens in (1, 2, graphs.least_tokens, graphs.least_tokens + 1)] == [
+        1,
+        graphs.least_tokens,
+        graphs.least_tokens,
+        graphs.least_tokens + 1,
     ]
+    for tokens, padded in ((2, 2), (3, 4), (5, 8)):
+        runs, step = dispatcher.dispatch(tokens, uniform_decode=False)
+        assert (runs, step.num_tokens, step.uniform) == (CUDAGraphMode.FULL, padded, False)
