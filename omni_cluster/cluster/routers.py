@@ -5,6 +5,8 @@ The one of the ingress runs in Serve's proxy, and so it counts there what client
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import time
 from collections import deque
@@ -82,7 +84,8 @@ class AddressRouter(LocalityMixin, RequestRouter):
         return ordered[self._turn :] + ordered[: self._turn]
 
     def _refuse(self, pending_request: PendingRequest, replica_id: str) -> None:
-        pending_request.future.set_exception(ReplicaUnavailableError(replica_id))
+        with contextlib.suppress(asyncio.InvalidStateError):  # see `_fulfill_next_pending_request`
+            pending_request.future.set_exception(ReplicaUnavailableError(replica_id))
         self._remove_pending_request_from_indices(pending_request)
 
     def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
@@ -90,11 +93,16 @@ class AddressRouter(LocalityMixin, RequestRouter):
         self._pending_by_metadata.pop(id(pending_request.metadata), None)
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
+        """Passes over a call that was cancelled: nothing was taken of the replica, and Serve goes on to the next call.
+
+        To ask first would not do: as a client leaves, Serve cancels its calls from another thread, at any moment.
+        """
         pending = self._pending_by_metadata.get(id(request_metadata))
-        if pending is None or pending.future.done():
+        if pending is None:
             return
-        self._record_queue_wait_time(pending)
-        pending.future.set_result(replica)
+        with contextlib.suppress(asyncio.InvalidStateError):
+            pending.future.set_result(replica)
+            self._record_queue_wait_time(pending)
         self._remove_pending_request_from_indices(pending)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,10 +96,10 @@ class Router(AddressRouter):
     def list(self, *names: str) -> None:
         self.update_replicas([Replica(name) for name in names])  # type: ignore[misc]
 
-    async def choose(self, address: str = "") -> str:
+    async def choose(self, address: str = "", future: asyncio.Future[Any] | None = None) -> str:
         metadata = RequestMetadata("a-request", "one-id-for-all", session_id=address)
-        chosen = await self._choose_replica_for_request(PendingRequest(["a-prompt"], {}, metadata))
-        return str(chosen.replica_id)
+        pending = PendingRequest(["a-prompt"], {}, metadata, future=future or asyncio.Future())
+        return str((await self._choose_replica_for_request(pending)).replica_id)
 
     def held(self) -> list[int]:
         return [len(each) for each in (self._pending_by_metadata, self._pending_requests_by_id)]
@@ -153,6 +154,34 @@ async def test_nothing_is_kept_of_a_call_that_is_given_up_while_it_waits(address
     while router._routing_tasks:
         await asyncio.sleep(0)
     assert router.held() == [0, 0]
+
+
+class CancelledLate(asyncio.Future[Any]):
+    """As another thread cancels it: after any look whether it is done, and before it is."""
+
+    def set_result(self, result: Any) -> None:
+        self.cancel()
+        super().set_result(result)
+
+    def set_exception(self, exception: Any) -> None:
+        self.cancel()
+        super().set_exception(exception)
+
+
+@pytest.mark.parametrize("address", ["", "@a", "@gone"])
+async def test_a_call_that_another_thread_cancels_as_it_is_decided_is_passed_over(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Router, "max_num_routing_tasks", 1)  # the same task chooses for both
+    router = Router("a", "gone")
+    router.list("a")
+    calls = router.choose(address, CancelledLate()), router.choose("@a")
+    cancelled, following = await asyncio.gather(*calls, return_exceptions=True)
+    while router._routing_tasks:
+        await asyncio.sleep(0)
+    assert isinstance(cancelled, asyncio.CancelledError) and following == "a"
+    assert router.held() == [0, 0]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_the_ids_of_replicas_that_are_gone_are_bounded() -> None:
