@@ -33,7 +33,7 @@ class AddressRouter(LocalityMixin, RequestRouter):
     would go to one replica while another is idle. A replica that is full is passed over.
 
     A call whose replica is gone fails with ReplicaUnavailableError. Serve's own matching goes by the id of the parent
-    request, which all calls of one HTTP request share: two calls of one request to one deployment could take each
+    request, which calls of one HTTP request may share: two calls of one request to one deployment could take each
     other's replica, or hang. Here a call is known by its own metadata object.
     """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ray import __version__
@@ -31,6 +33,9 @@ try:
     from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
     from ray.serve._private.replica_result import ReplicaResult
     from ray.serve.context import _get_global_client as get_global_client
+    from ray.serve.context import _get_serve_request_context as get_request_context
+    from ray.serve.context import _RequestContext as RequestContext
+    from ray.serve.context import _serve_request_context as request_context
     from ray.serve.context import _set_global_client as set_global_client
     from ray.serve.handle import DeploymentBroadcastResponse
     from ray.serve.request_router import RequestRouter
@@ -45,6 +50,7 @@ PRIVATE: Mapping[Any, Sequence[str]] = {
         "stdout_deduplicator",
     ),
     ServeControllerClient: ("_controller",),
+    RequestContext: ("_internal_request_id",),
     DeploymentBroadcastResponse: ("_fetch_replica_results_async",),  # transport.py
     RequestRouter: (  # routers.py, a router itself
         "_deployment_id",
@@ -85,3 +91,22 @@ def print_no_more_logs() -> None:
 def controller_of(client: ServeControllerClient) -> Any:
     """The actor of Serve's controller."""
     return client._controller
+
+
+def context_without_parent() -> contextvars.Context:
+    """A copy of this context in which Serve's calls are not calls of the request that is served here.
+
+    As a request is cancelled, Serve cancels the tasks that give its calls to replicas, from another thread than theirs.
+    That may meet a task of gRPC's in the step that sends the call: gRPC then takes the call for one that never was, and
+    the replica works on it until garbage is collected here. Whoever makes a call in this context has to end it.
+    """
+    context = contextvars.copy_context()
+    context.run(_forget_parent)
+    return context
+
+
+def _forget_parent() -> None:
+    """The request's public id, which logs have, stays."""
+    now = get_request_context()
+    if now._internal_request_id:
+        request_context.set(replace(now, _internal_request_id=""))

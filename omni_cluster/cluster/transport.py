@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from omni_cluster.cluster.failures import lost_with, named, named_failures
 from omni_cluster.cluster.loads import Loads
+from omni_cluster.cluster.serve_private import context_without_parent
 from omni_cluster.types.errors import StageDied
 
 ADDRESS_PREFIX = "@"
@@ -84,6 +85,11 @@ async def ask_all(handle: DeploymentHandle, method: str, wait_s: float) -> list[
     return list(await asyncio.gather(*(_answer(each, ends_s) for each in asked)))
 
 
+def _call(handle: DeploymentHandle, method: str, *args: Any) -> Any:
+    """Calls a replica. `_cancel` alone ends the call, in the thread that it is in: see `context_without_parent`."""
+    return context_without_parent().run(getattr(handle, method).remote, *args)
+
+
 def _cancel(asked: Any) -> None:
     """Ends a call. Of one that no replica was given, Serve raises once more why; the caller has that error already."""
     try:
@@ -147,7 +153,7 @@ class RemoteStage:
 
     async def wake(self) -> None:
         """Returns once the stage has a replica. If it sleeps, Serve starts one for the call that waits."""
-        asked = self._unary.awake.remote()
+        asked = _call(self._unary, "awake")
         try:
             with named_failures():
                 await asked
@@ -165,7 +171,7 @@ class RemoteStage:
         is_small = not by_reference and len(pickle.dumps(args, protocol=5)) <= MAX_VALUE_BYTES
         handle = self._by_value if is_small else self._by_reference
         addressed = handle.options(session_id=ADDRESS_PREFIX + replica_id) if replica_id else handle
-        items = getattr(addressed, method).remote(*args)
+        items = _call(addressed, method, *args)
         try:
             with named_failures(replica_id):
                 async for item in items:
@@ -178,7 +184,7 @@ class RemoteStage:
 
         Raises ReplicaSilent when there is none within `wait_s`.
         """
-        asked = getattr(self._unary.options(session_id=ADDRESS_PREFIX + replica_id), method).remote(*args)
+        asked = _call(self._unary.options(session_id=ADDRESS_PREFIX + replica_id), method, *args)
         try:
             with named_failures(replica_id):
                 async with asyncio.timeout(wait_s):
