@@ -120,6 +120,11 @@ class InputBuffer:
         if self._detector is not None:
             self._detector.reset()
 
+    @property
+    def is_speaking(self) -> bool:
+        """Whether a turn has begun and is not over."""
+        return self._detector is not None and self._detector.is_speaking
+
     def push(self, data: bytes) -> list[Turn]:
         """Returns what it changes. Raises BadRequest for half a sample, and for more sound than an item may have."""
         values = s16_of(data, self._sound, "audio")

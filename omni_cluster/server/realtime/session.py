@@ -25,6 +25,7 @@ from omni_cluster.server.limits import api_defaults
 from omni_cluster.server.realtime.inbox import Inbox
 from omni_cluster.server.realtime.input_buffer import (
     InputBuffer,
+    Silence,
     SpeechPaused,
     SpeechResumed,
     SpeechStarted,
@@ -178,11 +179,11 @@ class RealtimeSession:
 
     async def _start_turn(self, turn: SpeechStarted) -> None:
         """Speech ends the response that runs: the client hears of the speech first, and stops to play."""
-        self._end_silence()
         await self._outlet.send("input_audio_buffer.speech_started", audio_start_ms=turn.start_ms, item_id=turn.item_id)
         detection = self._session.audio.input.turn_detection
         if self._running is not None and detection is not None and detection.interrupt_response:
             await self._interrupt(self._running)
+        self._end_silence()  # also the one that began with the end of that response
 
     async def _interrupt(self, response: Response) -> None:
         """What was played by now is taken for what was heard, unless the client truncates the answer itself."""
@@ -226,6 +227,7 @@ class RealtimeSession:
             self._begin_silence(early.response)
         else:
             self._running = early.response
+            self._end_silence()
         await self._say_spoken(early.item, early.previous_id)
         await early.outlet.release()
 
@@ -369,7 +371,10 @@ class RealtimeSession:
 
     def _begin_silence(self, after: Response) -> None:
         """Once the answer was played, the client's silence is answered too, where the session asks for that."""
+        self._end_silence()
         detection = self._session.audio.input.turn_detection
+        if self._input.is_speaking:  # the end of that speech is answered
+            return
         if isinstance(detection, ServerVad) and detection.idle_timeout_ms is not None:
             wait_s = after.plays_s + detection.idle_timeout_ms / 1000
             self._silence = self._run_beside(self._answer_silence(wait_s))
@@ -383,12 +388,19 @@ class RealtimeSession:
         await asyncio.sleep(wait_s)
         async with self._turn:
             self._silence = None  # the response that it begins does not end it
-            silence = self._input.silence()
-            fields = {"audio_start_ms": silence.start_ms, "audio_end_ms": silence.end_ms, "item_id": silence.item_id}
+            if self._running is not None or self._early is not None or self._input.is_speaking:
+                return
             with contextlib.suppress(WebSocketDisconnect):  # the session sees it itself
-                await self._outlet.send("input_audio_buffer.timeout_triggered", **fields)
-                await self._keep_spoken(silence.item_id, silence.samples)
-                await self._create_response(asked.CreateResponse())
+                await self._keep_silence(self._input.silence())
+
+    async def _keep_silence(self, silence: Silence) -> None:
+        fields = {"audio_start_ms": silence.start_ms, "audio_end_ms": silence.end_ms, "item_id": silence.item_id}
+        await self._outlet.send("input_audio_buffer.timeout_triggered", **fields)
+        try:
+            await self._keep_spoken(silence.item_id, silence.samples)
+            await self._create_response(asked.CreateResponse())
+        except OmniError as error:
+            await self._outlet.error(error_answer(error, "item")[1]["error"])
 
     async def _cancel_response(self, event: asked.CancelResponse) -> None:
         running = self._running

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+from typing import Any
+
 import numpy as np
 
 from omni_cluster.bench.realtime import recording
+from tests.server.realtime.talk import Talk
 from tests.server.speaker import RATE_HZ
 
 
@@ -18,3 +22,16 @@ def sentences() -> tuple[np.ndarray, np.ndarray]:
 
 def silence(seconds: float) -> np.ndarray:
     return np.zeros(int(seconds * RATE_HZ), np.int16)
+
+
+async def listening(client: Talk, **detection: Any) -> None:
+    await client.update(audio={"input": {"turn_detection": {"type": "server_vad", **detection}}})
+
+
+async def speak(client: Talk, *parts: np.ndarray, piece_s: float = 0.1) -> None:
+    """As fast as it goes: all is measured in sound."""
+    samples = np.concatenate(parts)
+    step = int(piece_s * RATE_HZ)
+    for start in range(0, len(samples), step):
+        data = base64.b64encode(samples[start : start + step].tobytes()).decode()
+        await client.send("input_audio_buffer.append", audio=data)

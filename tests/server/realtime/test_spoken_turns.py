@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.server.realtime.room import talking
-from tests.server.realtime.spoken import sentences, silence
+from tests.server.realtime.spoken import listening, sentences, silence, speak
 from tests.server.realtime.talk import Talk, kinds, sound_of, text_of
 from tests.server.speaker import RATE_HZ, Speaker
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
-PIECE_S = 0.1
 PATIENCE_S = 60
-
-
-async def speak(client: Talk, *parts: np.ndarray) -> None:
-    """As fast as it goes: all is measured in sound."""
-    samples = np.concatenate(parts)
-    step = int(PIECE_S * RATE_HZ)
-    for start in range(0, len(samples), step):
-        data = base64.b64encode(samples[start : start + step].tobytes()).decode()
-        await client.send("input_audio_buffer.append", audio=data)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not is_so():
             await asyncio.sleep(0.01)
-
-
-async def listening(client: Talk, **detection: Any) -> None:
-    await client.update(audio={"input": {"turn_detection": {"type": "server_vad", **detection}}})
 
 
 async def test_a_turn_is_found_committed_and_answered(tmp_path: Path) -> None:
