@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -276,8 +276,14 @@ class RealtimeSession:
         sound, max_s = self._session.audio.input.format, self._its.bound.config.limits.max_audio_input_s
         item, urls = await self._its.reader.off_loop(lambda: sent_item(sent, sound, max_s))
         if urls:
-            item.images.extend(await self._its.reader.pictures(urls))
+            item.images.extend(await self._pictures(urls))
         return item
+
+    async def _pictures(self, urls: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+        """Copies: a decoder's own count in `decoders.max_held_bytes` of all requests for as long as one is kept."""
+        pictures = await self._its.reader.pictures(urls)
+        num_bytes = sum(each.nbytes for each in pictures)
+        return await self._its.reader.off_loop(lambda: [np.array(each) for each in pictures], num_bytes)
 
     async def _say_item(self, item: Item, previous_id: str | None) -> None:
         for kind in ("conversation.item.added", "conversation.item.done"):

@@ -1,0 +1,34 @@
+"""Pictures in a conversation."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_cluster.config.schema import PipelineConfig
+from omni_cluster.openai_api.decoders import DecoderLimits
+from omni_cluster.server import reader
+from omni_cluster.server.limits import decoder_limits
+from tests.openai_api.parts import png_of
+from tests.server.realtime.room import talking
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def picture(width: int, height: int) -> dict[str, Any]:
+    part = {"type": "input_image", "image_url": png_of("red", (width, height))}
+    return {"type": "message", "role": "user", "content": [part]}
+
+
+async def test_a_picture_of_a_conversation_holds_up_no_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limits(config: PipelineConfig) -> DecoderLimits:
+        return dataclasses.replace(decoder_limits(config), max_held_bytes=100 * 100 * 3)
+
+    monkeypatch.setattr(reader, "decoder_limits", limits)
+    async with talking(tmp_path) as (client, _):
+        first = await client.create(picture(100, 100))
+        second = await client.create(picture(10, 10))
+        assert second["previous_item_id"] == first["item"]["id"]
