@@ -125,13 +125,39 @@ def test_the_oldest_make_room_but_no_instruction() -> None:
     conversation.add(spoken_item("4", np.zeros(1_500, np.float32)))
     conversation.add(spoken_item("5", np.zeros(1_500, np.float32)))
     assert ids(conversation) == ["s", "5"]
-    with pytest.raises(BadRequest, match="at most 3 and 8000 are kept"):
-        conversation.add(spoken_item("6", np.zeros(2_001, np.float32)))
+    conversation.delete("5")
+    for each in ("6", "7"):
+        conversation.add(said(each, each))
+    with pytest.raises(BadRequest, match="at most 3 with 8000 are kept"):
+        conversation.add(said("8", "8"), drops_oldest=False)
 
 
-def test_without_dropping_a_full_conversation_is_said_to_be_full() -> None:
-    conversation = Conversation(1, 8_000)
-    conversation.add(said("1", "1"))
+def spoken(item_id: str, num_bytes: int) -> Item:
+    return spoken_item(item_id, np.zeros(num_bytes // 4, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("item", "previous_id", "code"),
+    [
+        (spoken("c", 8_004), None, "item_too_large"),
+        (spoken("b", 8_000), None, "item_create_duplicate_item_id"),
+        (spoken("c", 8_000), "none", "invalid_value"),
+        (spoken("c", 7_000), "b", "conversation_full"),
+    ],
+)
+def test_an_item_that_is_refused_drops_none(item: Item, previous_id: str | None, code: str) -> None:
+    conversation = Conversation(3, 8_000)
+    for each in (spoken("a", 4_000), spoken("b", 2_000), said("Be brief.", "s", "system")):
+        conversation.add(each)
     with pytest.raises(BadRequest) as refused:
-        conversation.add(said("2", "2"), drops_oldest=False)
-    assert refused.value.code == "conversation_full" and ids(conversation) == ["1"]
+        conversation.add(item, previous_id)
+    assert refused.value.code == code and ids(conversation) == ["a", "b", "s"]
+
+
+def test_an_item_that_is_too_large_is_told_its_bytes_and_the_most() -> None:
+    conversation = Conversation(3, 8_000)
+    conversation.add(spoken("a", 8_000))
+    with pytest.raises(BadRequest, match=r"has 8004 bytes of media, but a conversation has at most 8000;"):
+        conversation.add(spoken("b", 8_004))
+    conversation.add(spoken("c", 8_000))
+    assert ids(conversation) == ["c"]

@@ -231,36 +231,56 @@ class Conversation:
     def add(self, item: Item, previous_id: str | None = None, *, drops_oldest: bool = True) -> str | None:
         """Puts it behind the item of that id, at the front for "root", at the end for None; returns what it is behind.
 
-        Raises BadRequest. `drops_oldest`: where there is no room, the oldest items make it.
+        Raises BadRequest, and then nothing has changed. `drops_oldest`: the oldest items make room where there is none.
         """
-        while drops_oldest and not self._has_room(item) and self._drop_oldest(previous_id):
-            pass
-        place = (
-            len(self._items) if previous_id is None else 0 if previous_id == "root" else self._place(previous_id) + 1
-        )
+        self._check(item)
+        self._behind(previous_id)  # an id that none has is refused before any is dropped
+        self._items = self._with_room(item, previous_id, drops_oldest)
+        place = self._behind(previous_id)
+        self._items.insert(place, item)
+        return self._items[place - 1].id if place else None
+
+    def _check(self, item: Item) -> None:
         if any(each.id == item.id for each in self._items):
             raise BadRequest(
                 f"item.id is {item.id!r}, which another item has; send one of your own, or none.",
                 param="item.id",
                 code="item_create_duplicate_item_id",
             )
-        self._check_room(item)
-        self._items.insert(place, item)
-        return self._items[place - 1].id if place else None
-
-    def _has_room(self, item: Item) -> bool:
-        held = sum(each.num_bytes for each in self._items)
-        return len(self._items) < self._most_items and held + item.num_bytes <= self._most_bytes
-
-    def _check_room(self, item: Item) -> None:
-        if not self._has_room(item):
-            held = sum(each.num_bytes for each in self._items)
+        if item.num_bytes > self._most_bytes:
             raise BadRequest(
-                f"The conversation has {len(self._items)} items with {held} bytes of media, but at most "
-                f"{self._most_items} and {self._most_bytes} are kept; delete some.",
+                f"The item has {item.num_bytes} bytes of media, but a conversation has at most {self._most_bytes}; "
+                "send less.",
                 param="item",
-                code="conversation_full",
+                code="item_too_large",
             )
+
+    def _behind(self, previous_id: str | None) -> int:
+        if previous_id is None:
+            return len(self._items)
+        return 0 if previous_id == "root" else self._place(previous_id) + 1
+
+    def _with_room(self, item: Item, kept_id: str | None, drops_oldest: bool) -> list[Item]:
+        """The items beside which there is room for it: all but the oldest that are no instruction, nor of the id."""
+        dropped, sizes = set[str](), {each.id: each.num_bytes for each in self._items}
+        most, held = self._most_bytes - item.num_bytes, sum(sizes.values())
+        droppable = (each.id for each in self._items if each.message["role"] != "system" and each.id != kept_id)
+        while held > most or len(sizes) - len(dropped) >= self._most_items:
+            oldest = next(droppable, None) if drops_oldest else None
+            if oldest is None:
+                raise self._full(item)
+            dropped.add(oldest)
+            held -= sizes[oldest]
+        return [each for each in self._items if each.id not in dropped]
+
+    def _full(self, item: Item) -> BadRequest:
+        held = sum(each.num_bytes for each in self._items)
+        return BadRequest(
+            f"The conversation has {len(self._items)} items with {held} bytes of media, and at most {self._most_items} "
+            f"with {self._most_bytes} are kept, so there is no space for {item.num_bytes} more; delete some.",
+            param="item",
+            code="conversation_full",
+        )
 
     def get(self, item_id: str, code: str) -> Item:
         """Raises BadRequest with `code` for an id that none has."""
@@ -269,15 +289,6 @@ class Conversation:
     def delete(self, item_id: str) -> None:
         """Raises BadRequest."""
         del self._items[self._place(item_id, "item_delete_invalid_item_id")]
-
-    def _drop_oldest(self, kept_id: str | None) -> bool:
-        """The oldest item that is no instruction, and not that of the id. Returns False where there is none."""
-        kept = (i for i, each in enumerate(self._items) if each.message["role"] != "system" and each.id != kept_id)
-        place = next(kept, None)
-        if place is None:
-            return False
-        del self._items[place]
-        return True
 
     def _place(self, item_id: str, code: str = "invalid_value") -> int:
         for place, item in enumerate(self._items):

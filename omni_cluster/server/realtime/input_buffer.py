@@ -161,8 +161,13 @@ class InputBuffer:
             elif change == "resumed":
                 self._paused = None
                 yield SpeechResumed()
-            elif change == "stopped" or (detector.is_speaking and self._seen - self._kept.start >= self._most):
+            elif change == "stopped" or (detector.is_speaking and not self._has_room_for_a_window):
                 yield self._stopped(detector)
+
+    @property
+    def _has_room_for_a_window(self) -> bool:
+        """A turn begins on no window's bound, because of its padding."""
+        return self._seen + WINDOW - self._kept.start <= self._most
 
     def _stopped(self, detector: TurnDetector) -> SpeechStopped:
         """A turn that is as long as an item may be ends too."""
@@ -182,8 +187,8 @@ class InputBuffer:
                 f"buffer only has {held_ms:.2f}ms of audio.",
                 code="input_audio_buffer_commit_empty",
             )
-        self._kept.push(self._hearing.flush())
-        item_id, samples = self._item_id, self._kept.until(self._kept.end)
+        self._kept.push(self._hearing.flush())  # a millisecond that was not counted: the item may have no room for it
+        item_id, samples = self._item_id, self._kept.until(min(self._kept.end, self._kept.start + self._most))
         self.clear()
         return item_id, samples
 

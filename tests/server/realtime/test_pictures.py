@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from omni_cluster.config.limits import Limits
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.openai_api.decoders import DecoderLimits
 from omni_cluster.server import reader
@@ -32,3 +33,12 @@ async def test_a_picture_of_a_conversation_holds_up_no_decoder(tmp_path: Path, m
         first = await client.create(picture(100, 100))
         second = await client.create(picture(10, 10))
         assert second["previous_item_id"] == first["item"]["id"]
+
+
+async def test_a_picture_that_has_no_room_is_refused_and_the_conversation_stays(tmp_path: Path) -> None:
+    async with talking(tmp_path, Limits(max_session_bytes=20_000)) as (client, _):
+        await client.say("Remember me.", id="mine")
+        await client.send("conversation.item.create", item=picture(100, 100))
+        error = await client.refused()
+        assert error["code"] == "item_too_large" and "20000" in error["message"]
+        assert (await client.say("And me."))["previous_item_id"] == "mine"
