@@ -90,8 +90,12 @@ class _Kept:
                 self._pieces.appendleft(piece[gone:])
 
     def until(self, end: int) -> npt.NDArray[np.float32]:
-        """Those before a position."""
-        return np.concatenate([*self._pieces, np.zeros(0, np.float32)])[: end - self.start]
+        """Those before a position, and no memory of what is behind it."""
+        left, parts = end - self.start, [np.zeros(0, np.float32)]
+        for piece in self._pieces:
+            parts.append(piece[: max(0, left)])
+            left -= len(piece)
+        return np.concatenate(parts)
 
 
 class InputBuffer:

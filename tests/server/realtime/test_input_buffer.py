@@ -1,4 +1,4 @@
-"""How much sound an item has at most."""
+"""How much sound an item has, and holds."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def test_a_turn_without_a_pause_is_as_long_as_an_item_may_be(monkeypatch: pytest
     found = buffer.push(np.concatenate([silence(1.0), tone]).tobytes())
     first, *_ = [len(turn.samples) for turn in found if isinstance(turn, SpeechStopped)]
     assert MOST - WINDOW < first <= MOST
+
+
+def test_a_turn_holds_no_more_than_its_own_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_buffer, "speech_model", LoudIsSpeech)
+    buffer = InputBuffer(Pcm(), ServerVad(type="server_vad"), MOST)
+    tone = (np.sin(np.arange(RATE_HZ // 2) / 10) * 8_000).astype(np.int16)
+    found = buffer.push(np.concatenate([tone, silence(0.8)] * 5).tobytes())
+    turns = [turn.samples for turn in found if isinstance(turn, SpeechStopped)]
+    assert len(turns) == 5 and all(samples.base is None for samples in turns)
 
 
 def test_sound_that_is_pushed_to_the_bound_is_no_longer_than_an_item_may_be() -> None:
