@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.realtime import client_events as asked
 from omni_cluster.openai_api.realtime.client_events import ClientEvent, EventRefused, client_event
 from omni_cluster.openai_api.realtime.items import Conversation, Item, new_id, sent_item, spoken_item
-from omni_cluster.openai_api.realtime.session import ResponseAsked, ServerVad, Session, Transcription, chat_tools
+from omni_cluster.openai_api.realtime.session import ResponseAsked, ServerVad, Session, chat_tools
 from omni_cluster.openai_api.realtime.sound import HEARD_HZ, decoded
 from omni_cluster.openai_api.voices import chosen_voice
 from omni_cluster.server.limits import api_defaults
@@ -35,7 +36,7 @@ from omni_cluster.server.realtime.input_buffer import (
 from omni_cluster.server.realtime.outlet import HeldOutlet, Outlet
 from omni_cluster.server.realtime.response import Answer, Asked, Response
 from omni_cluster.server.realtime.spoken_text import heard_text, letters_per_s
-from omni_cluster.server.realtime.transcriber import write_down
+from omni_cluster.server.realtime.transcriber import ITEM_IS_GONE, TURNED_OFF, give_up, write_down
 from omni_cluster.server.refusals import error_answer
 from omni_cluster.server.services import Services
 from omni_cluster.types.errors import OmniError, ServerClosing
@@ -81,7 +82,9 @@ class RealtimeSession:
         self._input = InputBuffer(sound.format, sound.turn_detection, most)
         self._running: Response | None = None
         self._beside: set[asyncio.Task[None]] = set()
-        self._turn, self._writes = asyncio.Lock(), asyncio.Lock()
+        self._turn = asyncio.Lock()
+        self._unwritten: deque[str] = deque()
+        self._writer: asyncio.Task[None] | None = None
         self._silence: asyncio.Task[None] | None = None
         self._early: _Early | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -249,18 +252,39 @@ class RealtimeSession:
     async def _say_spoken(self, item: Item, previous_id: str | None) -> None:
         await self._outlet.send("input_audio_buffer.committed", previous_item_id=previous_id, item_id=item.id)
         await self._say_item(item, previous_id)
-        if (settings := self._session.audio.input.transcription) is not None:
-            self._run_beside(self._write_down(item, settings))
+        if self._session.audio.input.transcription is not None:
+            await self._ask_for_words(item.id)
 
-    async def _write_down(self, item: Item, settings: Transcription) -> None:
+    async def _ask_for_words(self, item_id: str) -> None:
+        """Ids wait, and only those of the conversation: so what waits is bounded as the conversation is."""
+        there = {item.id for item in self._conversation}
+        gone = [each for each in self._unwritten if each not in there]
+        self._unwritten = deque(each for each in self._unwritten if each in there)
+        self._unwritten.append(item_id)
+        if self._writer is None or self._writer.done():
+            self._writer = self._run_beside(self._write_down())
+        for each in gone:
+            await give_up(self._outlet, each, ITEM_IS_GONE)
+
+    async def _write_down(self) -> None:
         """One item after the other, each behind the first sound of the answer to it, which is waited for a little."""
-        async with self._writes:
-            if self._running is None:
-                await asyncio.sleep(ANSWER_BEGINS_S)
-            if self._running is not None:
-                await self._running.has_sounded.wait()
-            with contextlib.suppress(WebSocketDisconnect):  # the session sees it itself
-                await write_down(self._its, self._socket, self._outlet, item, settings, self._model)
+        with contextlib.suppress(WebSocketDisconnect):  # the session sees it itself
+            while self._unwritten:
+                item_id = self._unwritten.popleft()
+                if self._running is None:
+                    await asyncio.sleep(ANSWER_BEGINS_S)
+                if self._running is not None:
+                    await self._running.has_sounded.wait()
+                await self._write_down_one(item_id)
+
+    async def _write_down_one(self, item_id: str) -> None:
+        """By the settings of now: each that waits would hold a prompt of its own."""
+        settings = self._session.audio.input.transcription
+        item = next((each for each in self._conversation if each.id == item_id), None)
+        if settings is None or item is None:
+            await give_up(self._outlet, item_id, ITEM_IS_GONE if item is None else TURNED_OFF)
+        else:
+            await write_down(self._its, self._socket, self._outlet, item, settings, self._model)
 
     async def _clear(self, event: asked.ClearSound) -> None:
         self._input.clear()

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.pipeline import answer_progress
 from omni_cluster.models.family import Hearing
+from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.languages import language_name
 from omni_cluster.openai_api.realtime.items import Item
 from omni_cluster.openai_api.realtime.session import Transcription
@@ -24,6 +25,8 @@ from omni_cluster.server.streamed import open_stream
 from omni_cluster.types.inputs import Media, OmniRequest
 
 EVENT = "conversation.item.input_audio_transcription"
+ITEM_IS_GONE = "The item left the conversation before it was written down."
+TURNED_OFF = "Transcription was turned off before the item was written down."
 
 
 async def write_down(
@@ -50,6 +53,11 @@ async def write_down(
     except Exception as error:  # the boundary to the client: what breaks is the end of this transcription alone
         body = error_answer(error)[1]["error"]
         await outlet.send(f"{EVENT}.failed", **place, error=body)
+
+
+async def give_up(outlet: Outlet, item_id: str, why: str) -> None:
+    error = BadRequest(why, code="item_not_transcribed").body()["error"]
+    await outlet.send(f"{EVENT}.failed", item_id=item_id, content_index=0, error=error)
 
 
 def _request(

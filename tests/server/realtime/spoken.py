@@ -1,8 +1,10 @@
-"""What tests say to a session."""
+"""What tests say to a session, and how they wait for it."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import numpy as np
 from omni_cluster.bench.realtime import recording
 from tests.server.realtime.talk import Talk
 from tests.server.speaker import RATE_HZ
+
+PATIENCE_S = 60
 
 
 def sentences() -> tuple[np.ndarray, np.ndarray]:
@@ -35,3 +39,9 @@ async def speak(client: Talk, *parts: np.ndarray, piece_s: float = 0.1) -> None:
     for start in range(0, len(samples), step):
         data = base64.b64encode(samples[start : start + step].tobytes()).decode()
         await client.send("input_audio_buffer.append", audio=data)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.01)

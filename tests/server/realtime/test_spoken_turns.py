@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.server.realtime.room import talking
-from tests.server.realtime.spoken import listening, sentences, silence, speak
+from tests.server.realtime.spoken import listening, sentences, silence, speak, until
 from tests.server.realtime.talk import Talk, kinds, sound_of, text_of
 from tests.server.speaker import RATE_HZ, Speaker
 
 pytestmark = pytest.mark.usefixtures("tiny")
-
-PATIENCE_S = 60
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_turn_is_found_committed_and_answered(tmp_path: Path) -> None:
