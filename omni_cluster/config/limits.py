@@ -105,8 +105,8 @@ class Limits(Strict):
     max_session_bytes: int = Field(
         default=33_554_432,
         ge=1,
-        description="Bytes of decoded media that a realtime session keeps: some nine minutes of speech. The oldest "
-        "are dropped.",
+        description="Bytes of sound, pictures and text, as they are in memory, that a realtime session keeps: some "
+        "nine minutes of speech. The oldest items are dropped.",
         examples=[33_554_432],
     )
     request_timeout_s: float = Field(

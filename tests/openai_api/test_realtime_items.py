@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import base64
+import gc
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_cluster.openai_api.errors import BadRequest
-from omni_cluster.openai_api.realtime.items import Conversation, Item, sent_item, spoken_item
+from omni_cluster.openai_api.realtime.items import PART_BYTES, Conversation, Item, sent_item, spoken_item
 from omni_cluster.openai_api.realtime.session import Pcm
 
 SOUND = base64.b64encode(bytes(4_800)).decode()
+LONG = "a" * 10_000
 PICTURE = "data:image/png;base64,AAAA"
 
 
@@ -34,7 +40,8 @@ def test_a_message_is_the_chat_s_and_its_media_are_beside_it() -> None:
     item, urls = sent_item({"type": "message", "role": "user", "content": content, "id": "mine"}, Pcm(), 10)
     kinds = [part["type"] for part in item.message["content"]]
     assert (item.id, kinds, urls) == ("mine", ["text", "audio", "image"], [PICTURE])
-    assert [len(audio) for audio in item.audios] == [1_600] and item.num_bytes == 6_400
+    assert [len(audio) for audio in item.audios] == [1_600]
+    assert item.num_bytes == 6_400 + 3 * PART_BYTES + sys.getsizeof("What is it?") + sys.getsizeof("Hello")
     assert item.wire["content"][1:] == [
         {"type": "input_audio", "transcript": "Hello"},
         {"type": "input_image", "image_url": None},
@@ -50,7 +57,7 @@ def test_an_earlier_answer_is_its_text() -> None:
 
 def test_calls_and_their_outputs_are_the_chat_s() -> None:
     call = read({"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'})
-    assert call.message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert call.template_message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     output = read({"type": "function_call_output", "call_id": "c", "output": "Rain."})
     assert (output.message["role"], output.message["tool_call_id"]) == ("tool", "c")
     assert (output.wire["type"], output.wire["output"], output.wire["status"]) == (
@@ -87,6 +94,10 @@ def test_a_wrong_item_is_refused_in_a_sentence(item: dict[str, Any], words: str)
     assert words in refused.value.message
 
 
+def spoken(item_id: str, num_bytes: int) -> Item:
+    return spoken_item(item_id, np.zeros((num_bytes - PART_BYTES) // 4, np.float32))
+
+
 def ids(conversation: Conversation) -> list[str]:
     return [item.id for item in conversation]
 
@@ -118,22 +129,18 @@ def test_a_fork_goes_its_own_way() -> None:
 
 def test_the_oldest_make_room_but_no_instruction() -> None:
     conversation = Conversation(3, 8_000)
-    for item in (said("Be brief.", "s", "system"), spoken_item("1", np.zeros(1_000, np.float32)), said("2", "2")):
+    for item in (said("Be brief.", "s", "system"), spoken("1", 4_000), said("2", "2")):
         conversation.add(item)
     conversation.add(said("3", "3"))
     assert ids(conversation) == ["s", "2", "3"]
-    conversation.add(spoken_item("4", np.zeros(1_500, np.float32)))
-    conversation.add(spoken_item("5", np.zeros(1_500, np.float32)))
+    conversation.add(spoken("4", 6_000))
+    conversation.add(spoken("5", 6_000))
     assert ids(conversation) == ["s", "5"]
     conversation.delete("5")
     for each in ("6", "7"):
         conversation.add(said(each, each))
     with pytest.raises(BadRequest, match="at most 3 with 8000 are kept"):
         conversation.add(said("8", "8"), drops_oldest=False)
-
-
-def spoken(item_id: str, num_bytes: int) -> Item:
-    return spoken_item(item_id, np.zeros(num_bytes // 4, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +164,62 @@ def test_an_item_that_is_refused_drops_none(item: Item, previous_id: str | None,
 def test_an_item_that_is_too_large_is_told_its_bytes_and_the_most() -> None:
     conversation = Conversation(3, 8_000)
     conversation.add(spoken("a", 8_000))
-    with pytest.raises(BadRequest, match=r"has 8004 bytes of media, but a conversation has at most 8000;"):
+    with pytest.raises(BadRequest, match=r"has 8004 bytes, but a conversation has at most 8000;"):
         conversation.add(spoken("b", 8_004))
     conversation.add(spoken("c", 8_000))
     assert ids(conversation) == ["c"]
+
+
+def message(role: str, **part: str) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [part]}
+
+
+def call(**fields: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", **fields}
+
+
+@pytest.mark.parametrize("text", ["a" * 10_000, "a" * 10_000 + "\N{GRINNING FACE}"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda text: message("user", type="input_text", text=text),
+        lambda text: message("user", type="input_audio", audio=SOUND, transcript=text),
+        lambda text: message("assistant", type="output_audio", transcript=text),
+        lambda text: call(name=text),
+        lambda text: call(arguments=text),
+        lambda text: {"type": "function_call_output", "call_id": "c", "output": text},
+    ],
+)
+def test_text_counts_as_it_is_in_memory(of: Callable[[str], dict[str, Any]], text: str) -> None:
+    assert read(of(text)).num_bytes - read(of("a")).num_bytes == sys.getsizeof(text) - sys.getsizeof("a")
+
+
+def test_what_is_written_into_an_item_counts() -> None:
+    item = spoken("a", 4_000)
+    item.write(content=[{"type": "input_audio", "transcript": LONG}])
+    assert item.num_bytes == 4_000 + sys.getsizeof(LONG)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        message("user", type="input_text", text="") | {"content": [{"type": "input_text", "text": ""}] * 256},
+        message("user") | {"content": [{"type": "input_audio", "audio": "AAAAAAAA"}] * 256},
+        call(arguments='{"a": [' + "[], " * 10_000 + "0]}"),
+    ],
+)
+def test_items_hold_what_counts(item: dict[str, Any]) -> None:
+    sent = json.dumps(item)
+    tracemalloc.start()
+    items = [read(json.loads(sent)) for _ in range(20)]
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1.1 * sum(each.num_bytes for each in items)
+
+
+def test_text_makes_the_oldest_leave() -> None:
+    conversation = Conversation(10, 3 * sys.getsizeof(LONG))
+    for each in ("a", "b", "c"):
+        conversation.add(said(LONG, each))
+    assert ids(conversation) == ["b", "c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from omni_cluster.openai_api.tools import template_arguments
 from omni_cluster.openai_api.wire import shown
 
 MOST_PARTS: Final = 256
+PART_BYTES: Final = 512
+"""That each part of a message counts beside its media and its text: what the objects of one take in memory."""
+TEXTS: Final = ("text", "transcript", "name", "arguments", "output")
 MOST_TEXT_CHARS: Final = 1 << 20
 Text = Annotated[str, Field(max_length=MOST_TEXT_CHARS)]
 
@@ -113,8 +117,8 @@ SENT: Final[Mapping[str, type[_Item]]] = {
 class Item:
     """One of a conversation.
 
-    `wire`: as clients read it, without sound and pictures. `message`: as a chat template reads it. `audios`: float32
-    `[samples]`, mono, at 16 kHz, and `images`: uint8 `[H, W, 3]`, of the message's parts in their order.
+    `wire`: as clients read it, without sound and pictures. `message`: as a chat has it. `audios`: float32 `[samples]`,
+    mono, at 16 kHz, and `images`: uint8 `[H, W, 3]`, of the message's parts in their order.
     """
 
     wire: dict[str, Any]
@@ -130,14 +134,37 @@ class Item:
     def is_of_the_user(self) -> bool:
         return self.message["role"] == "user"
 
+    def __post_init__(self) -> None:
+        self._text_bytes = _text_bytes(self.wire)
+
+    def write(self, **fields: Any) -> None:
+        """Changes what clients read of it."""
+        self.wire.update(fields)
+        self._text_bytes = _text_bytes(self.wire)
+
     @property
     def num_bytes(self) -> int:
-        """What it holds of media."""
-        return sum(map(_bytes_of, self.audios)) + sum(map(_bytes_of, self.images))
+        """What its sound, its pictures and its text take in memory."""
+        media: tuple[npt.NDArray[Any], ...] = (*self.audios, *self.images)
+        return sum(each.nbytes for each in media) + self._text_bytes
+
+    @property
+    def template_message(self) -> TemplateMessage:
+        """As a chat template reads it. Arguments that are kept as objects would take many times their text's memory."""
+        if "tool_calls" not in self.message:
+            return self.message
+        return {**self.message, "tool_calls": [_template_call(each) for each in self.message["tool_calls"]]}
 
 
-def _bytes_of(medium: npt.NDArray[Any]) -> int:
-    return medium.nbytes
+def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": template_arguments(function["arguments"])}}
+
+
+def _text_bytes(wire: Mapping[str, Any]) -> int:
+    parts = wire.get("content", ())
+    texts = [part.get(name) for part in (wire, *parts) for name in TEXTS]
+    return PART_BYTES * len(parts) + sum(sys.getsizeof(each) for each in texts if each)
 
 
 def sent_item(item: Mapping[str, Any], sound: Format, max_audio_s: float) -> tuple[Item, list[str]]:
@@ -153,7 +180,7 @@ def sent_item(item: Mapping[str, Any], sound: Format, max_audio_s: float) -> tup
         return _message(read, sound, max_audio_s)
     wire = _wire(kind, read.id, read.model_dump(exclude={"id", "type"}))
     if isinstance(read, CallItem):
-        function = {"name": read.name, "arguments": template_arguments(read.arguments)}
+        function = {"name": read.name, "arguments": read.arguments}
         call = {"id": read.call_id, "type": "function", "function": function}
         return Item(wire, {"role": "assistant", "content": [], "tool_calls": [call]}), []
     content = [{"type": "text", "text": read.output}]
@@ -182,7 +209,7 @@ def _message(read: MessageItem, sound: Format, max_audio_s: float) -> tuple[Item
             template.append({"type": "audio"})
             shown_parts.append({"type": "input_audio", "transcript": part.transcript})
             item.audios.append(samples_of(part.audio or "", sound, f"{param}.audio", max_audio_s))
-    item.wire.update(_wire("message", read.id, {"role": read.role, "content": shown_parts}))
+    item.write(**_wire("message", read.id, {"role": read.role, "content": shown_parts}))
     return item, urls
 
 
@@ -209,7 +236,7 @@ def spoken_item(item_id: str, samples: npt.NDArray[np.float32]) -> Item:
 
 
 class Conversation:
-    """Items in their order. Bounded by their number, and by the bytes of their media."""
+    """Items in their order. Bounded by their number, and by the bytes of all that is in them."""
 
     def __init__(self, most_items: int, most_bytes: int) -> None:
         self._items: list[Item] = []
@@ -249,8 +276,7 @@ class Conversation:
             )
         if item.num_bytes > self._most_bytes:
             raise BadRequest(
-                f"The item has {item.num_bytes} bytes of media, but a conversation has at most {self._most_bytes}; "
-                "send less.",
+                f"The item has {item.num_bytes} bytes, but a conversation has at most {self._most_bytes}; send less.",
                 param="item",
                 code="item_too_large",
             )
@@ -276,7 +302,7 @@ class Conversation:
     def _full(self, item: Item) -> BadRequest:
         held = sum(each.num_bytes for each in self._items)
         return BadRequest(
-            f"The conversation has {len(self._items)} items with {held} bytes of media, and at most {self._most_items} "
+            f"The conversation has {len(self._items)} items with {held} bytes, and at most {self._most_items} "
             f"with {self._most_bytes} are kept, so there is no space for {item.num_bytes} more; delete some.",
             param="item",
             code="conversation_full",

@@ -21,7 +21,7 @@ from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.realtime.items import Conversation, Item, new_id
 from omni_cluster.openai_api.realtime.session import Choice, NamedFunction, ResponseAsked, chat_tools, checked
 from omni_cluster.openai_api.realtime.sound import Speaking
-from omni_cluster.openai_api.tools import NamedTool, ToolChoice, template_arguments, tool_use_of
+from omni_cluster.openai_api.tools import NamedTool, ToolChoice, tool_use_of
 from omni_cluster.server.admission import AdmittedRequest
 from omni_cluster.server.answers import finish_reason
 from omni_cluster.server.realtime.outlet import Outlet
@@ -96,8 +96,7 @@ class Answer:
     def end(self, status: Literal["completed", "incomplete"]) -> None:
         """From now on the conversation has the text."""
         self.is_whole = status == "completed"
-        self.item.wire["status"] = status
-        self.item.wire["content"] = [{**self._part, self._field: self.text}]
+        self.item.write(status=status, content=[{**self._part, self._field: self.text}])
         if not self.is_cut:
             self.keep(self.text)
 
@@ -235,7 +234,7 @@ class Response:
         asked, config = self._asked.response, self._its.bound.config
         instructions = [{"type": "text", "text": asked.instructions}]
         system = [{"role": "system", "content": instructions}] if asked.instructions else []
-        said = [each.message for each in items if each.message["content"] or "tool_calls" in each.message]
+        said = [each.template_message for each in items if each.message["content"] or "tool_calls" in each.message]
         if not (system or said):
             raise BadRequest("The conversation has no items; create one first.", param="input", code="invalid_value")
         tool_use = tool_use_of(chat_tools(asked), _tool_choice(asked.tool_choice), asked.parallel_tool_calls, None)
@@ -406,9 +405,9 @@ class _Call:
 
     def end(self, status: Literal["completed", "incomplete"]) -> None:
         self.has_ended = True
+        self.item.write(status=status)
         wire = self.item.wire
-        wire["status"] = status
-        function = {"name": wire["name"], "arguments": template_arguments(wire["arguments"])}
+        function = {"name": wire["name"], "arguments": wire["arguments"]}
         self.item.message["tool_calls"] = [{"id": wire["call_id"], "type": "function", "function": function}]
 
 

@@ -18,7 +18,7 @@ from omni_cluster.engine.deadline import Deadline
 from omni_cluster.openai_api.errors import BadRequest
 from omni_cluster.openai_api.realtime import client_events as asked
 from omni_cluster.openai_api.realtime.client_events import ClientEvent, EventRefused, client_event
-from omni_cluster.openai_api.realtime.items import Conversation, Item, new_id, sent_item, spoken_item
+from omni_cluster.openai_api.realtime.items import PART_BYTES, Conversation, Item, new_id, sent_item, spoken_item
 from omni_cluster.openai_api.realtime.session import ResponseAsked, ServerVad, Session, chat_tools
 from omni_cluster.openai_api.realtime.sound import HEARD_HZ, decoded
 from omni_cluster.openai_api.voices import chosen_voice
@@ -78,7 +78,8 @@ class RealtimeSession:
         self._model = self._known_model(socket.query_params.get("model"))
         self._voice = self._known_voice(None)
         sound = self._session.audio.input
-        most = min(int(limits.max_audio_input_s * HEARD_HZ), limits.max_session_bytes // BYTES_A_SAMPLE)
+        has_room_for = (limits.max_session_bytes - PART_BYTES) // BYTES_A_SAMPLE
+        most = min(int(limits.max_audio_input_s * HEARD_HZ), max(0, has_room_for))
         self._input = InputBuffer(sound.format, sound.turn_detection, most)
         self._running: Response | None = None
         self._beside: set[asyncio.Task[None]] = set()

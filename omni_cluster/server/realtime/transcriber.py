@@ -46,7 +46,7 @@ async def write_down(
                         text += chunk.text
                         sent = await outlet.send(f"{EVENT}.delta", **place, delta=chunk.text)
                         admitted.meter.count_sent(sent)
-        item.wire["content"][0]["transcript"] = text
+        item.write(content=[{**item.wire["content"][0], "transcript": text}])
         await outlet.send(f"{EVENT}.completed", **place, transcript=text, usage=_usage(progress))
     except WebSocketDisconnect:
         raise

@@ -12,6 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omni_cluster.config.limits import Limits
+from omni_cluster.openai_api.realtime.items import PART_BYTES
 from omni_cluster.types.errors import NotFinite
 from omni_cluster.types.outputs import CallDelta
 from tests.server.keyed import ONE
@@ -140,6 +141,16 @@ async def test_sound_that_is_pushed_becomes_an_item_when_it_is_committed(tmp_pat
         assert "base64" in (await client.refused())["message"]
         await client.send("input_audio_buffer.append", audio="AAAA")
         assert "has 3 bytes" in (await client.refused())["message"]
+
+
+async def test_sound_for_which_an_item_has_no_room_is_refused_before_it_is_committed(tmp_path: Path) -> None:
+    async with talking(tmp_path, Limits(max_session_bytes=PART_BYTES + 16_000 * 4)) as (client, _):
+        await client.update(audio={"input": {"turn_detection": None}})
+        await client.send("input_audio_buffer.append", audio=pcm(1.001))
+        assert (await client.refused())["code"] == "audio_too_long"
+        await client.send("input_audio_buffer.append", audio=pcm(1.0))
+        await client.send("input_audio_buffer.commit")
+        await client.until("conversation.item.done")
 
 
 async def test_items_have_their_places_and_ids(tmp_path: Path) -> None:
