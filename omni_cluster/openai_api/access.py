@@ -55,29 +55,24 @@ class ApiKeys:
 
     def accepts(self, header: str | None) -> bool:
         """Whether an Authorization header, `Bearer KEY`, has one of the keys; with no keys, any header and none do."""
-        if not self._digests:
-            return True
-        scheme, _, key = (header or "").partition(" ")
-        return scheme.lower() == "bearer" and self._knows(key.lstrip(" "))
+        return not self._digests or bool(self.digest(header))
 
     def digest(self, header: str | None) -> bytes:
-        """What identifies an accepted header's key; of no bytes without keys."""
-        return _digest((header or "").partition(" ")[2].lstrip(" ")) if self._digests else b""
+        """What identifies the key of an accepted header; of no bytes for any other header, and without keys.
 
-    def _knows(self, key: str) -> bool:
-        digest = _digest(key)
+        So there are no more of them than keys, whatever clients send to paths that need none.
+        """
+        scheme, _, key = (header or "").partition(" ")
+        digest = hashlib.sha256(key.lstrip(" ").encode("utf-8", "surrogatepass")).digest()
         # A list, not a generator: the time must not tell which key was meant.
-        return any([hmac.compare_digest(digest, known) for known in self._digests])
+        is_known = any([hmac.compare_digest(digest, known) for known in self._digests])
+        return digest if is_known and scheme.lower() == "bearer" else b""
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def __repr__(self) -> str:
         return f"ApiKeys({len(self)} keys)"
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def _keys_of_file(file: Path | None) -> Iterator[bytes]:

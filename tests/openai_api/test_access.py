@@ -192,6 +192,12 @@ def test_every_key_is_compared_whichever_was_sent(monkeypatch: pytest.MonkeyPatc
     assert len(compared) == len(set(compared)) == 3
 
 
+@pytest.mark.parametrize(("header", "good"), HEADERS)
+def test_only_an_accepted_header_has_a_digest(header: str | None, good: bool) -> None:
+    assert bool(KEYS.digest(header)) is good
+    assert ApiKeys().digest(header) == b""
+
+
 def test_keys_come_from_the_file_and_from_the_variable(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes(f"# ours: kept in 1 place — é\r\n\r\n  {FIRST}\t\r\n   # {THIRD}\n\n{SECOND}".encode())

@@ -80,6 +80,16 @@ async def test_ingresses_share_what_a_key_may_send(tmp_path: Path, ingresses: in
         assert [(await face.chat(ONE)).status_code for _ in range(each + 1)] == [200] * each + [429]
 
 
+async def test_wrong_keys_to_paths_that_need_none_leave_nothing_behind(tmp_path: Path) -> None:
+    async with face_of(config_of(tmp_path, requests_per_minute=3.0)) as face:
+        for number in range(20):
+            for path in ("/", "/playground/main.js"):
+                headers = {"Authorization": f"Bearer a-wrong-key-{number:04}"}
+                assert (await face.client.get(path, headers=headers)).status_code == 200
+        assert (await face.chat(ONE)).status_code == (await face.chat(OTHER)).status_code == 200
+        assert len(face.server.admission._quotas._by_key) == 3  # of the two keys, and of all that send none
+
+
 async def test_without_a_rate_nothing_is_counted(tmp_path: Path) -> None:
     async with face_of(config_of(tmp_path)) as face:
         answers = [await face.chat(**SPOKEN) for _ in range(30)]
