@@ -65,6 +65,7 @@ class DeliveredOutput:
             images=self.new_images(chunk.images),
             finish_reason=None if self.finish_reason else chunk.finish_reason,
             prompt_token_ids=None if self.has_prompt else chunk.prompt_token_ids,
+            cached_tokens=0 if self.has_prompt else chunk.cached_tokens,
         )
 
     def new_tokens(self, chunk: StageChunk) -> tuple[int, ...]:

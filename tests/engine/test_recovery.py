@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from omni_cluster.config.loader import load_config
+from omni_cluster.engine.answer import AnswerProgress
 from omni_cluster.engine.build import BoundPipeline, bind
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.engine.recovery import EVENT_S, MOST_FREE, AnswerDiffers, DeliveredOutputs, Loss, RecoverableRequest
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.codes import Codes
 from omni_cluster.types.inputs import KnownOutput, OmniRequest
-from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk
+from omni_cluster.types.outputs import AudioChunk, ImageChunk, StageChunk, TokenCounts
 from tests.configs import TINY_CONFIG
 
 TOKENS = tuple(range(100, 140))
@@ -87,6 +88,15 @@ def test_known_tokens_come_without_text_and_new_ones_with_theirs() -> None:
     new = delivered.new(chunk(2, 6, text="def"))
     assert new is not None
     assert (new.chunk.token_start, new.chunk.token_ids, new.chunk.text) == (3, TOKENS[3:6], "def")
+
+
+def test_the_prompt_and_what_of_it_was_cached_are_counted_once() -> None:
+    delivered, answer = DeliveredOutputs(), AnswerProgress({"thinker": "text"})
+    for end, cached_tokens in ((1, 3), (2, 4)):  # the second run reads what the first one has computed
+        new = delivered.new(chunk(0, end, prompt_token_ids=(7,) * 5, cached_tokens=cached_tokens))
+        assert new is not None
+        answer.add("thinker", new.chunk)
+    assert answer.counts == TokenCounts(prompt=5, text=2, codec=0, cached=3)
 
 
 def test_an_end_comes_once() -> None:
