@@ -15,6 +15,7 @@ from omni_cluster.batch.answer import Answer
 from omni_cluster.batch.errors import ApplicationLost, BadRow, BatchError
 from omni_cluster.batch.limits import BatchLimits
 from omni_cluster.batch.row import Row, content_of, id_of
+from omni_cluster.server.closing import CLOSING
 
 JSON: Final = {"Content-Type": "application/json"}
 BUSY: Final = (429, 502, 503)
@@ -25,36 +26,49 @@ MAX_DEATHS: Final = 3
 MIN_WAIT_S: Final = 0.1
 FIRST_WAIT_S: Final = 0.5
 MAX_WAIT_S: Final = 30.0
+_NEVER_AT_WORK: Final = (httpx.ConnectError, httpx.TimeoutException)
+"""After silence nobody knows, but `timeout_s` is long enough to mean that the server is lost."""
 
 
 class NotNow(Exception):
-    """The application cannot take a request now. `retry_after_s`: its own word, or None."""
+    """The application cannot take a request now, or lost it. `retry_after_s`: its own word, or None.
 
-    def __init__(self, reason: str, *, code: str | None = None, retry_after_s: float | None = None) -> None:
+    `was_at_work`: it may have been at work on the request until then.
+    """
+
+    def __init__(
+        self, reason: str, *, code: str | None = None, retry_after_s: float | None = None, was_at_work: bool = False
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.retry_after_s = retry_after_s
+        self.was_at_work = was_at_work
 
 
 @dataclass
 class Patience:
-    """How long one row has still to wait for the application, counted from its first refusal."""
+    """How long one row has still to wait for the application, counted from its first refusal, work on it left out."""
 
     limit_s: float
     ends_s: float | None = None
     next_s: float = FIRST_WAIT_S
     deaths: int = 0
 
+    def leave_out(self, worked_s: float) -> None:
+        """The application was at work on the row for so long, which is no waiting."""
+        if self.ends_s is not None:
+            self.ends_s += worked_s
+
     async def wait(self, refused: NotNow) -> None:
         """Returns when the row may be sent again. Raises ApplicationLost."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = _now_s()
         if self.ends_s is None:
             self.ends_s = now_s + self.limit_s
         asked_s = self.next_s if refused.retry_after_s is None else refused.retry_after_s
         wait_s = min(max(asked_s, MIN_WAIT_S), MAX_WAIT_S)
         if now_s + wait_s > self.ends_s:
             raise ApplicationLost(
-                f"the application took no request for {self.limit_s:g} s ({refused}); "
+                f"the application took no request for {self.limit_s:g} s in all ({refused}); "
                 f"start the batch again once it does."
             )
         self.next_s = min(2 * self.next_s, MAX_WAIT_S)
@@ -102,9 +116,12 @@ class RowClient:
     async def _answered(self, row_id: str, content: bytes) -> Answer:
         patience = Patience(self._limits.patience_s)
         while True:
+            sent_s = _now_s()
             try:
                 return _answer(row_id, await sent(self._http, content))
             except NotNow as refused:
+                if refused.was_at_work:
+                    patience.leave_out(_now_s() - sent_s)
                 patience.deaths += refused.code == DIED
                 if patience.deaths >= MAX_DEATHS and await self._is_ready():
                     return Answer(id=row_id, error=str(refused), error_code=DIED)
@@ -115,6 +132,10 @@ class RowClient:
         with contextlib.suppress(httpx.TransportError):
             return (await self._http.get("/ready")).status_code == httpx.codes.OK
         return False
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _first_model(http: httpx.AsyncClient) -> str:
@@ -139,7 +160,8 @@ async def _heard(asked: Any) -> httpx.Response:
     try:
         return await asked
     except httpx.TransportError as error:
-        raise NotNow(str(error) or type(error).__name__) from None
+        was_at_work = not isinstance(error, _NEVER_AT_WORK)
+        raise NotNow(str(error) or type(error).__name__, was_at_work=was_at_work) from None
 
 
 def _check_passing(response: httpx.Response) -> None:
@@ -148,7 +170,10 @@ def _check_passing(response: httpx.Response) -> None:
         raise BatchError(str(refusal(response.status_code, response.content)))
     if response.status_code in BUSY:
         said = refusal(response.status_code, response.content)
-        raise NotNow(str(said), code=_code(said), retry_after_s=_retry_after_s(response))
+        code = _code(said)
+        # A proxy says 502 where the application's own connection broke.
+        was_at_work = response.status_code == httpx.codes.BAD_GATEWAY or code in (DIED, CLOSING)
+        raise NotNow(str(said), code=code, retry_after_s=_retry_after_s(response), was_at_work=was_at_work)
 
 
 def _answer(row_id: str, response: httpx.Response) -> Answer:

@@ -13,8 +13,9 @@ class BatchLimits:
 
     `rows_at_once`: requests in flight. `rows_a_block`: rows that are written together; a job that is killed asks at
     most `rows_at_once + 2 * rows_a_block` rows of each process again. `patience_s`: how long a row waits for an
-    application that cannot take it, from its first refusal. `timeout_s`: how long an answer may take; it is longer than
-    the server's own `limits.request_timeout_s`, so that silence means that the server is lost.
+    application that cannot take it, from its first refusal; work on it that was lost does not count. `timeout_s`: how
+    long an answer may take; it is longer than the server's own `limits.request_timeout_s`, so that silence means that
+    the server is lost.
     `max_media_bytes`: of one media file. Raises BatchError for a figure that is not above 0.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -48,7 +49,7 @@ async def test_a_row_waits_for_an_application_that_is_busy(status: int) -> None:
 async def test_an_application_that_stays_busy_ends_the_batch_and_no_row_has_an_error() -> None:
     app = Scripted(lambda _: refused(503, "server_closing"))
     async with client_of(app, BatchLimits(patience_s=0.2)) as client:
-        with pytest.raises(ApplicationLost, match=r"took no request for 0.2 s \(It is server_closing.\)"):
+        with pytest.raises(ApplicationLost, match=r"took no request for 0.2 s in all \(It is server_closing.\)"):
             await client.answers([row("a"), row("b")])
 
 
@@ -57,6 +58,67 @@ async def test_a_row_of_which_stages_die_gets_that_as_its_error_where_others_cou
     async with client_of(app) as client:
         (answer,) = await client.answers([row("a")])
     assert answer.error_code == "stage_died" and app.asked["a"] == MAX_DEATHS
+
+
+WORK_S = LIMITS.patience_s + 10
+NOW = {"Retry-After": "0"}
+AT_WORK = {
+    "stage died": refused(503, "stage_died", **NOW),
+    "server closed": refused(503, "server_closing", **NOW),
+    "server broke behind a proxy": refused(502, None, **NOW),
+    "connection broke": httpx.RemoteProtocolError("the peer closed the connection"),
+}
+AWAY = {
+    "full": refused(429, "too_many_requests", **NOW),
+    "proxy's own refusal": refused(503, None, **NOW),
+    "silent": httpx.ReadTimeout("no answer"),
+    "not there": httpx.ConnectTimeout("no connection"),
+}
+
+
+def lost_after_work(lost: Response | Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """Is full at first, then says `lost` so often, each time `WORK_S` after it was asked, and answers then."""
+    loop = asyncio.get_running_loop()
+    time, passed_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: time() + passed_s)
+
+    def said(asked: int) -> Response:
+        nonlocal passed_s
+        if asked == 1:
+            return refused(429, "too_many_requests", **NOW)
+        if asked > times + 1:
+            return JSONResponse(ANSWER)
+        passed_s += WORK_S
+        if isinstance(lost, Exception):
+            raise lost
+        return lost
+
+    return Scripted(said)
+
+
+@pytest.mark.parametrize("lost", AT_WORK.values(), ids=AT_WORK.keys())
+async def test_work_on_a_row_that_is_lost_is_no_waiting(
+    lost: Response | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_of(lost_after_work(lost, 1, monkeypatch)) as client:
+        (answer,) = await client.answers([row("a")])
+    assert answer.text == "Hi"
+
+
+@pytest.mark.parametrize("lost", AWAY.values(), ids=AWAY.keys())
+async def test_a_refusal_that_takes_long_and_silence_are_waiting(
+    lost: Response | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_of(lost_after_work(lost, 1, monkeypatch)) as client:
+        with pytest.raises(ApplicationLost):
+            await client.answers([row("a")])
+
+
+async def test_a_row_that_kills_stages_after_long_work_gets_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = lost_after_work(AT_WORK["stage died"], MAX_DEATHS, monkeypatch)
+    async with client_of(app) as client:
+        (answer,) = await client.answers([row("a")])
+    assert answer.error_code == "stage_died" and app.asked["a"] == MAX_DEATHS + 1
 
 
 async def test_stages_that_died_and_stay_away_end_the_batch() -> None:
