@@ -87,12 +87,18 @@ class Talker(ARSpec):
         from omni_cluster.models.qwen2_5_omni.talker import TalkerSession
 
         family = self._family
-        voice, block = family.check_voice(request.voice), family.blocks.codes_per_block
-        # Code2wav's first piece is a block and its look-ahead, half a block or a whole one; half a block later is soon
-        # enough for the others. Behind twelve blocks, 2.9 s, all but a talker that is slower than speech is far enough
-        # ahead for two blocks.
-        stream_interval = StreamInterval(first=3 * block // 2, then=block // 2, late=2 * block, late_from=12 * block)
-        return TalkerSession(request, upstream, family.ids, family.text_embeddings, voice, stream_interval, hold)
+        voice, interval = family.check_voice(request.voice), stream_interval(family.blocks.codes_per_block)
+        return TalkerSession(request, upstream, family.ids, family.text_embeddings, voice, interval, hold)
+
+
+def stream_interval(block: int) -> StreamInterval:
+    """How the talker's codes leave it, where code2wav has so many in a block.
+
+    Code2wav's first piece is a block and its look-ahead, of a block at most: none of its codes waits for one behind it.
+    Half a block later is soon enough for the others. Behind twelve blocks, 2.9 s, all but a talker that is slower than
+    speech is far enough ahead for two blocks.
+    """
+    return StreamInterval(first=2 * block, then=block // 2, late=2 * block, late_from=12 * block)
 
 
 class Code2Wav(SoundSpec):

@@ -14,6 +14,7 @@ from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.family import EngineInput, Hold, StreamInterval
 from omni_cluster.models.qwen2_5_omni import talker as talker_module
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
+from omni_cluster.models.qwen2_5_omni.stages import stream_interval
 from omni_cluster.models.qwen2_5_omni.talker import TalkerSession, TextEmbeddings, talker_positions
 from omni_cluster.models.qwen2_5_omni.voices import load_voices
 from omni_cluster.types.inputs import OmniRequest
@@ -237,6 +238,12 @@ async def test_stops_are_codes_and_not_text() -> None:
     made = await prompt_of(session(chunk(0, 5)))
     assert made.sampling == {"stop_token_ids": [92, 94], "ignore_eos": True, "detokenize": False}
     assert made.stream_interval == STREAM_INTERVAL
+
+
+@pytest.mark.parametrize("handed_on", range(24))
+def test_no_code_of_code2wavs_first_piece_waits_for_one_behind_it(handed_on: int) -> None:
+    """The piece has 12 codes and up to 12 of look-ahead. Under load codes are handed on in any numbers."""
+    assert handed_on + stream_interval(12).after(handed_on) <= 24
 
 
 async def test_rows_keep_the_thinkers_dtype() -> None:
