@@ -19,6 +19,8 @@ from omni_cluster.server.closing import CLOSING
 
 JSON: Final = {"Content-Type": "application/json"}
 BUSY: Final = (429, 502, 503)
+OF_SERVE: Final = (404, 500)
+"""Serve's proxy says these in plain text: of an application that is not there yet, and of an ingress that was lost."""
 FORBIDDEN: Final = (401, 403)
 DIED: Final = "stage_died"
 MAX_DEATHS: Final = 3
@@ -153,6 +155,10 @@ async def sent(http: httpx.AsyncClient, content: bytes) -> httpx.Response:
     """The application's last word on a request. Raises NotNow, and BatchError for a key that it refuses."""
     response = await _heard(http.post("/v1/chat/completions", content=content, headers=JSON))
     _check_passing(response)
+    if response.status_code in OF_SERVE:
+        said = refusal(response.status_code, response.content)
+        if not isinstance(said, Refused):
+            raise NotNow(str(said), was_at_work=response.status_code != httpx.codes.NOT_FOUND)
     return response
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cluster.batch.client import MAX_DEATHS, RowClient
 from omni_cluster.batch.errors import ApplicationLost, BatchError
@@ -135,6 +135,14 @@ async def test_what_the_application_says_of_a_row_is_the_row_s_error(status: int
         (answer,) = await client.answers([row("a")])
     assert (answer.error, answer.error_code) == (f"It is {code}.", code or f"http_{status}")
     assert answer.text is None
+
+
+@pytest.mark.parametrize(("status", "text"), [(404, "Path '/v1' not found."), (500, "Internal Server Error")])
+async def test_what_serve_says_in_place_of_the_application_is_waited_out(status: int, text: str) -> None:
+    app = Scripted(lambda asked: PlainTextResponse(text, status) if asked == 1 else JSONResponse(ANSWER))
+    async with client_of(app) as client:
+        (answer,) = await client.answers([row("a")])
+    assert (answer.text, app.asked["a"]) == ("Hi", 2)
 
 
 async def test_a_key_that_is_refused_ends_the_batch() -> None:
