@@ -46,7 +46,10 @@ def id_of(row: Row) -> str:
 
 def content_of(row: Row, model: str, max_media_bytes: int) -> bytes:
     """The request's body. Reads media files, so call it in a thread. Raises BadRow."""
-    return json.dumps(body_of(row, model, max_media_bytes)).encode()
+    try:
+        return json.dumps(body_of(row, model, max_media_bytes)).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # of a column's type, or of what JSON text in it holds
+        raise BadRow(f"the row is no JSON ({error}); give text, numbers, lists and objects.") from None
 
 
 def body_of(row: Row, model: str, max_media_bytes: int) -> dict[str, Any]:

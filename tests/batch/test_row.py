@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def test_a_row_may_name_its_model() -> None:
 )
 def test_sound_is_wav_and_asked_for_by_a_voice_or_by_modalities(row: dict[str, Any], audio: Any) -> None:
     assert body(row).get("audio") == audio
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": b"[]"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": b"Hi"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "audio", "path": "\ud800"}]}]},
+        {"messages": "[" * 100_000},
+        {"temperature": Decimal("0.5")},
+        {"modalities": 3},
+    ],
+)
+def test_a_row_of_what_no_json_holds_is_a_bad_row(row: dict[str, Any]) -> None:
+    with pytest.raises(BadRow):
+        content_of({"id": "a", "messages": HELLO} | row, MODEL, MOST_BYTES)
 
 
 def test_pictures_are_refused() -> None:
