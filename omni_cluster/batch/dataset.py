@@ -55,15 +55,16 @@ def write_parquet(answers: Dataset, folder: str, *, resume: bool = True) -> None
     Which ids are finished is kept in `FOLDER.finished`: delete both to begin anew. Raises ApplicationLost, BatchError,
     and ConfigError of own engines; what was written stays finished.
     """
-    with _resuming(answers, folder if resume else None), _own_errors():
-        answers.write_parquet(folder)
+    place = place_of(folder)
+    with _resuming(answers, place if resume else None), _own_errors():
+        answers.write_parquet(place)
 
 
 def write_webdataset(answers: Dataset, folder: str, *, resume: bool = True) -> None:
     """Writes answers as tar files, a sample each: `txt`, `wav`, and `json` for all else. See `write_parquet`."""
-    samples = answers.map(sample_of)
-    with _resuming(samples, folder if resume else None), _own_errors():
-        samples.write_webdataset(folder, encoder=None)
+    samples, place = answers.map(sample_of), place_of(folder)
+    with _resuming(samples, place if resume else None), _own_errors():
+        samples.write_webdataset(place, encoder=None)
 
 
 @contextmanager
@@ -87,10 +88,14 @@ def _resuming(answers: Dataset, folder: str | None) -> Iterator[None]:
         context.checkpoint_config = None
 
 
+def place_of(folder: str) -> str:
+    """A local folder from the root on: the processes that write have working directories of their own."""
+    return folder if "://" in folder else os.path.abspath(folder)
+
+
 def finished_of(folder: str) -> str:
-    """Beside the folder; Ray Data wants a local one to be absolute."""
-    place = folder.rstrip("/") + ".finished"
-    return place if "://" in place else os.path.abspath(place)
+    """Beside the folder."""
+    return place_of(folder.rstrip("/") + ".finished")
 
 
 def _check_cpus() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cluster.batch.dataset import finished_of, purpose_of
+from omni_cluster.batch.dataset import finished_of, place_of, purpose_of
 from omni_cluster.batch.errors import ApplicationLost, BatchError
 from omni_cluster.types.errors import ConfigError, OmniError
 
@@ -44,5 +44,6 @@ def test_an_error_that_was_no_purpose_of_ours_stays_ray_s() -> None:
 
 def test_finished_ids_are_beside_the_folder_under_a_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    assert (place_of("out/"), place_of("s3://bucket/out")) == (str(tmp_path / "out"), "s3://bucket/out")
     assert finished_of("out/") == str(tmp_path / "out.finished")
     assert finished_of("s3://bucket/out") == "s3://bucket/out.finished"
