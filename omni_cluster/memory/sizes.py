@@ -146,7 +146,17 @@ def _tensor_bytes(folder: Path, dtype_bytes: int, expert_bytes: int) -> Iterator
 def stored_tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names of a checkpoint's tensors, with what the headers say of each."""
     for path in _weight_files(folder):
-        yield from ((name, tensor) for name, tensor in header_of(path).items() if name != "__metadata__")
+        yield from ((name, tensor) for name, tensor in _checked_header(path).items() if name != "__metadata__")
+
+
+def _checked_header(path: Path) -> dict[str, Any]:
+    try:
+        return header_of(path)
+    except (ValueError, MemoryError, OverflowError):  # the length is what the file begins with, whatever that is
+        raise ConfigError(
+            f"{path} is no safetensors file, so the weights cannot be counted; "
+            f"download it again, with Git LFS if it comes from a repository of that."
+        ) from None
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -113,6 +113,13 @@ def test_weights_are_the_bytes_that_are_loaded(tiny: Path, prefix: str, dtype: t
     assert weight_bytes(tiny, (WeightGroup(prefix),), dtype.itemsize, 1) == loaded_bytes > 0
 
 
+def test_a_pointer_in_place_of_weights_is_refused(tmp_path: Path) -> None:
+    """As Git LFS leaves it: its first eight bytes are no length that there is memory for."""
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no safetensors file"):
+        weight_bytes(tmp_path, (WeightGroup("thinker."),), 2, 1)
+
+
 def test_weights_of_7b_are_its_parameters(seven_b: Path) -> None:
     parameters = count_by_part(_weights("7b"))
     for stage, part in {"thinker": "thinker", "talker": "talker", "code2wav": "token2wav"}.items():
