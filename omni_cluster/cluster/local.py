@@ -76,6 +76,10 @@ class LocalCluster:
         return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> LocalCluster:
+        if ray.is_initialized():  # that one would be ended in the place of ours
+            raise ClusterFailed(
+                "Ray runs in this process already; call ray.shutdown() first, or start another process."
+            )
         try:
             self._start_ray()
             self.start()
