@@ -20,12 +20,16 @@ ANSWER = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}], 
 
 
 class Scripted:
-    """An application that refuses as it is told: no running one refuses when a test wants it."""
+    """An application that refuses as it is told: no running one refuses when a test wants it.
 
-    def __init__(self, said: Callable[[int], Response], is_ready: bool = True) -> None:
+    `together`: how many rows it has until it answers them.
+    """
+
+    def __init__(self, said: Callable[[int], Response], is_ready: bool = True, together: int = 1) -> None:
         self.asked: Counter[str] = Counter()
         self.most_at_once = self._now = 0
         self._said = said
+        self._together = asyncio.Barrier(together)
         self._is_ready = is_ready
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -41,6 +45,7 @@ class Scripted:
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         await asyncio.sleep(0)
+        await self._together.wait()
         self._now -= 1
         return self._said(self.asked[row])
 

@@ -29,10 +29,10 @@ async def client_of(app: Scripted, limits: BatchLimits = LIMITS) -> AsyncIterato
 
 
 async def test_rows_are_answered_in_their_order_and_no_more_at_once_than_may_be() -> None:
-    app = Scripted(lambda _: JSONResponse(ANSWER))
+    app = Scripted(lambda _: JSONResponse(ANSWER), together=LIMITS.rows_at_once)
     async with client_of(app) as client:
-        answers = await client.answers([row(str(i)) for i in range(20)])
-    assert [answer.id for answer in answers] == [str(i) for i in range(20)]
+        answers = await client.answers([row(str(i)) for i in range(7 * LIMITS.rows_at_once)])
+    assert [answer.id for answer in answers] == [str(i) for i in range(7 * LIMITS.rows_at_once)]
     assert {answer.text for answer in answers} == {"Hi"}
     assert app.most_at_once == LIMITS.rows_at_once
 
