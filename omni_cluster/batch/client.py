@@ -29,7 +29,7 @@ MIN_WAIT_S: Final = 0.1
 FIRST_WAIT_S: Final = 0.5
 MAX_WAIT_S: Final = 30.0
 _NEVER_AT_WORK: Final = (httpx.ConnectError, httpx.TimeoutException)
-"""After silence nobody knows, but `timeout_s` is long enough to mean that the server is lost."""
+"""Of errors, those that mean no work on the request. `timeout_s` of silence is so long that the server is lost."""
 
 
 class NotNow(Exception):

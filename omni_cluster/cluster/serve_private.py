@@ -98,7 +98,7 @@ def context_without_parent() -> contextvars.Context:
 
     As a request is cancelled, Serve cancels the tasks that give its calls to replicas, from another thread than theirs.
     That may meet a task of gRPC's in the step that sends the call: gRPC then takes the call for one that never was, and
-    the replica works on it until garbage is collected here. Whoever makes a call in this context has to end it.
+    the replica works on it until garbage is collected here. A call that is made in this context is its caller's to end.
     """
     context = contextvars.copy_context()
     context.run(_forget_parent)

@@ -22,7 +22,7 @@ SENT_BYTES = 32 * MOST_BYTES
 
 @pytest.fixture
 async def url(tiny: Path) -> AsyncIterator[str]:
-    # Who waits for the body gives up in time for the test to fail soon.
+    # A server that waits for the body gives up soon, and the test fails.
     limits = Limits(max_body_bytes=MOST_BYTES, upload_timeout_s=5)
     config = load_config(TINY_CONFIG, known_families=known_families()).model_copy(update={"limits": limits})
     async with speaking(config) as url:

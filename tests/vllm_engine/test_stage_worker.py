@@ -59,8 +59,8 @@ def test_the_worker_sleeps_until_it_is_called(worker: StageWorker) -> None:
 
 def test_an_error_of_the_model_comes_as_what_it_is(worker: StageWorker) -> None:
     """vLLM passes on its text alone, and the worker goes on."""
-    job = SoundJob(np.zeros((5, 1), np.int64), range(0), size=10, voice="Nobody", seed=1)
-    with pytest.raises(PayloadError, match=r"^A job has the voice 'Nobody'; voices are .+\.$"):
+    job = SoundJob(np.zeros((5, 1), np.int64), range(0), size=10, voice="Unknown", seed=1)
+    with pytest.raises(PayloadError, match=r"^A job has the voice 'Unknown'; voices are .+\.$"):
         worker.call("begin", 0, job)
     worker.call("begin", 1, replace(job, voice="Chelsie"))
     worker.call("drop", [1])
