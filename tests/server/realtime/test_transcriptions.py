@@ -58,7 +58,7 @@ async def test_items_that_left_the_conversation_are_given_up(tmp_path: Path) -> 
             assert (await client.next())["error"]["message"].startswith("The item left the conversation")
         gc.collect()
         # Those of the conversation, and the one that is being written down.
-        assert len([each for each in gc.get_objects() if isinstance(each, Item)]) == FIT + 1
+        assert len([each for each in gc.get_objects() if type(each) is Item]) == FIT + 1
         speaker.may_speak.set()
         while len(told(client, "completed")) < 1 + len(kept):
             await client.next()
