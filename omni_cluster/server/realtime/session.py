@@ -386,10 +386,12 @@ class RealtimeSession:
         task.add_done_callback(lambda _: self._ended(response, task))
 
     def _remember(self, conversation: Conversation | None) -> Callable[[Answer], None]:
-        """Answers of the conversation may be truncated later."""
+        """Answers of the conversation may be truncated later; those that have left it are forgotten."""
 
         def remembered(answer: Answer) -> None:
             if conversation is not None:
+                there = {item.id for item in (*self._conversation, *conversation)}
+                self._answers = {name: each for name, each in self._answers.items() if name in there}
                 self._answers[answer.item.id] = answer
 
         return remembered
