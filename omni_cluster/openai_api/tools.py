@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -103,10 +103,25 @@ def _check_no_choice(choice: ToolChoice | None) -> None:
 
 def _check_of_objects(tools: Sequence[Tool]) -> None:
     for i, tool in enumerate(tools):
-        parameters = tool.function.parameters or {}
+        param, parameters = f"tools[{i}].function.parameters", tool.function.parameters or {}
         if "type" in parameters and parameters["type"] not in ("object", ["object"]):
-            param = f"tools[{i}].function.parameters.type"
-            raise invalid(param, f"{param} is {shown(parameters['type'])}, but it should be 'object'.")
+            raise invalid(f"{param}.type", f"{param}.type is {shown(parameters['type'])}, but it should be 'object'.")
+        _check_values_are_objects(parameters, param)
+
+
+def _check_values_are_objects(schema: Mapping[str, Any], param: str) -> None:
+    """Those that the schema, or each of its alternatives, names as the only ones."""
+    named = {"const": schema["const"]} if "const" in schema else {}
+    if isinstance(schema.get("enum"), list):
+        named |= {f"enum[{i}]": each for i, each in enumerate(schema["enum"])}
+    for name, value in named.items():
+        if not isinstance(value, dict):
+            raise invalid(f"{param}.{name}", f"{param}.{name} is {shown(value)}, but it should be an object.")
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(name), list):
+            for i, each in enumerate(schema[name]):
+                if isinstance(each, Mapping):
+                    _check_values_are_objects(each, f"{param}.{name}[{i}]")
 
 
 def _check_schemas(tools: Sequence[Tool], name: str | None) -> None:

@@ -262,6 +262,18 @@ BAD = [
         )
         for kind, choice in [("string", "auto"), ("array", "none"), (["object", "null"], "required"), (None, None)]
     ),
+    *(
+        (
+            with_fields(tools=[tool(parameters=parameters)]),
+            f"tools[0].function.parameters.{path}",
+            f"tools[0].function.parameters.{path} is 5, but it should be an object.",
+        )
+        for parameters, path in [
+            ({"const": 5}, "const"),
+            ({"enum": [{}, 5]}, "enum[1]"),
+            ({"anyOf": [{"type": "object"}, {"oneOf": [{"const": 5}]}]}, "anyOf[1].oneOf[0].const"),
+        ]
+    ),
     (with_fields(tools=[{"type": "retrieval"}]), "tools[0].type", "should be 'function'"),
     (with_fields(tools=[tool(name='a"b')]), "tools[0].function.name", "should match pattern"),
     (with_fields(tool_choice="required"), "tool_choice", "asks for a call, but no tools are given; send tools"),
@@ -274,7 +286,7 @@ BAD = [
         'is "no", but the tools are weather',
     ),
     (
-        with_fields(tools=[tool(parameters={"enum": ["x" * 66_000]})], tool_choice="required"),
+        with_fields(tools=[tool(parameters={"enum": [{"x": "x" * 66_000}]})], tool_choice="required"),
         "tools",
         "characters as JSON, which is the most",
     ),
