@@ -48,8 +48,9 @@ class ApiKeys:
         White space around a key, blank entries and the file's lines that start with # are left out.
 
         Raises:
-            ConfigError: the file cannot be read, or a key is below 16 characters or has others than printable ASCII
-                without spaces; one sentence that names the place and never shows the key.
+            ConfigError: the file cannot be read, the file or the variable has no key, or a key is below 16 characters
+                or has others than printable ASCII without spaces; one sentence that names the place and never shows
+                the key.
         """
         return cls([*_keys_of_file(file), *_keys_of_variable(environment, variable)])
 
@@ -90,9 +91,14 @@ def _keys_of_file(file: Path | None) -> Iterator[bytes]:
 
 
 def _keys_of_variable(environment: Mapping[str, str], variable: str | None) -> Iterator[bytes]:
-    listed = environment.get(variable, "") if variable is not None else ""
-    for number, entry in enumerate(listed.encode("utf-8", "surrogatepass").split(b","), 1):
-        yield from _checked(entry.strip(), f"variable {variable}: key {number}")
+    if variable is None:
+        return
+    listed = environment.get(variable, "").encode("utf-8", "surrogatepass")
+    entries = [entry.strip() for entry in listed.split(b",")]
+    if not any(entries):  # a misspelt name, or a host that lacks it, must not open the server
+        raise ConfigError(f"variable {variable} has no key; set it where the server starts, or name no variable.")
+    for number, entry in enumerate(entries, 1):
+        yield from _checked(entry, f"variable {variable}: key {number}")
 
 
 def _checked(key: bytes, place: str) -> Iterator[bytes]:

@@ -171,7 +171,7 @@ def test_a_header_that_no_server_would_pass_on_is_refused(header: str) -> None:
 
 @pytest.mark.parametrize("header", [None, "", "Bearer anything", "Basic eDp5"])
 async def test_without_keys_everything_is_open(header: str | None) -> None:
-    keys = ApiKeys.load(None, {"OTHER": FIRST}, "API_KEYS")
+    keys = ApiKeys.load(None, {"OTHER": FIRST}, None)
     assert len(keys) == 0 and keys.accepts(header)
     async with client(guarded(chat_app(), keys=keys, origins=[])) as api:
         answer = await api.get("/v1/models", headers={} if header is None else {"Authorization": header})
@@ -272,6 +272,14 @@ def test_a_file_without_a_key_does_not_open_everything(tmp_path: Path, content: 
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"keys: the key file has no key; put one on a line"):
         ApiKeys.load(file, {"API_KEYS": FIRST}, "API_KEYS")
+
+
+@pytest.mark.parametrize("environment", [{}, {"API_KEYS": ""}, {"API_KEYS": " , ,"}, {"API_KEY": FIRST}])
+def test_a_variable_without_a_key_does_not_open_everything(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{FIRST}\n")
+    for file in (None, tmp_path / "keys"):
+        with pytest.raises(ConfigError, match=r"^variable API_KEYS has no key; set it where the server starts"):
+            ApiKeys.load(file, environment, "API_KEYS")
 
 
 def test_no_key_is_kept_or_shown() -> None:
