@@ -15,7 +15,7 @@ from omni_cluster.models.family import Family
 from omni_cluster.models.lora import LoraAdapter, check_fit, read_adapters
 from omni_cluster.models.registry import family_class
 from omni_cluster.models.stage import Stage
-from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, StageSpec
+from omni_cluster.models.stage_spec import ARSpec, PlainSpec, SoundFacts, SoundSpec, StageSpec
 from omni_cluster.types.errors import ConfigError, PromptTooLong, RequestError
 from omni_cluster.types.inputs import OmniRequest, Prompt
 from omni_cluster.types.modalities import Modality, not_made
@@ -140,7 +140,9 @@ def _check_aliases(config: PipelineConfig, family: Family) -> None:
 
 
 def check_stages(config: PipelineConfig) -> None:
-    """Raises ConfigError for stages that the family lacks, or that have another source, options or adapters there."""
+    """Raises ConfigError for stages that the family lacks, or that have another source, options or adapters there, or
+    follow a signal that is not theirs.
+    """
     family = family_class(config.family)
     _check_preset(config.model, family)
     for number, stage in enumerate(config.stages):
@@ -150,6 +152,7 @@ def check_stages(config: PipelineConfig) -> None:
                 f"{family.name} has {', '.join(family.stages)}."
             )
         _check_source(stage, config, family)
+        _check_signals(stage, number, family.stages[stage.model_stage])
         check_options(family.stages[stage.model_stage].Options, stage, f"stages[{number}]")
         read_adapters(stage, family.stages[stage.model_stage].lora_prefixes)
 
@@ -176,6 +179,24 @@ def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Famil
             f"stage {stage.stage_id} ({stage.model_stage}): engine_input_source is {stage.engine_input_source}; "
             f"{family.name} needs {fed_by if wanted else '[]'} there."
         )
+
+
+def _check_signals(stage: StageConfig, number: int, spec: type[StageSpec]) -> None:
+    """A signal that its replicas never say would be 0 for ever: the stage would not grow."""
+    if stage.autoscaling is None:
+        return
+    is_said = {
+        "max_requests": True,
+        "max_kv_use": issubclass(spec, ARSpec),
+        "max_backlog_tokens": not spec.emits.isdisjoint({"text", "codes"}),
+        "max_slack_use": issubclass(spec, SoundSpec),
+    }
+    for name, value in stage.autoscaling.signals.model_dump(exclude_none=True).items():
+        if not is_said[name]:
+            raise ConfigError(
+                f"stages[{number}].advanced.autoscaling.signals.{name} is {value:g}; {stage.model_stage} has no such "
+                f"signal, use {' or '.join(each for each, said in is_said.items() if said)}."
+            )
 
 
 def make_stage(stage: StageConfig, bound: BoundPipeline, stat_loggers: Sequence[type] = ()) -> Stage:

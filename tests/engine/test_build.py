@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.config.access import ApiConfig
+from omni_cluster.config.autoscaling import AutoscalingConfig, SignalsConfig
 from omni_cluster.config.loader import load_config
 from omni_cluster.config.schema import PipelineConfig, StageConfig
-from omni_cluster.engine.build import bind
+from omni_cluster.engine.build import bind, check_stages
 from omni_cluster.models.registry import known_families
 from omni_cluster.server.limits import api_defaults
 from omni_cluster.types.errors import ConfigError
@@ -118,3 +119,30 @@ def test_an_option_that_is_wrong_is_refused_as_any_key_is(options: dict[str, obj
     with pytest.raises(ConfigError) as refused:
         bind(config.model_copy(update={"stages": [config.stages[0], codes, config.stages[2]]}))
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "signal", "others"),
+    [
+        (0, "max_slack_use", "max_requests or max_kv_use or max_backlog_tokens"),
+        (1, "max_slack_use", "max_requests or max_kv_use or max_backlog_tokens"),
+        (2, "max_kv_use", "max_requests or max_slack_use"),
+        (2, "max_backlog_tokens", "max_requests or max_slack_use"),
+    ],
+)
+def test_a_stage_follows_no_signal_that_it_never_says(number: int, signal: str, others: str) -> None:
+    def following(**signals: float) -> PipelineConfig:
+        config = pipeline_config()
+        scale = AutoscalingConfig(max_replicas=3, signals=SignalsConfig(max_requests=9, **signals))
+        stages = list(config.stages)
+        stages[number] = stages[number].model_copy(update={"num_replicas": None, "autoscaling": scale})
+        return config.model_copy(update={"stages": stages})
+
+    name = ("thinker", "talker", "code2wav")[number]
+    with pytest.raises(ConfigError) as refused:
+        check_stages(following(**{signal: 0.5}))
+    assert str(refused.value) == (
+        f"stages[{number}].advanced.autoscaling.signals.{signal} is 0.5; {name} has no such signal, use {others}."
+    )
+    for known in others.split(" or ")[1:]:
+        check_stages(following(**{known: 0.5}))
