@@ -140,8 +140,8 @@ def _check_aliases(config: PipelineConfig, family: Family) -> None:
 
 
 def check_stages(config: PipelineConfig) -> None:
-    """Raises ConfigError for stages that the family lacks, or that have another source, options or adapters there, or
-    follow a signal that is not theirs.
+    """Raises ConfigError for stages that the family lacks, or that have another source, options or adapters there, and
+    for what their engines would not look at.
     """
     family = family_class(config.family)
     _check_preset(config.model, family)
@@ -152,6 +152,7 @@ def check_stages(config: PipelineConfig) -> None:
                 f"{family.name} has {', '.join(family.stages)}."
             )
         _check_source(stage, config, family)
+        _check_sound(stage, number, family.stages[stage.model_stage])
         _check_signals(stage, number, family.stages[stage.model_stage])
         check_options(family.stages[stage.model_stage].Options, stage, f"stages[{number}]")
         read_adapters(stage, family.stages[stage.model_stage].lora_prefixes)
@@ -179,6 +180,20 @@ def _check_source(stage: StageConfig, config: PipelineConfig, family: type[Famil
             f"stage {stage.stage_id} ({stage.model_stage}): engine_input_source is {stage.engine_input_source}; "
             f"{family.name} needs {fed_by if wanted else '[]'} there."
         )
+
+
+def _check_sound(stage: StageConfig, number: int, spec: type[StageSpec]) -> None:
+    """The engine of sound has its model whole on one device, and samples nothing."""
+    if not issubclass(spec, SoundSpec):
+        return
+    where, name = f"stages[{number}]", stage.model_stage
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (parts := getattr(stage, key)) > 1:
+            fix = f"the model of {name} is not split, set it to 1, and num_replicas for more cards"
+            raise ConfigError(f"{where}.advanced.{key} is {parts}; {fix}.")
+    if given := stage.default_sampling_params:
+        key, value = next(iter(given.items()))
+        raise ConfigError(f"{where}.default_sampling_params.{key} is {value!r}; {name} samples nothing, leave it out.")
 
 
 def _check_signals(stage: StageConfig, number: int, spec: type[StageSpec]) -> None:

@@ -146,3 +146,30 @@ def test_a_stage_follows_no_signal_that_it_never_says(number: int, signal: str, 
     )
     for known in others.split(" or ")[1:]:
         check_stages(following(**{known: 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"num_gpus": 2.0, "tensor_parallel_size": 2},
+            "stages[2].advanced.tensor_parallel_size is 2; the model of code2wav is not split, set it to 1, and "
+            "num_replicas for more cards.",
+        ),
+        (
+            {"pipeline_parallel_size": 3},
+            "stages[2].advanced.pipeline_parallel_size is 3; the model of code2wav is not split, set it to 1, and "
+            "num_replicas for more cards.",
+        ),
+        (
+            {"default_sampling_params": {"temperature": 0.5}},
+            "stages[2].default_sampling_params.temperature is 0.5; code2wav samples nothing, leave it out.",
+        ),
+    ],
+)
+def test_what_the_engine_of_sound_would_not_look_at_is_refused(change: dict[str, object], sentence: str) -> None:
+    config = pipeline_config()
+    sound = config.stages[2].model_copy(update=change)
+    with pytest.raises(ConfigError) as refused:
+        check_stages(config.model_copy(update={"stages": [*config.stages[:2], sound]}))
+    assert str(refused.value) == sentence
