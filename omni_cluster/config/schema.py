@@ -13,6 +13,7 @@ from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.autoscaling import AutoscalingConfig
 from omni_cluster.config.caches import HostFolder
 from omni_cluster.config.devices import device_problems
+from omni_cluster.config.engine_sizes import size_problems
 from omni_cluster.config.graph import graph_problems
 from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
@@ -414,7 +415,13 @@ def _engine_arg_problems(stage: StageConfig) -> list[Problem]:
         if name in stage.engine_args
     ]
     given = stage.engine_args
-    return reserved + _memory_problems(given) + _quantization_problems(given) + lora_problems(given)
+    return [
+        *reserved,
+        *_memory_problems(given),
+        *size_problems(given),
+        *_quantization_problems(given),
+        *lora_problems(given),
+    ]
 
 
 def _memory_problems(engine_args: dict[str, Any]) -> list[Problem]:

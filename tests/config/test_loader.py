@@ -277,6 +277,48 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'64 MiB'",
         "for example 67108864",
     ),
+    "sequences as text": (
+        of_stage(0, engine_args={"max_num_seqs": "64 sequences"}),
+        "stages[0].engine_args.max_num_seqs",
+        "'64 sequences'",
+        "a whole number above 0, for example 64",
+    ),
+    "no sequence": (
+        of_stage(0, engine_args={"max_num_seqs": 0}),
+        "stages[0].engine_args.max_num_seqs",
+        "0",
+        "a whole number above 0, for example 64",
+    ),
+    "length as vLLM's command line has it": (
+        of_stage(0, engine_args={"max_model_len": "32k"}),
+        "stages[0].engine_args.max_model_len",
+        "'32k'",
+        "a whole number above 0, for example 32768",
+    ),
+    "tokens of a step as text": (
+        of_stage(0, engine_args={"max_num_batched_tokens": "2k"}),
+        "stages[0].engine_args.max_num_batched_tokens",
+        "'2k'",
+        "a whole number above 0, for example 2048",
+    ),
+    "half a block": (
+        of_stage(0, engine_args={"block_size": 0.5}),
+        "stages[0].engine_args.block_size",
+        "0.5",
+        "a whole number above 0, for example 16",
+    ),
+    "one limit for all media": (
+        of_stage(0, engine_args={"limit_mm_per_prompt": 3}),
+        "stages[0].engine_args.limit_mm_per_prompt",
+        "3",
+        "a mapping of whole numbers, for example {'audio': 64, 'image': 16, 'video': 4}",
+    ),
+    "limit of media as text": (
+        of_stage(0, engine_args={"limit_mm_per_prompt": {"audio": "many"}}),
+        "stages[0].engine_args.limit_mm_per_prompt",
+        "{'audio': 'many'}",
+        "a mapping of whole numbers, for example {'audio': 64, 'image': 16, 'video': 4}",
+    ),
     "quantization of a word": (
         of_stage(0, engine_args={"quantization_config": "fp8_per_block"}),
         "stages[0].engine_args.quantization_config",

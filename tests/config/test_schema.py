@@ -136,3 +136,15 @@ def test_the_room_loads_without_the_heavy_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "engine_args",
+    [
+        {"max_model_len": -1},
+        {"max_model_len": None, "max_num_seqs": None, "limit_mm_per_prompt": None},
+        {"limit_mm_per_prompt": {"audio": 0, "video": {"count": 1, "num_frames": 32}, "image": {"width": 512}}},
+    ],
+)
+def test_sizes_of_an_engine_may_be_all_that_vllm_takes(engine_args: dict[str, Any]) -> None:
+    assert accepts(pipeline(stage(0, [], engine_args=engine_args)))
