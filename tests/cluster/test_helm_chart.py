@@ -137,6 +137,44 @@ def test_a_pool_has_pods_for_the_replicas_of_its_stages(tmp_path: Path) -> None:
     assert config(given).stages[0].engine_args["kv_cache_memory_bytes"] == 40_000_000_000
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_omni_two_gpus.yaml", "qwen3_omni_two_gpus.yaml"])
+def test_stages_that_name_their_cards_have_a_pod(name: str) -> None:
+    file = f"stage_configs/{name}"
+    given = service(file, ONE_CARD, "pools.thinker.gpus=2")
+    assert {group: pods(spec) for group, spec in groups(given).items()} == {"ingress": (2, 2), "thinker": (1, 1)}
+    with pytest.raises(Refused, match=r"pools: the stage \w+ names GPU 1 in gpus, and a pod of its pool has gpus 1, "):
+        service(file, ONE_CARD)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "expected"),
+    [
+        ({"num_gpus": 0}, 1, (1, 1)),
+        ({"num_gpus": 0.6, "num_replicas": 3}, 1, (3, 3)),
+        ({"num_gpus": 0.6, "num_replicas": 3}, 2, (2, 2)),
+        ({"num_gpus": 2, "num_replicas": 3, "tensor_parallel_size": 2}, 3, (3, 3)),
+    ],
+)
+def test_a_pool_has_as_many_pods_as_ray_needs_to_place_a_stage(
+    changes: dict[str, Any], gpus: int, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    written = yaml.safe_load((ROOT / SHIPPED).read_text())
+    written["stages"][0] |= changes
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(written))
+    given = service(str(tmp_path / "config.yaml"), f"pools.thinker.gpus={gpus}")
+    assert pods(groups(given)["thinker"]) == expected
+
+
+@pytest.mark.parametrize(("num_gpus", "gpus"), [(4, 1), (1, 0), (0.5, 0)])
+def test_a_replica_that_fits_on_no_pod_of_its_pool_is_refused(num_gpus: float, gpus: int, tmp_path: Path) -> None:
+    written = yaml.safe_load((ROOT / SHIPPED).read_text())
+    written["stages"][0] |= {"num_gpus": num_gpus, "tensor_parallel_size": max(1, int(num_gpus))}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(written))
+    told = f"stage thinker takes num_gpus {num_gpus} of one pod, and a pod of its pool has gpus {gpus}."
+    with pytest.raises(Refused, match=told):
+        service(str(tmp_path / "config.yaml"), f"pools.thinker.gpus={gpus}")
+
+
 def test_what_the_configuration_says_itself_is_kept(tmp_path: Path) -> None:
     written = yaml.safe_load((ROOT / SHIPPED).read_text()) | {"api": {"requests_per_minute": 60}}
     written["stages"][0]["advanced"] = {"placement": {"accelerator_type": "H200"}}

@@ -66,22 +66,51 @@ http_options: {host: 0.0.0.0, port: 8000}
 {{- define "omni.pods" -}}
 {{- $config := index . 0 -}}
 {{- $pool := index . 1 -}}
-{{- $least := 0.0 -}}
-{{- $most := 0.0 -}}
+{{- $leastCards := 0.0 -}}
+{{- $mostCards := 0.0 -}}
+{{- $least := 0 -}}
+{{- $most := 1 -}}
 {{- range $pool.stages -}}
   {{- $stage := include "omni.stage" (list $config .) | fromYaml -}}
   {{- $fixed := add ($stage.num_replicas | default 1) ($stage.standby_replicas | default 0) -}}
   {{- $bounds := $stage.autoscaling | default (dict "min_replicas" $fixed "max_replicas" $fixed) -}}
+  {{- $floor := dig "min_replicas" 1 $bounds -}}
   {{- $cards := $stage.num_gpus | default 0 -}}
-  {{- $least = addf $least (mulf (dig "min_replicas" 1 $bounds) $cards) -}}
-  {{- $most = addf $most (mulf $bounds.max_replicas $cards) -}}
+  {{- include "omni.fits" (list $stage $pool) -}}
+  {{- $leastCards = addf $leastCards (mulf $floor $cards) -}}
+  {{- $mostCards = addf $mostCards (mulf $bounds.max_replicas $cards) -}}
+  {{- if not $cards -}}
+    {{- /* Cards that it names are those of one host. */ -}}
+    {{- $least = max $least 1 -}}
+  {{- else if eq (int ($stage.hosts_per_replica | default 1)) 1 -}}
+    {{- /* A replica is not split over pods, nor its part of a card over cards. */ -}}
+    {{- $ofPod := floor (divf $pool.gpus $cards) -}}
+    {{- if lt (float64 $cards) 1.0 -}}{{- $ofPod = mulf $pool.gpus (floor (divf 1 $cards)) -}}{{- end -}}
+    {{- $least = max $least (ceil (divf $floor $ofPod)) -}}
+    {{- $most = max $most (ceil (divf $bounds.max_replicas $ofPod)) -}}
+  {{- end -}}
 {{- end -}}
 {{- if $pool.gpus -}}
-least: {{ divf $least $pool.gpus | ceil }}
-most: {{ divf $most $pool.gpus | ceil }}
+least: {{ max $least (ceil (divf $leastCards $pool.gpus)) }}
+most: {{ max $most (ceil (divf $mostCards $pool.gpus)) }}
 {{- else -}}
 least: 1
 most: 1
+{{- end -}}
+{{- end }}
+
+{{/* Fails for a stage with cards that no pod of its pool has; of the stage and the pool. */}}
+{{- define "omni.fits" -}}
+{{- $stage := index . 0 -}}
+{{- $gpus := int ((index . 1).gpus | default 0) -}}
+{{- $cards := $stage.num_gpus | default 0 -}}
+{{- if and (gt (float64 $cards) (float64 $gpus)) (eq (int ($stage.hosts_per_replica | default 1)) 1) -}}
+  {{- fail (printf "pools: a replica of the stage %s takes num_gpus %v of one pod, and a pod of its pool has gpus %d. Give the pool as many." $stage.model_stage $cards $gpus) -}}
+{{- end -}}
+{{- range $stage.gpus -}}
+  {{- if ge (int .) $gpus -}}
+    {{- fail (printf "pools: the stage %s names GPU %v in gpus, and a pod of its pool has gpus %d, the first of which is 0. Give the pool more, or the stage num_gpus." $stage.model_stage . $gpus) -}}
+  {{- end -}}
 {{- end -}}
 {{- end }}
 
