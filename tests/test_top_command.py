@@ -79,6 +79,16 @@ def test_a_server_that_is_none_is_one_sentence() -> None:
     assert done.stderr.startswith("omni-cluster: http://127.0.0.1:1 does not answer (")
 
 
+@pytest.mark.parametrize("key", ["sk-schlüssel-0123456789", "\ufeffsk-first-0123456789", "sk-first-\x000123456789"])
+def test_a_key_that_no_header_carries_is_told_by_its_file_and_not_shown(
+    toy: LocalApp, key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text(f"# mine\n{key}\n")
+    done = run("top", "--url", toy.url, "--once", "--key-file", str(tmp_path / "keys"))
+    told = f"omni-cluster: the first key of {tmp_path / 'keys'} is none; use printable ASCII without spaces.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 def scrape(at_s: float, **tokens: float) -> Scrape:
     """Of replicas of the stage text."""
     lines = [f"{define.SCRAPED_AT.name} {at_s}"]

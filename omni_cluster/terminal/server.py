@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -23,6 +24,7 @@ from omni_cluster.types.errors import OmniError
 
 ANSWER_S = 600.0
 """Of silence within an answer; the server's own limit of a request is no longer, unless it is set so."""
+_KEY: Final = re.compile(r"[!-~]+")
 
 
 class TerminalError(OmniError):
@@ -99,4 +101,6 @@ def _key_of(file: Path) -> str:
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise TerminalError(f"the key file {file} has no key; put one on a line.")
+    if not _KEY.fullmatch(keys[0]):  # no header can carry it, and what refuses the header would show it
+        raise TerminalError(f"the first key of {file} is none; use printable ASCII without spaces.")
     return keys[0]
