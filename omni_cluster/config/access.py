@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+import re
+from typing import Final
+
+from pydantic import Field, field_validator, model_validator
 
 from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.problems import Problem, Strict, refuse
 from omni_cluster.types.modalities import Modality
+
+_ORIGIN: Final = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@]+")
+"""As browsers send it, and only what is equal to that counts."""
 
 
 class ApiConfig(Strict):
@@ -55,6 +61,13 @@ class ApiConfig(Strict):
         description="What a chat that names no modalities gets; text always comes too.",
         examples=[["text", "audio"]],
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: list[str]) -> list[str]:
+        fix = "no page has that origin, use scheme and host in small letters alone, for example https://app.example"
+        refuse([Problem("", origin, fix) for origin in origins if not _ORIGIN.fullmatch(origin)])
+        return origins
 
     @model_validator(mode="after")
     def _rates_have_keys(self) -> ApiConfig:

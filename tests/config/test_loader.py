@@ -277,6 +277,30 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'64 MiB'",
         "for example 67108864",
     ),
+    "origin with a path": (
+        {("api",): {"cors_origins": ["http://localhost:8080", "https://app.example/"]}},
+        "api.cors_origins",
+        "'https://app.example/'",
+        "for example https://app.example",
+    ),
+    "origin without a scheme": (
+        {("api",): {"cors_origins": ["http://localhost:8080", "app.example"]}},
+        "api.cors_origins",
+        "'app.example'",
+        "for example https://app.example",
+    ),
+    "origin in capitals": (
+        {("api",): {"cors_origins": ["http://localhost:8080", "https://App.example"]}},
+        "api.cors_origins",
+        "'https://App.example'",
+        "for example https://app.example",
+    ),
+    "origin with a space": (
+        {("api",): {"cors_origins": ["http://localhost:8080", "https://a.example https://b.example"]}},
+        "api.cors_origins",
+        "'https://a.example https://b.example'",
+        "for example https://app.example",
+    ),
     "sequences as text": (
         of_stage(0, engine_args={"max_num_seqs": "64 sequences"}),
         "stages[0].engine_args.max_num_seqs",

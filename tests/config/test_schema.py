@@ -148,3 +148,8 @@ def test_the_room_loads_without_the_heavy_libraries() -> None:
 )
 def test_sizes_of_an_engine_may_be_all_that_vllm_takes(engine_args: dict[str, Any]) -> None:
     assert accepts(pipeline(stage(0, [], engine_args=engine_args)))
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "https://app.example", "http://[::1]:8080", "chrome-extension://abc"])
+def test_what_browsers_send_may_be_an_origin(origin: str) -> None:
+    assert accepts(pipeline(stage(0, [])) | {"api": {"cors_origins": [origin]}})
