@@ -14,8 +14,11 @@ from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.planning.plan import ClusterPlan, StagePart
 from omni_cluster.types.errors import ConfigError
 
-PLACED_BY = ("gpus", "num_gpus", "tensor_parallel_size", "autoscaling", "num_replicas", "card_priority")
-"""Keys of a stage that a plan decides anew."""
+PLACED_BY = (
+    *("gpus", "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "hosts_per_replica"),
+    *("autoscaling", "num_replicas", "standby_replicas", "card_priority"),
+)
+"""Keys of a stage that a plan decides: a replica that stands by would take a card that the plan does not count."""
 RATE_OF_AN_INGRESS = 5.0
 """Requests a second: four ingresses were measured with twenty."""
 MOST_INGRESSES = 64

@@ -154,6 +154,32 @@ def test_a_plan_that_follows_its_load_has_the_signals_of_the_simulated_day(tmp_p
     ]
 
 
+@pytest.mark.parametrize("follows", [(), ("--follow-load",)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"standby_replicas": 1},
+        {"num_gpus": 2, "pipeline_parallel_size": 2},
+        {
+            "num_gpus": 2,
+            "tensor_parallel_size": 2,
+            "hosts_per_replica": 2,
+            "engine_args": {"kv_cache_memory_bytes": 40_000_000_000},
+        },
+    ],
+    ids=["standby", "groups of layers", "hosts"],
+)
+def test_a_plan_is_for_its_cards_whatever_the_configuration_had(
+    changes: dict[str, object], follows: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, out = yaml.safe_load(Path(CONFIG).read_text()), tmp_path / "planned.yaml"
+    given["stages"][1] |= changes
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    argv = ["plan", str(tmp_path / "given.yaml"), "--cards", "8", "--write", str(out), *LIKE_THE_CELLS, *follows]
+    assert main(argv) == 0 and main(["check", str(out)]) == 0
+    assert f"total GPUs: {'3..' if follows else ''}8\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("cards", "shipped"), [("2", "two"), ("4", "four")])
 @pytest.mark.parametrize("given", ["qwen2_5_omni", "qwen2_5_omni_one_gpu", "qwen2_5_omni_two_gpus"])
 def test_h100s_are_placed_as_the_shipped_files_place_them(cards: str, shipped: str, given: str, tmp_path: Path) -> None:
