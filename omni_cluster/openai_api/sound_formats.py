@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -47,6 +48,9 @@ READINGS: Final[dict[AudioFormat, Reading]] = {
     "amr": Reading("amr", ("amrnb", "amrwb"), "amr"),
 }
 _TAG_HEAD_BYTES: Final = 10
+_WAV_HEAD_BYTES: Final = 12
+_CHUNK_HEAD_BYTES: Final = 8
+_EXTENSIBLE: Final = 0xFFFE
 
 
 def audio_format_of(data: bytes, param: str, label: AudioFormat | None = None) -> AudioFormat:
@@ -103,4 +107,33 @@ def _tag_bytes(data: bytes) -> int:
 def open_sound(data: bytes, format: AudioFormat) -> InputContainer:
     """The file by its format's demuxer. Raises one of `containers.FAULTS`."""
     reading = READINGS[format]
+    if reading is _WAV:
+        data = _of_whole_samples(data)
     return opened(data, reading.demuxer, reading.decoders, reading.options)
+
+
+def _of_whole_samples(data: bytes) -> bytes:
+    """A WAV whose header says of all bits that a sample takes that they are used.
+
+    Others say of 32 that 24 are, the upper ones. FFmpeg would read samples that are as short as that, or of another
+    kind; the unused bits are zeros.
+    """
+    place = _format_place(data)
+    head = data[place : place + 20]
+    if place < 0 or len(head) < 20:
+        return data
+    tag, taken, used = struct.unpack("<H12xH2xH", head)
+    if tag != _EXTENSIBLE or not 0 < used < taken:
+        return data
+    return b"".join((data[: place + 18], head[14:16], data[place + 20 :]))
+
+
+def _format_place(data: bytes) -> int:
+    """Where a WAV's format begins; -1 where it has none before its samples."""
+    place = _WAV_HEAD_BYTES
+    while place + _CHUNK_HEAD_BYTES <= len(data):
+        kind, size_bytes = struct.unpack_from("<4sI", data, place)
+        if kind in (b"fmt ", b"data"):
+            return place + _CHUNK_HEAD_BYTES if kind == b"fmt " else -1
+        place += _CHUNK_HEAD_BYTES + size_bytes + size_bytes % 2
+    return -1

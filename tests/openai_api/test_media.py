@@ -193,6 +193,18 @@ class TestAudio:
         samples = decoded(sound_file(tone(0.5, 16_000), 16_000, "WAV", subtype), "wav")
         assert np.abs(samples - tone(0.5, 16_000)).max() < (0.03 if subtype in ("PCM_U8", "ULAW", "ALAW") else 1e-4)
 
+    @pytest.mark.parametrize(("used", "taken"), [(24, 32), (20, 32), (16, 32), (16, 24), (20, 24), (12, 16), (8, 16)])
+    @pytest.mark.parametrize("before", [b"", b"JUNK\x03\0\0\0abc\0"])
+    def test_a_wav_whose_samples_take_more_bits_than_they_use_is_exact(
+        self, used: int, taken: int, before: bytes
+    ) -> None:
+        """As recorders of Windows write 24 bits in 32."""
+        values = np.random.default_rng(4).integers(-(1 << used - 1), 1 << used - 1, 16_000).astype(np.int32)
+        data = sound_file(values << np.int32(32 - used), 16_000, "WAVEX", f"PCM_{taken}")
+        said = struct.pack("<HH", 22, used)
+        made = data[:12] + before + data[12:36] + said + data[40:]
+        assert np.array_equal(decoded(made, "wav"), values.astype(np.float32) / np.float32(1 << used - 1))
+
     @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000, 192_000])
     def test_other_rates_are_resampled(self, rate: int) -> None:
         samples = decoded(sound_file(tone(1.0, rate), rate, "WAV"), "wav")
