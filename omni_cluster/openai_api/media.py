@@ -55,6 +55,8 @@ _JOINED_SAMPLES: Final = 16_384
 _RGB_BYTES: Final = 3
 _STRIP_ROWS: Final = 256
 _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_GREY_STEPS: Final = {"L;2": 85, "L;4": 17}
+"""Of a PNG's greys of 2 and 4 bits, by Pillow's names of how they are coded, in 8 bits."""
 # What PIL raises for files that break its readers.
 _IMAGE_FAULTS: Final = (
     OSError,
@@ -291,7 +293,7 @@ class Picture:
         Raises BadRequest (400) that names `param` when it cannot be decoded.
         """
         image = Image.open(io.BytesIO(self.data), formats=_IMAGE_FORMATS)
-        _shorten_clear_colour(image)
+        _scale_clear_colour(image)
         try:
             ImageOps.exif_transpose(image, in_place=True)
             return _on_white(image)
@@ -366,11 +368,13 @@ def _of_bytes(image: Image.Image) -> Image.Image:
     return Image.merge("LA", (grey, Image.fromarray(np.where(is_clear, 0, 255).astype(np.uint8))))
 
 
-def _shorten_clear_colour(image: ImageFile.ImageFile) -> None:
-    """To the upper bytes that Pillow reads of colours of 16 bits; it would compare these with the lower ones."""
-    clear = image.info.get("transparency")
-    if isinstance(clear, tuple) and image.tile and image.tile[0].args == "RGB;16B":
+def _scale_clear_colour(image: ImageFile.ImageFile) -> None:
+    """As Pillow scales the pixels: it leaves the colour as the file has it, and would compare it with scaled ones."""
+    clear, coded = image.info.get("transparency"), image.tile[0].args if image.tile else None
+    if isinstance(clear, tuple) and coded == "RGB;16B":
         image.info["transparency"] = tuple(value >> 8 for value in clear)
+    elif isinstance(clear, int) and coded in _GREY_STEPS:
+        image.info["transparency"] = clear * _GREY_STEPS[coded]
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

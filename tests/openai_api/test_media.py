@@ -574,6 +574,14 @@ class TestImage:
         shown = np.asarray(picture(png_of_16_bits(mode, values, clear)))
         assert shown[0, :, 0].tolist() == [255, 0x23, 0]
 
+    @pytest.mark.parametrize("depth", [2, 4])
+    def test_a_clear_grey_of_few_bits_is_white(self, depth: int) -> None:
+        header = struct.pack(">IIBBBBB", 2, 1, depth, 0, 0, 0, 0)
+        row = bytes([0, (1 << depth | 2) << 8 - 2 * depth])  # the greys 1 and 2
+        step = 255 // ((1 << depth) - 1)
+        assert np.asarray(picture(png_of(header, row, b"\0\1")))[0, :, 0].tolist() == [255, 2 * step]
+        assert np.asarray(picture(png_of(header, row, b"\0\3")))[0, :, 0].tolist() == [step, 2 * step]
+
     def test_a_turned_picture_of_16_bits_is_scaled(self) -> None:
         exif = Image.Exif()
         exif[0x0112] = 6
