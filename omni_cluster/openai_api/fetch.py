@@ -15,11 +15,11 @@ import random
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -36,6 +36,10 @@ _FIRST_WAIT_S: Final = 0.1
 # A server that sends byte by byte would keep the event loop busy with the framing of each.
 _MAX_SMALL_PIECES: Final = 4096
 _SMALL_PIECE_BYTES: Final = 128
+# More than any head that httpx takes; of those of status 1xx, each of 17 bytes or more, it would pass over any number.
+_MAX_HEAD_BYTES: Final = 131_072
+_CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
+_HEAD_CAME: Final = "http11.receive_response_headers.complete"
 
 _ANOTHER_WAY: Final = "use another URL or send the file as a base64 data URL"
 
@@ -118,14 +122,52 @@ class _Target:
             "Accept-Encoding": "identity",
             "Connection": "close",
         }
-        timeout = httpx.Timeout(None, connect=connect_timeout_s).as_dict()
-        return httpx.Request("GET", url, headers=headers, extensions={"timeout": timeout, "sni_hostname": self.host})
+        extensions = {
+            "timeout": httpx.Timeout(None, connect=connect_timeout_s).as_dict(),
+            "sni_hostname": self.host,
+            "trace": _Head(self).follow,
+        }
+        return httpx.Request("GET", url, headers=headers, extensions=extensions)
 
     def refusal(
         self, what: str, *, code: str = "fetch_failed", status: int = 400, may_pass: bool = False
     ) -> BadRequest:
         kind = _PassingFailure if may_pass else BadRequest
         return kind(f"{self.param} {what}.", param=self.param, code=code, status=status)
+
+
+class _Head:
+    """What an answer has before its body, within `_MAX_HEAD_BYTES`."""
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+        self._bytes = 0
+        self._has_come = False
+
+    async def follow(self, step: str, info: Mapping[str, Any]) -> None:
+        """Called by httpx with each step of the request: its extension "trace"."""
+        if step in _CONNECTED:
+            self._count(info["return_value"])
+        elif step == _HEAD_CAME:
+            self._has_come = True
+
+    def _count(self, connection: Any) -> None:
+        read = connection.read
+
+        async def counted(*args: Any, **kwargs: Any) -> bytes:
+            self._check()
+            data: bytes = await read(*args, **kwargs)
+            self._bytes += len(data)
+            return data
+
+        connection.read = counted
+
+    def _check(self) -> None:
+        if not self._has_come and self._bytes >= _MAX_HEAD_BYTES:
+            raise self._target.refusal(
+                f"is on {self._target.host}, which sends {_MAX_HEAD_BYTES} bytes and more before the file; "
+                f"{_ANOTHER_WAY}"
+            )
 
 
 class TotalBytes:

@@ -216,6 +216,29 @@ async def test_an_endless_body_is_given_up_at_the_limit() -> None:
         await asyncio.wait_for(gone.wait(), PATIENCE_S)
 
 
+HINT = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+
+
+async def endless_hints(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(HINT * 1000)
+        await writer.drain()
+
+
+async def test_an_endless_head_is_given_up() -> None:
+    """Each hint keeps the event loop busy, until the time of the fetch is over."""
+    async with site(endless_hints) as server, fetcher(timeout_s=3.0) as fetching:
+        error = await refused(fetching.fetch(server.url(), PARAM), "fetch_failed")
+    assert "sends 131072 bytes and more before the file" in error.message
+
+
+@pytest.mark.parametrize("head", [HINT * 1000, b"HTTP/1.1 103 Early Hints\r\nlink: " + b"x" * 90_000 + b"\r\n\r\n"])
+async def test_hints_before_a_file_are_passed_over(head: bytes) -> None:
+    body = b"x" * MAX_BYTES
+    async with site(head + sized(body)) as server, fetcher() as fetching:
+        assert await fetching.fetch(server.url(), PARAM) == body
+
+
 async def test_a_body_in_tiny_pieces_is_refused() -> None:
     async with site(chunked(b"x" * 5000, chunk_bytes=1)) as server, fetcher() as fetching:
         await refused(fetching.fetch(server.url(), PARAM), "fetch_failed")
@@ -810,3 +833,9 @@ async def test_hosts_of_one_address_do_not_share_a_connection(
         for host in (HOST, OTHER_HOST, HOST):
             assert await fetching.fetch(server.url(host, "https"), PARAM) == b"x"
     assert asked_names == [HOST, OTHER_HOST, HOST] and len(server.heads) == 3
+
+
+async def test_an_endless_head_over_tls_is_given_up(tls: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
+    async with site(endless_hints, tls) as server, fetcher(ssl_context=trusting, timeout_s=3.0) as fetching:
+        error = await refused(fetching.fetch(server.url(scheme="https"), PARAM), "fetch_failed")
+    assert "before the file" in error.message
