@@ -18,6 +18,7 @@ from omni_cluster.openai_api.realtime.items import PART_BYTES, Conversation, Ite
 from omni_cluster.openai_api.realtime.session import Pcm
 
 SOUND = base64.b64encode(bytes(4_800)).decode()
+SHORTEST = base64.b64encode(bytes(2 * 482)).decode()
 LONG = "a" * 10_000
 PICTURE = "data:image/png;base64,AAAA"
 
@@ -92,6 +93,15 @@ def test_a_wrong_item_is_refused_in_a_sentence(item: dict[str, Any], words: str)
     with pytest.raises(BadRequest) as refused:
         read(item)
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize("values", [1, 240, 480])
+def test_sound_that_is_too_short_for_the_model_is_refused_before_it_is_an_item(values: int) -> None:
+    """Kept, it would fail each answer of the session, in a sentence that does not tell of it."""
+    content = [{"type": "input_audio", "audio": base64.b64encode(bytes(2 * values)).decode()}]
+    with pytest.raises(BadRequest, match=r"ms of sound, but at least 20\.0625 ms are needed") as refused:
+        read({"type": "message", "role": "user", "content": content})
+    assert (refused.value.param, refused.value.code) == ("item.content[0].audio", "bad_audio")
 
 
 def spoken(item_id: str, num_bytes: int) -> Item:
@@ -204,7 +214,7 @@ def test_what_is_written_into_an_item_counts() -> None:
     "item",
     [
         message("user", type="input_text", text="") | {"content": [{"type": "input_text", "text": ""}] * 256},
-        message("user") | {"content": [{"type": "input_audio", "audio": "AAAAAAAA"}] * 256},
+        message("user") | {"content": [{"type": "input_audio", "audio": SHORTEST}] * 256},
         call(arguments='{"a": [' + "[], " * 10_000 + "0]}"),
     ],
 )

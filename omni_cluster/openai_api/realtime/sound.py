@@ -13,6 +13,7 @@ from av.audio.resampler import AudioResampler
 
 from omni_cluster.openai_api.audio import S16_STEP, pcm16
 from omni_cluster.openai_api.errors import BadRequest, invalid, lasts_too_long
+from omni_cluster.openai_api.media import check_length
 from omni_cluster.openai_api.realtime.session import ALaw, Format, MuLaw, Pcm
 
 HEARD_HZ: Final = 16_000
@@ -74,7 +75,9 @@ def samples_of(audio: str, sound: Format, param: str, max_s: float) -> npt.NDArr
     if not len(values):
         raise BadRequest(f"{param} has no sound; send some.", param=param, code="invalid_value")
     hears = Hearing(sound)
-    return np.concatenate([hears.push(values), hears.flush()])
+    samples = np.concatenate([hears.push(values), hears.flush()])
+    check_length(samples, param)
+    return samples
 
 
 class Hearing:
