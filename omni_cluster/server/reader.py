@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from omni_cluster.openai_api.fetch import Fetcher, TotalBytes
 from omni_cluster.openai_api.limits import ApiLimits
 from omni_cluster.openai_api.messages import MediaUrl
 from omni_cluster.openai_api.multipart import FORM_TYPE, HEADS_BYTES
+from omni_cluster.openai_api.paths import Paths
 from omni_cluster.openai_api.responses import (
     ResponsesRequest,
     check_responses_request,
@@ -135,11 +136,18 @@ class Reader:
         body = await self._body(http_request, most_bytes, FORM_TYPE)
         return await self._decoders.open_form(body, Form(http_request.headers["content-type"], task))
 
-    async def pictures(self, urls: Sequence[str]) -> tuple[npt.NDArray[np.uint8], ...]:
-        """Pictures of data URLs, uint8 RGB `[H, W, 3]`, decoded by a process of its own. Raises BadRequest."""
-        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    async def pictures(self, urls: Mapping[str, str]) -> tuple[npt.NDArray[np.uint8], ...]:
+        """Pictures of data URLs by the client's own paths, uint8 RGB `[H, W, 3]`, decoded by a process of its own.
+
+        Raises BadRequest that names such a path.
+        """
+        paths = Paths()
+        for i, own in enumerate(urls):
+            paths.note(f"messages[0].content[{i}].image_url.url", own)
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls.values()]
         body = {"model": self._models[0], "messages": [{"role": "user", "content": parts}]}
-        chat = await self._decoders.open(json.dumps(body).encode(), self._fetched)
+        with paths.translated():
+            chat = await self._decoders.open(json.dumps(body).encode(), self._fetched)
         return chat.images
 
     async def text(self, http_request: Request, parse: ParsesText[T], build: Callable[[T], Built]) -> Built:

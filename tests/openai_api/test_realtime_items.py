@@ -40,7 +40,7 @@ def test_a_message_is_the_chat_s_and_its_media_are_beside_it() -> None:
     ]
     item, urls = sent_item({"type": "message", "role": "user", "content": content, "id": "mine"}, Pcm(), 10)
     kinds = [part["type"] for part in item.message["content"]]
-    assert (item.id, kinds, urls) == ("mine", ["text", "audio", "image"], [PICTURE])
+    assert (item.id, kinds, urls) == ("mine", ["text", "audio", "image"], {"item.content[2].image_url": PICTURE})
     assert [len(audio) for audio in item.audios] == [1_600]
     assert item.num_bytes == 6_400 + 3 * PART_BYTES + sys.getsizeof("What is it?") + sys.getsizeof("Hello")
     assert item.wire["content"][1:] == [

@@ -167,8 +167,8 @@ def _text_bytes(wire: Mapping[str, Any]) -> int:
     return PART_BYTES * len(parts) + sum(sys.getsizeof(each) for each in texts if each)
 
 
-def sent_item(item: Mapping[str, Any], sound: Format, max_audio_s: float) -> tuple[Item, list[str]]:
-    """A client's item, with its sound, and the data URLs of its pictures, which are yet to be decoded.
+def sent_item(item: Mapping[str, Any], sound: Format, max_audio_s: float) -> tuple[Item, dict[str, str]]:
+    """A client's item, with its sound, and the data URLs of its pictures by their paths, which are yet to be decoded.
 
     Raises BadRequest. `sound`: the session's input format.
     """
@@ -182,16 +182,16 @@ def sent_item(item: Mapping[str, Any], sound: Format, max_audio_s: float) -> tup
     if isinstance(read, CallItem):
         function = {"name": read.name, "arguments": read.arguments}
         call = {"id": read.call_id, "type": "function", "function": function}
-        return Item(wire, {"role": "assistant", "content": [], "tool_calls": [call]}), []
+        return Item(wire, {"role": "assistant", "content": [], "tool_calls": [call]}), {}
     content = [{"type": "text", "text": read.output}]
-    return Item(wire, {"role": "tool", "content": content, "tool_call_id": read.call_id}), []
+    return Item(wire, {"role": "tool", "content": content, "tool_call_id": read.call_id}), {}
 
 
-def _message(read: MessageItem, sound: Format, max_audio_s: float) -> tuple[Item, list[str]]:
+def _message(read: MessageItem, sound: Format, max_audio_s: float) -> tuple[Item, dict[str, str]]:
     template: list[dict[str, str]] = []
     shown_parts: list[dict[str, Any]] = []
     item = Item({}, {"role": read.role, "content": template})
-    urls = []
+    urls = {}
     for i, part in enumerate(read.content):
         param = f"item.content[{i}]"
         _check_role(read.role, part, param)
@@ -201,7 +201,7 @@ def _message(read: MessageItem, sound: Format, max_audio_s: float) -> tuple[Item
         elif isinstance(part, ImagePart):
             template.append({"type": "image"})
             shown_parts.append({"type": "input_image", "image_url": None})
-            urls.append(part.image_url)
+            urls[f"{param}.image_url"] = part.image_url
         elif read.role == "assistant":
             template.append({"type": "text", "text": part.transcript or ""})
             shown_parts.append({"type": "output_audio", "transcript": part.transcript or ""})

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -304,7 +304,7 @@ class RealtimeSession:
             item.images.extend(await self._pictures(urls))
         return item
 
-    async def _pictures(self, urls: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+    async def _pictures(self, urls: Mapping[str, str]) -> list[npt.NDArray[np.uint8]]:
         """Copies: a decoder's own count in `decoders.max_held_bytes` of all requests for as long as one is kept."""
         pictures = await self._its.reader.pictures(urls)
         num_bytes = sum(each.nbytes for each in pictures)

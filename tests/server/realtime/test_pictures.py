@@ -42,3 +42,25 @@ async def test_a_picture_that_has_no_room_is_refused_and_the_conversation_stays(
         error = await client.refused()
         assert error["code"] == "item_too_large" and "20000" in error["message"]
         assert (await client.say("And me."))["previous_item_id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("data:image/png;base64,AAAA", "unsupported_image", " is not a readable image"),
+        ("a.png", "invalid_value", ' is "a.png", but it should be'),
+        ("ftp://media.example.org/a.png", "invalid_value", " is "),
+        ("http://127.0.0.1/a.png", "url_forbidden", " is on 127.0.0.1"),
+        ("", "invalid_value", " is "),
+    ],
+)
+async def test_a_picture_that_is_refused_is_named_as_the_client_sent_it(
+    tmp_path: Path, url: str, code: str, words: str
+) -> None:
+    content = [{"type": "input_text", "text": "Look."}, *picture(10, 10)["content"]]
+    content.append({"type": "input_image", "image_url": url})
+    async with talking(tmp_path) as (client, _):
+        await client.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        error = await client.refused()
+    assert (error["param"], error["code"]) == ("item.content[2].image_url", code)
+    assert error["message"].startswith(f"item.content[2].image_url{words}") and "messages" not in error["message"]
