@@ -136,6 +136,8 @@ def _checked(job: Job) -> CheckedChat | CheckedResponses:
 
 
 def _read(job: Job) -> Answer:
+    # Pillow refuses pictures of more than twice as many; its own number would refuse what the configuration accepts.
+    Image.MAX_IMAGE_PIXELS = -(-job.limits.max_image_pixels // 2)
     if (form := job.form) is not None:
         body = job.body.tobytes()
         made = open_transcription(body, form.content_type, form.task, models=job.models, limits=job.limits)

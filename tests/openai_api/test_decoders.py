@@ -209,6 +209,14 @@ async def test_headers_are_enough_to_refuse(parts: list[dict[str, Any]], code: s
         assert max(resident_bytes(each) for each in children()) < 300 << 20
 
 
+async def test_a_deployment_may_accept_larger_pictures_than_pillow_does() -> None:
+    limits = replace(LIMITS, max_image_pixels=200_000_000, max_decoded_bytes=600_000_000)
+    async with decoders(limits) as pool:
+        assert (await refused(pool, body_of(image(png_claiming(20_000, 10_000))))).code == "bad_image"
+        error = await refused(pool, body_of(image(png_claiming(20_000, 10_001))))
+        assert error.code == "image_too_large" and "more pixels than the 200000000" in error.message
+
+
 async def test_all_kinds_of_media_count_together() -> None:
     limits = replace(LIMITS, max_decoded_bytes=1_000_000)
     sound, picture = audio_part(wav_of([1] * 100_000)), image(png_of("red", (450, 450)))
