@@ -38,9 +38,10 @@ def as_floats(positions: np.ndarray) -> np.ndarray:
 def packed_delta(positions: np.ndarray) -> np.int64:
     """Of a prompt's float32 positions `[3, n]`, how far what follows is from its number: added to that it is packed.
 
-    In float32 as in transformers, and of int64, because vLLM adds a number of int32.
+    `generate` of transformers counts on from the last position, behind which a video of little sound may reach. Of
+    int64, because vLLM adds a number of int32.
     """
-    return np.int64(packed(positions.max() + np.float32(1) - np.float32(positions.shape[1])))
+    return np.int64(packed(positions[:, -1].max() + np.float32(1)) - positions.shape[1])
 
 
 def whole(positions: Any) -> Any:

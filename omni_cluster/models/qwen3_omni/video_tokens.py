@@ -35,7 +35,7 @@ def _grid_positions(grid: Grid, ticks_per_second: float) -> np.ndarray:
 def prompt_positions(length: int, places: Iterable[Place], ticks_per_second: float) -> np.ndarray:
     """M-RoPE positions of a prompt of `length` tokens whose media stand at `places`, in their order: float32 `[3, n]`.
 
-    Each place stands between two marks. What is sampled goes on behind the largest position.
+    Each place stands between two marks. What is sampled goes on behind the last position.
     """
     parts: list[np.ndarray] = []
     end, following = 0, np.float32(0)

@@ -103,6 +103,17 @@ async def test_a_request_that_is_begun_again_goes_on_as_it_was(
     assert_said(await think(thinker, request(f"again-{kind}", kind, known=known)), wanted)
 
 
+async def test_a_reply_behind_a_wide_video_of_little_sound_goes_on_from_the_end_of_its_prompt(
+    thinker: StageLLM, reference: ThinkerReference
+) -> None:
+    """The video's columns reach farther than what follows it, and the reply's positions do not go by them."""
+    given = Media(videos=(synthetic_video(2, fps=2.0, audio_s=0.05, seed=1),))
+    text = prompt_text("heard", "")
+    wanted = reference.think(text, given, MAX_TOKENS)
+    assert wanted.following == wanted.positions[0, -1] + 1 < wanted.positions.max()
+    assert_said(await think(thinker, OmniRequest("wide", text, given)), wanted)
+
+
 async def answer(thinker: StageLLM, request_id: str, video: Video, wants_audio: bool = True) -> list[int]:
     asked = OmniRequest(request_id, prompt_text("video"), Media(videos=(video,)), wants_audio=wants_audio)
     return list((await think(thinker, asked)).token_ids)

@@ -147,3 +147,9 @@ def test_a_distance_to_what_follows_may_be_below_zero() -> None:
     """As vLLM counts: of the position behind a prompt, less the prompt's length, plus a token's number."""
     behind = packed_delta(np.array([[0, 4.25]] * 3, np.float32).repeat(50, axis=1))
     assert unpacked(torch.tensor([behind + 100, behind + 103])).tolist() == [5.25, 8.25]
+
+
+def test_what_follows_goes_on_behind_the_last_position_however_far_media_reach() -> None:
+    """As `generate` of transformers counts: columns of a wide video may be behind the text that ends the prompt."""
+    positions = np.array([[0, 30, 7.25]] * 3, np.float32)
+    assert unpacked(torch.tensor([packed_delta(positions) + 3, packed_delta(positions) + 5])).tolist() == [8.25, 10.25]
