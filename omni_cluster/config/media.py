@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+from typing import Final
 
-from omni_cluster.config.problems import Strict
+from pydantic import Field, field_validator
+
+from omni_cluster.config.problems import Problem, Strict, refuse
+
+_NO_HOST: Final = re.compile(r"|.*[\s/?#@*].*|[^:]*:[^:]*|.*\.", re.DOTALL)
+"""Nothing, parts of a URL, a pattern, a port, the root of names; the fetcher refuses what else is no name."""
 
 
 class FetchConfig(Strict):
@@ -25,6 +31,13 @@ class FetchConfig(Strict):
         description="Whether addresses that are not public are fetched from too, as in a closed network.",
         examples=[False],
     )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: list[str]) -> list[str]:
+        fix = "it must be a host's whole name alone, for example media.example.org"
+        refuse([Problem("", host, fix) for host in hosts if _NO_HOST.fullmatch(host)])
+        return hosts
 
 
 class DecodersConfig(Strict):

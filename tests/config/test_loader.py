@@ -301,6 +301,36 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "'https://a.example https://b.example'",
         "for example https://app.example",
     ),
+    "URL as a host": (
+        {("fetch",): {"allowed_hosts": ["cdn.example.org", "https://media.example.org"]}},
+        "fetch.allowed_hosts",
+        "'https://media.example.org'",
+        "a host's whole name alone, for example media.example.org",
+    ),
+    "host with a port": (
+        {("fetch",): {"allowed_hosts": ["cdn.example.org", "media.example.org:443"]}},
+        "fetch.allowed_hosts",
+        "'media.example.org:443'",
+        "a host's whole name alone, for example media.example.org",
+    ),
+    "hosts by a pattern": (
+        {("fetch",): {"allowed_hosts": ["cdn.example.org", "*.example.org"]}},
+        "fetch.allowed_hosts",
+        "'*.example.org'",
+        "a host's whole name alone, for example media.example.org",
+    ),
+    "host with a root": (
+        {("fetch",): {"allowed_hosts": ["cdn.example.org", "media.example.org."]}},
+        "fetch.allowed_hosts",
+        "'media.example.org.'",
+        "a host's whole name alone, for example media.example.org",
+    ),
+    "no host": (
+        {("fetch",): {"allowed_hosts": ["cdn.example.org", ""]}},
+        "fetch.allowed_hosts",
+        "''",
+        "a host's whole name alone, for example media.example.org",
+    ),
     "sequences as text": (
         of_stage(0, engine_args={"max_num_seqs": "64 sequences"}),
         "stages[0].engine_args.max_num_seqs",

@@ -153,3 +153,10 @@ def test_sizes_of_an_engine_may_be_all_that_vllm_takes(engine_args: dict[str, An
 @pytest.mark.parametrize("origin", ["*", "null", "https://app.example", "http://[::1]:8080", "chrome-extension://abc"])
 def test_what_browsers_send_may_be_an_origin(origin: str) -> None:
     assert accepts(pipeline(stage(0, [])) | {"api": {"cors_origins": [origin]}})
+
+
+@pytest.mark.parametrize(
+    "host", ["cdn.example.org", "Example.ORG", "bücher.example", "192.0.2.1", "2001:db8::1", "[::1]"]
+)
+def test_names_and_addresses_may_be_allowed_hosts(host: str) -> None:
+    assert accepts(pipeline(stage(0, [])) | {"fetch": {"allowed_hosts": [host]}})
