@@ -18,6 +18,8 @@ from omni_cluster.config.handover import HandoverConfig
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.media import DecodersConfig, FetchConfig
 from omni_cluster.engine.metric_definitions import ALL
+from omni_cluster.openai_api.access import OPEN_PATHS
+from omni_cluster.server.endpoints.playground import PATHS as PLAYGROUND_PATHS
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("operations", "monitoring", "reliability", "security", "clusters", "memory", "planning")
@@ -119,3 +121,9 @@ def test_what_is_not_there_is_found() -> None:
         "omni-cluster check --card-gb",
     ]
     assert metrics_of("`omni_cluster_stage_requests`") - known_metrics()
+
+
+def test_what_needs_no_key_is_named_whole() -> None:
+    told = [line for page in PAGES.values() for line in page.splitlines() if re.search(r"\bbut `/health`", line)]
+    assert len(told) == 3 and "/" in PLAYGROUND_PATHS and set(OPEN_PATHS) == {"/health"}
+    assert [line for line in told if not re.search(r"`/health` and the(?: \[?playground|$)", line)] == []
