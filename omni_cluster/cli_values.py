@@ -49,7 +49,7 @@ def add_config(command: argparse._ActionsContainer, name: str) -> None:
         name,
         type=Path,
         metavar="CONFIG",
-        help="stage configuration, a YAML file (default: the tiny one that runs on a CPU)",
+        help="stage configuration, a YAML file (default: the trained toy's, which runs on a CPU)",
         **optional,  # type: ignore[arg-type]
     )
 

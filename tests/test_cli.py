@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from omni_cluster.cli import main
+from omni_cluster.config.loader import DEFAULT_CONFIG
 from tests.configs import TINY_CONFIG
 
 
@@ -53,6 +54,14 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: omni-cluster")
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["demo", "serve", "check", "warm", "bench"])
+def test_help_names_the_configuration_that_is_the_default(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    helped = " ".join(capsys.readouterr().out.split())
+    assert DEFAULT_CONFIG.stem.endswith("_toy") and "(default: the trained toy's, which runs on a CPU)" in helped
 
 
 def test_the_version_is_that_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
