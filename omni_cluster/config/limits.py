@@ -77,7 +77,7 @@ class Limits(Strict):
     max_ongoing_requests: int = Field(
         default=128,
         ge=1,
-        description="Requests that run at once; the ingresses share them.",
+        description="Requests that run at once; the ingresses share them, in equal parts, rounded up.",
         examples=[128],
         json_schema_extra=PUBLIC,
     )

@@ -386,7 +386,7 @@ class PipelineConfig(Strict):
     @model_validator(mode="after")
     def _parts_fit(self) -> PipelineConfig:
         refuse([*_voice_problems(self), *_modality_problems(self), *graph_problems(self.stages)])
-        refuse(_adapter_problems(self))
+        refuse([*_adapter_problems(self), *_ingress_problems(self)])
         return self
 
     @property
@@ -466,6 +466,13 @@ def _sampling_problems(params: dict[str, Any]) -> list[Problem]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _ingress_problems(config: PipelineConfig) -> list[Problem]:
+    if config.ingress_replicas <= (most := config.limits.max_ongoing_requests):
+        return []
+    fix = f"each lets one request run, so it must be at most limits.max_ongoing_requests, {most}"
+    return [Problem("ingress_replicas", config.ingress_replicas, fix)]
 
 
 def _voice_problems(config: PipelineConfig) -> list[Problem]:

@@ -331,6 +331,12 @@ BAD: dict[str, tuple[Changes, str, str, str]] = {
         "''",
         "a host's whole name alone, for example media.example.org",
     ),
+    "more ingresses than requests": (
+        {("ingress_replicas",): 9, ("limits",): {"max_ongoing_requests": 8}},
+        "ingress_replicas",
+        "9",
+        "so it must be at most limits.max_ongoing_requests, 8",
+    ),
     "sequences as text": (
         of_stage(0, engine_args={"max_num_seqs": "64 sequences"}),
         "stages[0].engine_args.max_num_seqs",
