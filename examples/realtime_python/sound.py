@@ -43,7 +43,8 @@ class Player:
 
     def stop(self):
         """Silence at once. Returns the milliseconds that were played of an answer that had more, else None."""
-        played_ms = self.played_ms if self.waiting else None
+        is_late = self.turn == "committed" and self.played_bytes  # all that came was played, and more is to come
+        played_ms = self.played_ms if self.waiting or is_late else None
         self.waiting.clear()
         self.played_bytes = 0
         return played_ms

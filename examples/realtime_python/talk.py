@@ -34,8 +34,8 @@ async def follow(connection, player):
         elif event.type == "response.output_audio.delta":
             player.add(event.item_id, base64.b64decode(event.delta))
         elif event.type == "input_audio_buffer.speech_started":
-            player.turn = "spoken"
-            if (played_ms := player.stop()) is not None:
+            played_ms, player.turn = player.stop(), "spoken"
+            if played_ms is not None:
                 if line_is_open:  # else the answer had ended, and was played still
                     print()
                 line_is_open = False

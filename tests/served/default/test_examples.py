@@ -196,21 +196,6 @@ async def test_a_script_of_curl_tells_why_it_was_refused(served: ServedApp, tmp_
     assert status != 0 and "model_not_found" in out + err
 
 
-async def test_a_talk_from_files_is_interrupted_and_goes_on(served: ServedApp, tmp_path: Path) -> None:
-    async with relay(BASE_URL) as it:
-        talk = (sys.executable, TALK, "--interrupt", SPEECH, SPEECH)
-        printed = await ran(*talk, folder=tmp_path, BASE_URL=it.url)
-    first, second = it.responses
-    (truncated,) = it.of("conversation.item.truncated")
-    played_ms = truncated["audio_end_ms"]
-    assert truncated["item_id"] == first["output"][0]["id"] and played_ms >= 500
-    assert printed == f"{it.text(first)}\n[interrupted after {played_ms} ms]\n{it.text(second)}\n" and it.text(second)
-    played, cut = kept_answer(tmp_path), played_ms * RATE_HZ // 1000
-    np.testing.assert_array_equal(played[:cut], it.sound(first)[:cut])
-    np.testing.assert_array_equal(played[cut:], it.sound(second))
-    assert it.of("error") == []
-
-
 @pytest.mark.full
 async def test_a_talk_from_files_plays_each_answer_to_its_end(served: ServedApp, tmp_path: Path) -> None:
     async with relay(BASE_URL) as it:
