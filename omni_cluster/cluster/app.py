@@ -13,12 +13,7 @@ from ray.serve.config import AutoscalingPolicy, BackpressureConfig, RequestRoute
 
 from omni_cluster.cluster.autoscaling import POLICY
 from omni_cluster.cluster.ingress import Ingress
-from omni_cluster.cluster.serve_private import (
-    RAY_SERVE_ENABLE_HA_PROXY,
-    check_ray,
-    validate_label_key,
-    validate_label_selector_value,
-)
+from omni_cluster.cluster.serve_private import RAY_SERVE_ENABLE_HA_PROXY, check_ray
 from omni_cluster.cluster.stage_deployment import StageReplica
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.loader import check_config, load_config
@@ -114,7 +109,7 @@ def ingress_deployment(config: PipelineConfig) -> Any:
         ray_actor_options={
             "num_cpus": 0.1,
             "runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
-            **node_options(config.ingress_placement, "ingress_placement"),
+            **node_options(config.ingress_placement),
         },
         **at_most_per_node(config.ingress_placement),
         graceful_shutdown_timeout_s=limits.request_timeout_s + SHUTDOWN_MARGIN_S,
@@ -133,11 +128,11 @@ def ingress_router(limits: Limits) -> dict[str, Any]:
 
 
 def actor_options(stage: StageConfig) -> dict[str, Any]:
-    """Ray's resources of one replica; a stage without GPUs sees none. Raises ConfigError."""
+    """Ray's resources of one replica; a stage without GPUs sees none."""
     resources = {
         "num_cpus": stage.num_cpus,
         "num_gpus": stage.scheduled_gpus,  # of exact cards Ray counts none, or it would choose others
-        **node_options(stage.placement, f"stage {stage.stage_id}: placement"),
+        **node_options(stage.placement),
     }
     if stage.hosts_per_replica > 1:
         resources = {"num_cpus": 0}  # its bundles have them
@@ -162,14 +157,8 @@ def bundles(stage: StageConfig) -> dict[str, Any]:
     }
 
 
-def node_options(placement: PlacementConfig, where: str) -> dict[str, Any]:
-    """Ray's options for the nodes. Raises ConfigError, which names `where`."""
-    for name, value in placement.label_selector.items():
-        if validate_label_key(name) is not None:
-            fix = "a label's name is 63 letters, digits, - _ or . at most"
-            raise ConfigError(f"{where}.label_selector has {name!r}; {fix}.")
-        if validate_label_selector_value(value) is not None:
-            raise ConfigError(f"{where}.label_selector.{name} is {value!r}; use a, !a, in(a, b) or !in(a, b).")
+def node_options(placement: PlacementConfig) -> dict[str, Any]:
+    """Ray's options for the nodes."""
     return placement.model_dump(include={"label_selector", "accelerator_type", "resources"}, exclude_defaults=True)
 
 

@@ -24,7 +24,6 @@ def version_error(name: str) -> VersionError:
 
 try:
     from ray._private import worker
-    from ray._private.label_utils import validate_label_key, validate_label_selector_value
     from ray.experimental.internal_kv import _internal_kv_get as kv_get
     from ray.experimental.internal_kv import _internal_kv_list as kv_list
     from ray.experimental.internal_kv import _internal_kv_put as kv_put

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from omni_cluster.cli import main
 from omni_cluster.config.loader import STAGE_CONFIGS, check_config
+from omni_cluster.config.placement import PlacementConfig
 from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.build import check_stages
 from omni_cluster.models.registry import known_families
@@ -103,6 +105,10 @@ def test_old_places_are_read_with_a_warning_that_names_the_new_one(caplog: pytes
         ({}, {"options": 3}, "stages[2].advanced.options is 3; it must be a mapping"),
         ({}, {"placement": {"resources": {"GPU": 1.0}}}, "stages[2].advanced.placement.resources.GPU is 1.0; it has a "
          "key of its own"),
+        ({}, {"placement": {"label_selector": {"role": "in(a"}}}, "stages[2].advanced.placement.label_selector.role is "
+         "'in(a'; use a, !a, in(a, b) or !in(a, b)"),
+        ({"ingress_placement": {"label_selector": {"ro le": "a"}}}, {}, "advanced.ingress_placement.label_selector.ro "
+         "le is 'a'; a label's name is 63 letters, digits, - _ or . at most, as role"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_where_the_file_has_it(top: dict[str, Any], stage: dict[str, Any], said: str) -> None:
@@ -112,6 +118,16 @@ def test_what_is_wrong_is_named_where_the_file_has_it(top: dict[str, Any], stage
     with pytest.raises(ConfigError) as caught:
         checked(config)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [{"": "a"}, {"a" * 64: "a"}, {"/a": "a"}, {"a/": "a"}, {"a..b/c": "a"}, {"-a": "a"}, {"b" * 254 + "/a": "a"},
+     {"a": ""}, {"a": "in()"}, {"a": "in(a b)"}, {"a": "!!a"}, {"a": "a" * 64}, {"a": "a\n"}, {"a\n": "a"}],
+)  # fmt: skip
+def test_what_is_no_label_is_refused(selector: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=r"as role|use a, !a"):
+        PlacementConfig(label_selector=selector)
 
 
 @pytest.mark.parametrize("wrong", [3, None, ["limits"], "limits"])
