@@ -136,8 +136,8 @@ class JobQueue:
         while (asked := await self._asked.get()) is not None:
             samples = await asked.done  # a caller that is cancelled cancels this, and the loop drops the job
             self._jobs.remove(asked)
-            yield asked.job, samples
             self._room.release()
+            yield asked.job, samples
         if self._filling is not None:
             self._filling.result()
 
