@@ -79,6 +79,14 @@ class SoundOptions(Strict, ABC):
         "before; 1: once that one is made.",
         examples=[3],
     )
+    max_playout_delay_ms: float = Field(
+        default=80.0,
+        ge=0,
+        le=1_000,
+        description="Milliseconds by which the first sound of a stream is delayed at most, where chunks behind first "
+        "ones came late in the last minute; `0`: never.",
+        examples=[0],
+    )
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ import torch
 from omni_cluster.config.schema import PipelineConfig, StageConfig
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.loop import COUNTED, StepLoop
+from omni_cluster.engine.sound.playout import PlayoutDelay
 from omni_cluster.engine.sound.scheduler import Slack, StepCost, StepScheduler
 from omni_cluster.models.progress import Probe, Progress, StallWatch
 from omni_cluster.models.sound import SoundSession
@@ -42,6 +43,7 @@ class SoundEngine:
         self._stage = stage
         self._spec = spec
         self._options = spec.options(stage)
+        self._playout = PlayoutDelay(self._options.max_playout_delay_ms / 1000)
         self._args = OmniEngineArgs.for_sound_stage(stage, pipeline, model)
         self._probe = Probe(self._progress, StallWatch(stage.model_stage, stage.stall_timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=stage.model_stage)  # the device's only user
@@ -83,7 +85,10 @@ class SoundEngine:
             return
         loop = self._running_loop()
         with self._player(request) as player:
-            async with contextlib.aclosing(loop.waveforms(self._session(request, upstream), player)) as waveforms:
+            # The client of a stream that is begun again has begun to play.
+            playout = self._playout if request.streams_audio and not known.num_samples else None
+            session = self._session(request, upstream)
+            async with contextlib.aclosing(loop.waveforms(session, player, playout)) as waveforms:
                 async for position, samples in waveforms:
                     audio = AudioChunk(position, samples, self._spec.sample_rate_hz)
                     if audio.end > known.num_samples:

@@ -15,6 +15,7 @@ import numpy as np
 from omni_cluster.config.schema import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
+from omni_cluster.engine.sound.playout import PlayoutDelay
 from omni_cluster.engine.sound.scheduler import Slack, StepScheduler
 from omni_cluster.models.progress import Progress
 from omni_cluster.models.sound import SoundJob, SoundSession, StepTime
@@ -63,18 +64,30 @@ class StepLoop:
     # ------------------------------------------------------------- one request
 
     async def waveforms(
-        self, session: SoundSession, playback: Playback
+        self, session: SoundSession, playback: Playback, playout: PlayoutDelay | None = None
     ) -> AsyncGenerator[tuple[int, np.ndarray], None]:
         """The sound of one request, job by job, for its player; a job may begin while the one before it is made.
 
-        Each with the position of its first sample in the request: a stream may begin in the midst of it.
+        Each with the position of its first sample in the request: a stream may begin in the midst of it. `playout`
+        delays the first, and learns from the others.
         """
         queue = JobQueue(self._config.max_pieces_at_once)
         async with queue.filled_by(self._ask_all(session, playback, queue)):
             async for job, samples in queue.sounds():
                 if job.is_heard:
-                    playback.deliver(self._seconds(len(samples)), time.monotonic())
+                    await self._deliver(self._seconds(len(samples)), playback, playout)
                 yield job.samples.start, samples
+
+    async def _deliver(self, sound_s: float, playback: Playback, playout: PlayoutDelay | None) -> None:
+        now_s, delay_s = time.monotonic(), 0.0
+        if playout is not None:
+            if playback.has_begun:
+                playout.came(now_s - playback.due_s(now_s), now_s)
+            else:
+                delay_s = playout.delay_s(now_s)
+        playback.deliver(sound_s, now_s, delay_s)
+        if delay_s:
+            await asyncio.sleep(delay_s)
 
     async def _ask_all(self, session: SoundSession, playback: Playback, queue: JobQueue) -> None:
         """Asks for each job once it can be made and the one before it is begun, until all are made."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from omni_cluster.engine.build import bind, make_stage
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.engine import SoundEngine, is_device_error
+from omni_cluster.engine.sound.playout import PlayoutDelay
 from omni_cluster.models.progress import StallWatch
 from omni_cluster.models.qwen2_5_omni.code2wav import REPLAYED_BLOCKS
 from omni_cluster.models.qwen2_5_omni.flow import EVALUATIONS
@@ -369,6 +371,52 @@ async def test_sound_behind_what_was_delivered_is_due_at_once(engine: SoundEngin
     async for _, samples in engine._running_loop().waveforms(session, playback):
         due.append(playback.left_s(0.0) if not samples.any() else 1.0)
     assert due[0] == 0.0 and len(due) > 1 and all(due[1:])
+
+
+# ------------------------------------------------------- how late a stream begins
+
+
+@pytest.fixture
+def for_an_hour(engine: SoundEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks have come so late that a first one is delayed until its client leaves."""
+    playout = PlayoutDelay(3_600.0)
+    playout.came(3_600.0, time.monotonic())
+    monkeypatch.setattr(engine, "_playout", playout)
+
+
+async def test_the_next_chunks_are_made_while_the_first_is_delayed_and_all_is_left_with_its_client(
+    engine: SoundEngine, watch: Watch, for_an_hour: None
+) -> None:
+    async with contextlib.aclosing(engine.generate(spoken("late"), at_once([codes(5 * BLOCK)]))) as chunks:
+        first = asyncio.create_task(anext(chunks))
+        while watch.said.count("finish late") < 3:
+            assert not first.done()
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    assert first.cancelled()
+    await until_free(engine)
+    assert watch.forgotten() == ["late"]
+
+
+async def test_neither_a_whole_answer_nor_a_stream_that_is_begun_again_is_delayed(
+    engine: SoundEngine, for_an_hour: None
+) -> None:
+    assert len(await sound(engine, spoken("whole", streams=False), at_once([codes(30)]))) == 30 * SAMPLES_PER_CODE
+    known = {"code2wav": KnownOutput(num_samples=SAMPLES_PER_CODE)}
+    again = sound(engine, replace(spoken("again"), known=known), at_once([codes(30)]))
+    assert len(await asyncio.wait_for(again, PATIENCE_S)) == 29 * SAMPLES_PER_CODE
+
+
+async def test_streams_say_how_late_their_chunks_come_and_whole_answers_do_not(
+    engine: SoundEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(engine._playout, "came", lambda late_s, now_s: told.append(late_s))
+    await sound(engine, spoken("whole", streams=False), at_once([codes(200)]))
+    assert told == []
+    chunks = [chunk async for chunk in engine.generate(spoken("told"), at_once([codes(200)]))]
+    assert len(told) == sum(chunk.audio is not None for chunk in chunks) - 1 > 1
 
 
 # ---------------------------------------------------------- how a stream ends
