@@ -169,10 +169,10 @@ async def tool() -> None:
 async def dropped_connection() -> None:
     """It connects again by itself."""
     with doing("dropped connection") as seen:
+        before = await cancelled()
         async with talk(LONG_TOKENS) as it:
             it.mic.say(FIRST)
             await until(lambda: it.said and it.said[0].text)
-            before = await cancelled()
             seen["errors"] = list(it.errors)
             (protocol,) = it.http.connector._acquired
             protocol.transport.abort()

@@ -146,10 +146,10 @@ async def tool() -> None:
 async def dropped_connection() -> None:
     with doing("dropped connection") as seen:
         agent = RealtimeAgent(name="assistant")
+        before = await cancelled()
         async with talk(agent, max_output_tokens=LONG_TOKENS) as it:
             it.mic.say(FIRST)
             await until(lambda: it.said("transcript_delta"))
-            before = await cancelled()
             it.session.model._websocket.transport.abort()
             await no_session_is_open()
         seen["cancelled"] = await cancelled() - before

@@ -184,12 +184,12 @@ async function answeredLong() {
 
 async function droppedConnection() {
   await doing("dropped connection", async () => {
+    const before = await cancelled();
     const child = spawn(process.execPath, [fileURLToPath(import.meta.url), ...process.argv.slice(2, 5), "drop"]);
     await new Promise((resolve, reject) => {
       child.stdout.once("data", resolve);
       child.once("exit", reject);
     });
-    const before = await cancelled();
     child.kill("SIGKILL");
     await until(async () => (await counted("omni_cluster_ingress_sessions")) === 0);
     const ended = (await cancelled()) - before;

@@ -123,11 +123,11 @@ async def tool(it: Talk) -> None:
 
 async def dropped_connection() -> None:
     with doing("dropped connection") as seen:
+        before = await cancelled()
         async with talk() as it:
             await it.update(max_output_tokens=LONG_TOKENS)
             it.mic.say(FIRST)
             await it.until(TEXT)
-            before = await cancelled()
             it.connection._connection.transport.abort()
             await no_session_is_open()
         seen["cancelled"] = await cancelled() - before

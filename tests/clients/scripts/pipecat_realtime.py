@@ -214,9 +214,9 @@ async def tool() -> None:
 
 async def dropped_connection() -> None:
     with doing("dropped connection") as seen:
+        before = await cancelled()
         async with talk(max_output_tokens=LONG_TOKENS) as it:
             await until(lambda: it.of(TTSTextFrame))
-            before = await cancelled()
             it.llm._websocket.transport.abort()
             await no_session_is_open()
         seen["cancelled"] = await cancelled() - before
