@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_cluster.config.schema import SoundOptions
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.types.errors import ConfigError
 
 GIB = 1 << 30

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from omni_cluster.config.limits import Limits
 from omni_cluster.config.problems import Strict
-from omni_cluster.config.schema import PipelineConfig, SoundOptions, StageConfig
+from omni_cluster.config.schema import PipelineConfig, StageConfig
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.memory.sizes import ARSizes, SoundSizes, StageSizes
 from omni_cluster.models.stage import Stage

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_cluster.config.schema import SoundOptions
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.engine.playback import Playback
 from omni_cluster.engine.sound.jobs import JobQueue, LoopJob, Streams
 from omni_cluster.engine.sound.playout import PlayoutDelay

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from omni_cluster.config.advanced import PUBLIC
 from omni_cluster.config.precision import LayerPrecision, Precision
-from omni_cluster.config.schema import SoundOptions
+from omni_cluster.config.sound_options import SoundOptions
 
 
 class Code2WavOptions(SoundOptions):

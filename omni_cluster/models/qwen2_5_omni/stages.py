@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
-from omni_cluster.config.schema import SoundOptions, StageConfig
+from omni_cluster.config.schema import StageConfig
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.config.traits import EngineTraits
 from omni_cluster.kernels.relied_on import DECODER
 from omni_cluster.memory.sizes import ARSizes, SoundSizes

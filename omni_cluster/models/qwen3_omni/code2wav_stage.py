@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from omni_cluster.config.schema import SoundOptions, StageConfig
+from omni_cluster.config.schema import StageConfig
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.memory.sizes import SoundSizes
 from omni_cluster.models.checkpoint_files import read_config
 from omni_cluster.models.qwen3_omni.code2wav import SAMPLE_RATE_HZ, Code2WavSession, Reach

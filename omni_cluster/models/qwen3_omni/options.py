@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from omni_cluster.config.advanced import PUBLIC
-from omni_cluster.config.schema import SoundOptions
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.models.qwen3_omni.code2wav import PASS_CODES
 
 

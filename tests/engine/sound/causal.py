@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_cluster.config.schema import SoundOptions
+from omni_cluster.config.sound_options import SoundOptions
 from omni_cluster.models.sound import LinearCost, SoundJob, SoundPriors, StepTime
 from omni_cluster.types.outputs import StageChunk
 
