@@ -24,6 +24,8 @@ from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Refer
 
 pytestmark = pytest.mark.parity
 KINDS = ("text", "audio", "image", "audio+image", "video", "slow", "image+video+audio", "odd")
+HEARD_KINDS = ("heard", "odd-heard", "audio+heard+image")
+"""Videos with their sound."""
 VOICES = ("ethan", "chelsie")
 
 
@@ -57,13 +59,13 @@ def assert_said(made: OmniRequestOutput, wanted: Spoken) -> None:
     np.testing.assert_allclose(made.audio.samples, wanted.sound, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *HEARD_KINDS])
 async def test_text_codes_and_sound_are_transformers(omni: AsyncOmniLLM, reference: Reference, kind: str) -> None:
     assert_said(await omni.generate(asked(kind, "ethan")), reference.speak(kind, "ethan"))
 
 
 async def test_streams_at_once_say_what_each_says_alone(omni: AsyncOmniLLM, reference: Reference) -> None:
-    pairs = [(kind, voice) for kind in KINDS for voice in VOICES]
+    pairs = [(kind, voice) for kind in (*KINDS, *HEARD_KINDS) for voice in VOICES]
     made = await asyncio.gather(*(omni.generate(asked(*pair, streams_audio=True)) for pair in pairs))
     for output, pair in zip(made, pairs, strict=True):
         assert_said(output, reference.speak(*pair))

@@ -94,7 +94,7 @@ class ThinkerReference:
         listen = functools.partial(_heard_alone, thinker.get_audio_features)
         with patch.object(thinker, "get_audio_features", listen):
             made = thinker.generate(
-                **inputs, max_new_tokens=max_new_tokens, do_sample=False, use_audio_in_video=_are_heard(given.videos),
+                **inputs, max_new_tokens=max_new_tokens, do_sample=False, use_audio_in_video=are_heard(given.videos),
                 return_dict_in_generate=True, output_logits=True, output_hidden_states=True,
             )  # fmt: skip
         hook.remove()
@@ -133,7 +133,7 @@ class ThinkerReference:
         mask = inputs.get("feature_attention_mask")
         positions, _ = model.get_rope_index(
             ids, inputs.get("image_grid_thw"), inputs.get("video_grid_thw"), torch.ones_like(ids),
-            _are_heard(given.videos), None if mask is None else mask.sum(1), inputs.get("video_second_per_grid"),
+            are_heard(given.videos), None if mask is None else mask.sum(1), inputs.get("video_second_per_grid"),
         )  # fmt: skip
         made: np.ndarray = positions[:, 0].float().numpy()
         return made
@@ -151,7 +151,7 @@ class ThinkerReference:
             expand = functools.partial(_with_steps, self.processor.replace_multimodal_special_tokens, steps_s)
             parts |= {"videos": [video.frames for video in given.videos]}
             patches.enter_context(patch.object(self.processor, "replace_multimodal_special_tokens", expand))
-            heard = _are_heard(given.videos)
+            heard = are_heard(given.videos)
             made = self.processor(text=[text], return_tensors="pt", use_audio_in_video=heard, **parts)
         return {**made, "video_second_per_grid": torch.tensor(steps_s)}
 
@@ -180,7 +180,7 @@ def _heard_alone(listen: Callable[..., Any], features: torch.Tensor, mask: torch
     return SimpleNamespace(last_hidden_state=torch.cat([each.last_hidden_state for each in made]))
 
 
-def _are_heard(seen: Sequence[Video]) -> bool:
+def are_heard(seen: Sequence[Video]) -> bool:
     return any(video.audio is not None for video in seen)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 
 from omni_cluster.types.inputs import Media
-from tests.models.qwen3_omni.thinker_reference import ThinkerReference, media_of, prompt_text
+from tests.models.qwen3_omni.thinker_reference import ThinkerReference, are_heard, media_of, prompt_text
 
 MAX_TOKENS, MAX_CODES = 16, 30
 
@@ -60,12 +62,21 @@ class Reference:
             sound: torch.Tensor = decode(codes)
             return sound
 
-        with patch.object(decode, "chunked_decode", noted):
+        heard, talker = are_heard(given.videos), self._model.talker
+        positions = functools.partial(_with_sound, talker.get_rope_index) if heard else talker.get_rope_index
+        with patch.object(decode, "chunked_decode", noted), patch.object(talker, "get_rope_index", positions):
             made, sound = self._model.generate(
                 **inputs, speaker=voice, **{"thinker_max_new_tokens": MAX_TOKENS, **generating},
-                talker_max_new_tokens=MAX_CODES,
+                talker_max_new_tokens=MAX_CODES, use_audio_in_video=heard,
                 thinker_do_sample=False, talker_do_sample=False,
             )  # fmt: skip
         prompt = inputs["input_ids"][0].tolist()
         (codes,) = seen
         return Spoken(prompt, made[0, len(prompt) :].tolist(), codes[0].T.numpy(), sound.flatten().numpy())
+
+
+def _with_sound(rope_index: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`generate` forgets to tell the talker that a video's sound is in it."""
+    names = inspect.signature(rope_index).parameters
+    asked = {**dict(zip(names, args, strict=False)), **kwargs}
+    return rope_index(**{**asked, "use_audio_in_video": True})
