@@ -21,16 +21,23 @@ from omni_cluster.batch import Application, answer_rows
 from omni_cluster.bench.result import read_result
 from omni_cluster.cli import main
 from omni_cluster.models.qwen3_omni.checkpoint import embedded_checkpoint
+from omni_cluster.models.qwen3_omni.video_frames import FRAMES
+from omni_cluster.openai_api.budget import Budget
+from omni_cluster.openai_api.video import VideoLimits, decode_video
+from omni_cluster.types.inputs import Media
 from tests.http_app import PCM16_STEP, WAVE_TOLERANCE, as_parts, chat, events, sounds
 from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
-from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference
+from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference, Spoken
+from tests.openai_api.films import video_file
 from tests.served.app import BASE_URL, KEY, ROOT, ServedApp, serve_run
 from tests.served.recovering import Moment, Recovering, kill_replica, much_sound, sound_begins
 from tests.server.bad_inputs import png
+from tests.server.expected import QUESTION, as_pictures, data_url
 from tests.server.realtime.talk import sound_of, talk, text_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 LENGTHS = {"max_tokens": MAX_TOKENS, "stage_sampling_params": {"talker": {"max_tokens": MAX_CODES}}}
+MIX = "image+video+audio"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 
@@ -60,9 +67,18 @@ def recovering(served: ServedApp) -> Recovering:
 
 
 def asked(kind: str, voice: str, audio_format: str, **options: Any) -> dict[str, Any]:
-    messages = [SYSTEM, {"role": "user", "content": as_parts(kind)}]
+    messages = [SYSTEM, {"role": "user", "content": parts_of(kind)}]
     audio = {"voice": voice, "format": audio_format}
     return {"messages": messages, "modalities": ["text", "audio"], "audio": audio, **LENGTHS, **options}
+
+
+def parts_of(kind: str) -> list[dict[str, Any]]:
+    """In the order of their places; a video as pictures, without loss."""
+    (one_video,) = media_of(kind).videos or (None,)
+    parts = {part: as_parts(part)[0] for part in ("audio", "image") if part in kind}
+    if one_video is not None:
+        parts["video"] = parts["odd"] = as_pictures(one_video)
+    return [QUESTION] if kind == "text" else [*(parts[part] for part in kind.split("+")), QUESTION]
 
 
 def samples_in(sound: bytes) -> np.ndarray:
@@ -74,25 +90,51 @@ def samples_of(pcm: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(pcm), "<i2") / 32768
 
 
-@pytest.mark.parametrize(("kind", "voice"), [("text", "Ethan"), ("audio", "chelsie"), ("audio+image", "aiden")])
-def test_the_http_answer_has_the_text_and_sound_of_transformers(
-    served: ServedApp, reference: Reference, kind: str, voice: str
-) -> None:
-    given = media_of(kind)
-    # What a client sends are 16-bit samples.
+def as_sent(given: Media) -> Media:
+    """What a client sends are 16-bit samples."""
     audios = [np.round(a * 32768).clip(-32768, 32767).astype(np.float32) / 32768 for a in given.audios]
-    expected = reference.reply(prompt_text(kind), replace(given, audios=tuple(audios)), voice.lower())
-    answer = chat(served, "", **asked(kind, voice, "wav")).json()
+    return replace(given, audios=tuple(audios))
+
+
+def assert_spoken(answer: dict[str, Any], reference: Reference, expected: Spoken) -> None:
     message = answer["choices"][0]["message"]
     # vLLM keeps back bytes that are no whole character yet.
     said = reference.decoded(expected.token_ids)
     assert said.startswith(message["content"]) and set(said.removeprefix(message["content"])) <= {"\ufffd"}
-    with wave.open(io.BytesIO(base64.b64decode(message["audio"]["data"]))) as file:
-        assert (file.getframerate(), file.getnchannels()) == (24_000, 1)
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
+    samples = samples_in(base64.b64decode(message["audio"]["data"]))
     np.testing.assert_allclose(samples, expected.sound, atol=WAVE_TOLERANCE + PCM16_STEP)
     assert answer["usage"]["prompt_tokens"] == len(expected.prompt_ids)
     assert answer["usage"]["completion_tokens_details"]["audio_tokens"] == len(expected.codes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "voice"),
+    [
+        ("text", "Ethan"),
+        ("audio", "chelsie"),
+        ("image", "ethan"),
+        ("audio+image", "aiden"),
+        ("video", "chelsie"),
+        ("odd", "ethan"),
+        (MIX, "aiden"),
+    ],
+)
+def test_the_http_answer_has_the_text_and_sound_of_transformers(
+    served: ServedApp, reference: Reference, kind: str, voice: str
+) -> None:
+    expected = reference.reply(prompt_text(kind), as_sent(media_of(kind)), voice.lower())
+    assert_spoken(chat(served, "", **asked(kind, voice, "wav")).json(), reference, expected)
+
+
+def test_the_sound_of_a_film_is_in_the_answer_of_transformers(served: ServedApp, reference: Reference) -> None:
+    film = video_file(frames=8, rate=4, size=(84, 56), sound="aac")
+    options = {"fps": 2.0, "with_audio": True, "max_audio_s": 10.0, "budget": Budget(1 << 24), "param": "film"}
+    given = Media(videos=(decode_video(film, limits=VideoLimits(10.0, 16, 1 << 20, FRAMES), **options),))
+    expected = reference.reply(prompt_text("heard"), given, "chelsie")
+    part = {"type": "video_url", "video_url": {"url": data_url(film, "video/mp4")}}
+    body = asked("text", "chelsie", "wav", use_audio_in_video=True)
+    body["messages"][1]["content"] = [part, QUESTION]
+    assert_spoken(chat(served, "", **body).json(), reference, expected)
 
 
 def test_a_stream_is_the_whole_answer(served: ServedApp) -> None:
@@ -202,3 +244,9 @@ def test_a_voice_that_is_not_there_is_refused(served: ServedApp) -> None:
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 async def test_a_stream_goes_on_when_a_replica_is_killed(recovering: Recovering, stage: str, moment: Moment) -> None:
     assert await recovering.survives(recovering.body(), (moment, kill_replica, stage)) == {stage: 1}
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
+async def test_a_stream_about_media_goes_on_when_a_replica_is_killed(recovering: Recovering, stage: str) -> None:
+    body = recovering.body(parts_of(MIX))
+    assert await recovering.survives(body, (sound_begins, kill_replica, stage)) == {stage: 1}
