@@ -23,6 +23,7 @@ from omni_cluster.types.errors import ConfigError
 from omni_cluster.types.inputs import OmniRequest
 from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
 from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference
+from tests.pages import ROOT
 
 CPU = torch.device("cpu")
 
@@ -101,6 +102,31 @@ def test_the_large_one_fits_the_cards_of_its_configurations(large: Path, name: s
     # At least eight conversations of 4,096 tokens of the thinker, of which one takes 96 KiB a token.
     assert thinker.kv_cache > 8 * 4096 * 96 * 1024 // (2 if name == "four_gpus" else 1)
     assert talker.kv_cache > 8 * 4096 * 20 * 1024
+
+
+def table_of_memory() -> dict[str, list[tuple[float, ...]]]:
+    """Weights, KV cache and all of each stage that the page has of a file in `stage_configs/`."""
+    section = (ROOT / "docs/models/qwen3_omni.md").read_text().split("\n## Cards and memory\n")[1].split("\n## ")[0]
+    made: dict[str, list[tuple[float, ...]]] = {}
+    for line in section.splitlines():
+        if not line.startswith("| `") and not line.startswith("| | |"):
+            continue
+        file, _, _, *figures = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        of_file = made.setdefault(file, []) if file else list(made.values())[-1]
+        of_file.extend([tuple(map(float, figures))] if all(figures) else [])
+    return made
+
+
+def test_the_page_has_the_memory_of_each_configuration_for_cards(large: Path) -> None:
+    told = table_of_memory()
+    files = {path.name for path in STAGE_CONFIGS.glob("qwen3_omni*.yaml")}
+    assert files - told.keys() == {"qwen3_omni_tiny.yaml"}
+    for name, figures in told.items():
+        config = load_config(STAGE_CONFIGS / name, known_families=known_families())
+        card_gib = 139 if name == "qwen3_omni_one_gpu.yaml" else 79
+        engines = memory_plan(bind(config.model_copy(update={"model": str(large)})), card_gib * GIB).engines.values()
+        planned = [tuple(round(part / GIB, 1) for part in (e.fixed.weights, e.kv_cache, e.total)) for e in engines]
+        assert planned == (figures or told["qwen3_omni_two_gpus.yaml"])
 
 
 def test_experts_that_are_quantized_are_counted_so(large: Path) -> None:
