@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -10,7 +11,9 @@ import pytest
 
 from omni_cluster.cli import main
 from omni_cluster.config.loader import DEFAULT_CONFIG
+from omni_cluster.models.registry import known_families
 from tests.configs import TINY_CONFIG
+from tests.pages import ROOT
 
 
 def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
@@ -215,6 +218,17 @@ def test_make_checkpoint_refuses_in_one_sentence(
     assert main(["make-checkpoint", *options, str(out)]) == 2
     assert named in one_sentence(capsys)
     assert not out.exists()
+
+
+def test_the_page_has_each_preset_of_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/use/commands.md").read_text()
+    (told,) = re.findall(r"`omni-cluster make-checkpoint --preset (\S+)", page)
+    presets = set[str]()
+    for family in known_families():
+        assert main(["make-checkpoint", "--family", family, "--preset", "none", str(tmp_path / "out")]) == 2
+        for names in re.findall(r"use one of (.*)", capsys.readouterr().err):
+            presets |= set(names.split(", "))
+    assert "tiny" in presets and presets == set(told.split("\\|"))
 
 
 def test_make_checkpoint_never_writes_over_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
