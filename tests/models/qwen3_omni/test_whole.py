@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from omni_cluster.config.loader import STAGE_CONFIGS, load_config
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.models.registry import known_families
 from omni_cluster.types.codes import Codes
-from omni_cluster.types.inputs import KnownOutput, OmniRequest
+from omni_cluster.types.inputs import KnownOutput, Media, OmniRequest
 from omni_cluster.types.outputs import OmniRequestOutput
 from tests.engine.stages import shortened
 from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
 from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference, Spoken
+from tests.reference import synthetic_video
 
 pytestmark = pytest.mark.parity
 KINDS = ("text", "audio", "image", "audio+image", "video", "slow", "image+video+audio", "odd")
@@ -57,6 +60,40 @@ def assert_said(made: OmniRequestOutput, wanted: Spoken) -> None:
     np.testing.assert_array_equal(made.codes.values, wanted.codes)
     assert made.audio.start == 0
     np.testing.assert_allclose(made.audio.samples, wanted.sound, atol=1e-4, rtol=0)
+
+
+def two_of_each(seed: int) -> tuple[str, Media]:
+    """A prompt and its media in an order of their own. Every third seed has each medium twice, the others two of unlike
+    lengths, sizes and rates; odd seeds have videos with their sound.
+    """
+    dice, noise = random.Random(seed), np.random.RandomState(seed)
+    film = "heard" if seed % 2 else "video"
+    kinds = ["audio", "image", film] * 2
+    dice.shuffle(kinds)
+    made: dict[str, list[Any]] = {kind: [] for kind in kinds}
+    for kind in kinds:
+        if seed % 3 == 0 and made[kind]:
+            made[kind] *= 2
+        elif kind == "audio":
+            made[kind].append(noise.uniform(-0.3, 0.3, dice.randint(400, 40_000)).astype(np.float32))
+        elif kind == "image":
+            pixels = noise.randint(0, 255, (dice.randint(4, 70), dice.randint(8, 70), 3))
+            made[kind].append(Image.fromarray(pixels.astype(np.uint8)))
+        else:
+            rate, sound_s = dice.choice([0.3, 0.7, 1.0, 1.5, 2.0, 3.3]), dice.uniform(0.03, 4) if seed % 2 else None
+            made[kind].append(synthetic_video(2 * dice.randint(1, 3), rate, sound_s, seed=len(made[kind])))
+    return prompt_text("+".join(kinds)), Media(*(tuple(made[kind]) for kind in ("audio", "image", film)))
+
+
+async def test_two_of_each_kind_in_any_order_alone_and_at_once(omni: AsyncOmniLLM, reference: Reference) -> None:
+    sampling = {"thinker": {"max_tokens": MAX_TOKENS}, "talker": {"max_tokens": MAX_CODES}}
+    asked = [OmniRequest(f"mix-{n}", *two_of_each(n), True, "aiden", sampling) for n in range(6)]
+    wanted = [reference.reply(each.prompt, each.media, "aiden") for each in asked]
+    for each, spoken in zip(asked, wanted, strict=True):
+        assert_said(await omni.generate(each), spoken)
+    streams = [replace(each, request_id=f"{each.request_id}-streamed", streams_audio=True) for each in asked]
+    for made, spoken in zip(await asyncio.gather(*map(omni.generate, streams)), wanted, strict=True):
+        assert_said(made, spoken)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *HEARD_KINDS])

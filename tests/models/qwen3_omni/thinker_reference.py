@@ -91,8 +91,7 @@ class ThinkerReference:
         inputs, seen = self.inputs(text, given), []
         thinker = self.model.thinker
         hook = thinker.model.rotary_emb.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
-        listen = functools.partial(_heard_alone, thinker.get_audio_features)
-        with patch.object(thinker, "get_audio_features", listen):
+        with each_sound_alone(thinker):
             made = thinker.generate(
                 **inputs, max_new_tokens=max_new_tokens, do_sample=False, use_audio_in_video=are_heard(given.videos),
                 return_dict_in_generate=True, output_logits=True, output_hidden_states=True,
@@ -172,6 +171,12 @@ def _each_alone(processor: Any) -> Iterator[None]:
 
     # A processor's parts are attributes of its class's own kind.
     with patch.dict(processor.__dict__, {"feature_extractor": extract}):
+        yield
+
+
+@contextmanager
+def each_sound_alone(thinker: Any) -> Iterator[None]:
+    with patch.object(thinker, "get_audio_features", functools.partial(_heard_alone, thinker.get_audio_features)):
         yield
 
 

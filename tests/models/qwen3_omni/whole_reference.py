@@ -14,7 +14,13 @@ import numpy as np
 import torch
 
 from omni_cluster.types.inputs import Media
-from tests.models.qwen3_omni.thinker_reference import ThinkerReference, are_heard, media_of, prompt_text
+from tests.models.qwen3_omni.thinker_reference import (
+    ThinkerReference,
+    are_heard,
+    each_sound_alone,
+    media_of,
+    prompt_text,
+)
 
 MAX_TOKENS, MAX_CODES = 16, 30
 
@@ -64,7 +70,11 @@ class Reference:
 
         heard, talker = are_heard(given.videos), self._model.talker
         positions = functools.partial(_with_sound, talker.get_rope_index) if heard else talker.get_rope_index
-        with patch.object(decode, "chunked_decode", noted), patch.object(talker, "get_rope_index", positions):
+        with (
+            each_sound_alone(self._model.thinker),
+            patch.object(decode, "chunked_decode", noted),
+            patch.object(talker, "get_rope_index", positions),
+        ):
             made, sound = self._model.generate(
                 **inputs, speaker=voice, **{"thinker_max_new_tokens": MAX_TOKENS, **generating},
                 talker_max_new_tokens=MAX_CODES, use_audio_in_video=heard,
