@@ -220,6 +220,16 @@ def test_make_checkpoint_refuses_in_one_sentence(
     assert not out.exists()
 
 
+def test_checkpoints_are_made_and_counted_without_a_word_of_a_library(tmp_path: Path) -> None:
+    made = str(tmp_path / "made")
+    for arguments in (
+        ["make-checkpoint", "--family", "qwen3_omni", "--preset", "tiny", made],
+        ["check", "stage_configs/qwen3_omni_one_gpu.yaml", "--card-gib", "139", "--model", made],
+    ):
+        done = subprocess.run([sys.executable, "-m", "omni_cluster", *arguments], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout
+
+
 def test_the_page_has_each_preset_of_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs/use/commands.md").read_text()
     (told,) = re.findall(r"`omni-cluster make-checkpoint --preset (\S+)", page)
