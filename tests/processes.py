@@ -64,6 +64,6 @@ def running_after(processes: Sequence[psutil.Process], timeout_s: float) -> list
 
 def _has_ended(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True

@@ -44,3 +44,8 @@ def test_what_ended_runs_no_longer_and_what_sleeps_does(parent: int) -> None:
     assert command_line(sleeping).startswith("sh -c") and resident_bytes(sleeping) > 0
     ended.wait()
     assert (command_line(zombie), resident_bytes(zombie)) == ("", 0)
+
+
+def test_what_the_system_takes_away_runs_no_longer(monkeypatch: pytest.MonkeyPatch, parent: int) -> None:
+    monkeypatch.setattr(psutil.Process, "status", lambda _: psutil.STATUS_DEAD)
+    assert running_after([psutil.Process(parent)], 0) == []
