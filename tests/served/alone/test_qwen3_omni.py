@@ -25,6 +25,7 @@ from omni_cluster.models.qwen3_omni.video_frames import FRAMES
 from omni_cluster.openai_api.budget import Budget
 from omni_cluster.openai_api.video import VideoLimits, decode_video
 from omni_cluster.types.inputs import Media
+from tests.adapters import merged, write_adapter
 from tests.http_app import PCM16_STEP, WAVE_TOLERANCE, as_parts, chat, events, sounds
 from tests.models.qwen3_omni.thinker_reference import media_of, prompt_text
 from tests.models.qwen3_omni.whole_reference import MAX_CODES, MAX_TOKENS, Reference, Spoken
@@ -37,14 +38,22 @@ from tests.server.realtime.talk import sound_of, talk, text_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 LENGTHS = {"max_tokens": MAX_TOKENS, "stage_sampling_params": {"talker": {"max_tokens": MAX_CODES}}}
+ADAPTER = "support"
 MIX = "image+video+audio"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters") / ADAPTER
+    return write_adapter(folder, embedded_checkpoint(), seed=1, projections=("q_proj", "k_proj", "v_proj", "o_proj"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, adapter: Path) -> Iterator[ServedApp]:
     """Two replicas of each stage."""
     config = yaml.safe_load((ROOT / "stage_configs" / "qwen3_omni_tiny.yaml").read_text())
+    config["stages"][0]["advanced"]["lora_adapters"] = {ADAPTER: str(adapter)}
     for stage in config["stages"]:
         stage["num_replicas"] = 2
     path = tmp_path_factory.mktemp("config") / "pairs.yaml"
@@ -55,7 +64,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApp]:
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    folder = embedded_checkpoint()
+    return reference_of(embedded_checkpoint())
+
+
+def reference_of(folder: Path) -> Reference:
     return Reference(folder, Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval())
 
 
@@ -135,6 +147,20 @@ def test_the_sound_of_a_film_is_in_the_answer_of_transformers(served: ServedApp,
     body = asked("text", "chelsie", "wav", use_audio_in_video=True)
     body["messages"][1]["content"] = [part, QUESTION]
     assert_spoken(chat(served, "", **body).json(), reference, expected)
+
+
+def test_an_adapter_that_the_model_names_answers_as_merged_weights(
+    served: ServedApp, reference: Reference, adapter: Path, tmp_path: Path
+) -> None:
+    merged_weights = reference_of(merged(adapter, embedded_checkpoint(), tmp_path / "merged"))
+    given = prompt_text("audio+image"), as_sent(media_of("audio+image")), "ethan"
+    expected = merged_weights.reply(*given)
+    assert expected.token_ids != reference.reply(*given).token_ids
+    assert_spoken(
+        chat(served, "", **asked("audio+image", "ethan", "wav", model=ADAPTER)).json(), merged_weights, expected
+    )
+    unknown = chat(served, "", **asked("text", "ethan", "wav", model="legal"))
+    assert unknown.status_code == 404 and f"use one of {served.model}, {ADAPTER}" in unknown.json()["error"]["message"]
 
 
 def test_a_stream_is_the_whole_answer(served: ServedApp) -> None:
@@ -250,3 +276,9 @@ async def test_a_stream_goes_on_when_a_replica_is_killed(recovering: Recovering,
 async def test_a_stream_about_media_goes_on_when_a_replica_is_killed(recovering: Recovering, stage: str) -> None:
     body = recovering.body(parts_of(MIX))
     assert await recovering.survives(body, (sound_begins, kill_replica, stage)) == {stage: 1}
+
+
+async def test_a_stream_of_an_adapter_goes_on_when_the_thinker_is_killed(recovering: Recovering) -> None:
+    body = recovering.body(model=ADAPTER)
+    assert (await recovering.undisturbed(body)).text != (await recovering.undisturbed(recovering.body())).text
+    assert await recovering.survives(body, (sound_begins, kill_replica, "thinker")) == {"thinker": 1}
