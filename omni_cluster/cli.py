@@ -249,9 +249,9 @@ def _card_memory(config: PipelineConfig, options: argparse.Namespace) -> str:
     from omni_cluster.engine.fitting import bind_downloaded, memory_plan
     from omni_cluster.memory.plan import render_memory
     from omni_cluster.memory.sizes import GIB
-    from omni_cluster.vllm_engine.known_warnings import drop_known_warnings
+    from omni_cluster.models.dropped_warnings import OF_CHECKPOINTS, drop_warnings
 
-    drop_known_warnings()
+    drop_warnings(OF_CHECKPOINTS)
     if options.model:
         config = config.model_copy(update={"model": options.model})
     plan = memory_plan(bind_downloaded(config), int(options.card_gib * GIB))
@@ -278,9 +278,9 @@ def _warm(options: argparse.Namespace) -> None:
 
 
 def _make_checkpoint(options: argparse.Namespace) -> None:
+    from omni_cluster.models.dropped_warnings import OF_CHECKPOINTS, drop_warnings
     from omni_cluster.models.registry import family_class, known_families
-    from omni_cluster.vllm_engine.known_warnings import drop_known_warnings
 
-    drop_known_warnings()
+    drop_warnings(OF_CHECKPOINTS)
     family = family_class(options.family or known_families()[0])
     print(family.make_checkpoint(options.preset, options.out, device=options.device, progress=print))

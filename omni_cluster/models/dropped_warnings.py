@@ -5,6 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+OF_CHECKPOINTS: Final[Mapping[str, Sequence[str]]] = {
+    # A part of a model may have a vocabulary of its own, and carries the ids of the text's tokens too.
+    "transformers.configuration_utils": ("must be `None` or an integer within the vocabulary",),
+    # A checkpoint may say more of its rotary embeddings than transformers' class of that part reads.
+    "transformers.modeling_rope_utils": ("Unrecognized keys in `rope_parameters`",),
+}
+"""Where the configuration of a checkpoint is read or written."""
 
 
 def drop_warnings(logged: Mapping[str, Sequence[str]]) -> None:

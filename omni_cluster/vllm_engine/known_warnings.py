@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 
-from omni_cluster.models.dropped_warnings import drop_warnings
+from omni_cluster.models.dropped_warnings import OF_CHECKPOINTS, drop_warnings
 
 VLLM: Mapping[str, Sequence[str]] = {
     # Triton is for cards, and comes with torch.
@@ -39,10 +39,7 @@ VLLM: Mapping[str, Sequence[str]] = {
 """By the name of vLLM's module."""
 
 LOGGED: Mapping[str, Sequence[str]] = {
-    # A part of a model may have a vocabulary of its own, and carries the ids of the text's tokens too.
-    "transformers.configuration_utils": ("must be `None` or an integer within the vocabulary",),
-    # A checkpoint may say more of its rotary embeddings than transformers' class of that part reads.
-    "transformers.modeling_rope_utils": ("Unrecognized keys in `rope_parameters`",),
+    **OF_CHECKPOINTS,
     # A machine may have CUDA's folder and no card.
     "torch.utils.cpp_extension": ("No CUDA runtime is found",),
     **{".".join(("vllm", name)): words for name, words in VLLM.items()},
