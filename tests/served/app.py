@@ -30,7 +30,7 @@ from omni_cluster.cluster.transport import ANSWER_S, ask_all
 from omni_cluster.engine.exposition import CONTENT_TYPE
 from omni_cluster.models.qwen2_5_omni.checkpoint import embedded_checkpoint
 from omni_cluster.types.inputs import Media, OmniRequest
-from tests.processes import command_line
+from tests.processes import command_line, kill
 from tests.reference import media, prompt_text
 from tests.server.samples import totals
 
@@ -196,8 +196,18 @@ def node_options(role: str, cards: Sequence[int] = ()) -> dict[str, Any]:
 
 def _cluster_of(head: Mapping[str, Any]) -> Cluster:
     """With its dashboard, by which Serve is asked to deploy. Ray goes on without one that ends as it starts."""
-    for _ in range(STARTS):
-        cluster = Cluster(initialize_head=True, head_node_args=dict(head))
+    for number in range(1, STARTS + 1):
+        before = psutil.Process().children(recursive=True)
+        try:
+            cluster = Cluster(initialize_head=True, head_node_args=dict(head))
+        except Exception:  # what Ray raises where no raylet began: a fork beside threads of gRPC's may stand still
+            begun = set(psutil.Process().children(recursive=True)) - set(before)
+            for each in begun:
+                kill(each)
+            psutil.wait_procs(begun, timeout=PATIENCE_S)
+            if number == STARTS:
+                raise
+            continue
         if cluster.head_node.webui_url:
             return cluster
         cluster.shutdown()
