@@ -69,11 +69,9 @@ def replayed(run: Sequence[Answer], most_s: float) -> tuple[list[float], list[fl
     first_audio_s = [0.0] * len(run)
     chunks = ((at_s, n, k) for n, answer in enumerate(run) for k, at_s in enumerate(answer.came_s))
     for at_s, number, chunk in sorted(chunks):
-        player, delay_s = players[number], 0.0
-        if chunk:
-            playout.came(at_s - player.due_s(at_s), at_s)
-        else:
-            delay_s = playout.delay_s(at_s)
+        player = players[number]
+        delay_s = playout.of(player, at_s)
+        if chunk == 0:
             first_audio_s[number] = at_s + delay_s - run[number].sent_s
         player.deliver(run[number].sound_s[chunk], at_s, delay_s)
     return first_audio_s, [player.stall_s for player in players]

@@ -79,12 +79,8 @@ class StepLoop:
                 yield job.samples.start, samples
 
     async def _deliver(self, sound_s: float, playback: Playback, playout: PlayoutDelay | None) -> None:
-        now_s, delay_s = time.monotonic(), 0.0
-        if playout is not None:
-            if playback.has_begun:
-                playout.came(now_s - playback.due_s(now_s), now_s)
-            else:
-                delay_s = playout.delay_s(now_s)
+        now_s = time.monotonic()
+        delay_s = 0.0 if playout is None else playout.of(playback, now_s)
         playback.deliver(sound_s, now_s, delay_s)
         if delay_s:
             await asyncio.sleep(delay_s)

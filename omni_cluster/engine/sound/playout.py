@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from omni_cluster.engine.playback import Playback
+
 MARGIN_S = 0.05
 """How much sooner than a player runs dry the latest chunk should come."""
 DECAY = 0.002
@@ -22,6 +24,13 @@ class PlayoutDelay:
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
         self._peak_s, self._at_s = -math.inf, 0.0
+
+    def of(self, player: Playback, now_s: float) -> float:
+        """By how much a chunk that is there is delayed: a stream's first alone, by what the others said."""
+        if not player.has_begun:
+            return self.delay_s(now_s)
+        self.came(now_s - player.due_s(now_s), now_s)
+        return 0.0
 
     def came(self, late_s: float, now_s: float) -> None:
         """A chunk came `late_s` after a player without delay ran dry, or sooner than that where it is below 0.
