@@ -1,6 +1,6 @@
 """Adaptive playout delay, replayed over runs that were measured without one.
 
-    python benchmarks/playout_delay.py RATE SEED FOLDER...
+    python -m benchmarks.playout_delay RATE SEED FOLDER...
 
 Takes the answers of `omni-cluster bench --rate RATE --seed SEED --save FOLDER`, as the client had them, and gives each
 first chunk to its player as much later as code2wav's `PlayoutDelay` would by then, for several longest delays. A delay
