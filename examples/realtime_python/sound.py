@@ -24,6 +24,7 @@ class Player:
         self.file.setparams((1, 2, RATE_HZ, 0, "NONE", None))
         self.waiting = bytearray()
         self.item_id, self.played_bytes = None, 0
+        self.is_complete = True  # all of the answer has come
         self.turn = "spoken"  # of the user: spoken, committed, answered
 
     @property
@@ -31,8 +32,16 @@ class Player:
         return self.played_bytes * 1000 // (2 * RATE_HZ)
 
     def add(self, item_id, sound):
-        self.item_id = item_id
+        self.item_id, self.is_complete = item_id, False
         self.waiting += sound
+
+    def end(self):
+        """All of the answer has come. Returns whether the user has said nothing since it was asked for."""
+        self.is_complete = True
+        if self.turn != "committed":
+            return False
+        self.turn = "answered"
+        return True
 
     def take(self):
         chunk = bytes(self.waiting[:CHUNK_BYTES])
@@ -43,7 +52,7 @@ class Player:
 
     def stop(self):
         """Silence at once. Returns the milliseconds that were played of an answer that had more, else None."""
-        is_late = self.turn == "committed" and self.played_bytes  # all that came was played, and more is to come
+        is_late = self.played_bytes and not self.is_complete  # all that came was played, and more is to come
         played_ms = self.played_ms if self.waiting or is_late else None
         self.waiting.clear()
         self.played_bytes = 0

@@ -46,8 +46,8 @@ async def follow(connection, player):
                 )
         elif event.type == "input_audio_buffer.committed":
             player.turn = "committed"
-        elif event.type == "response.done" and player.turn == "committed":
-            player.turn, line_is_open = "answered", False
+        elif event.type == "response.done" and player.end():
+            line_is_open = False
             print(flush=True)
         elif event.type == "error":
             print(event.error.message, file=sys.stderr)

@@ -19,6 +19,7 @@ from tests.relay import relay
 from tests.server.local import LocalApp, local_app
 
 FOLDER = EXAMPLES / "realtime_python"
+SOUND = run_path(str(FOLDER / "sound.py"))
 CODES = 400
 """Of an answer: 8 s, so that a busy machine hears the user before its end."""
 CHUNK = b"\1\2" * 960
@@ -50,7 +51,7 @@ async def test_an_answer_is_interrupted_and_the_talk_goes_on(local: LocalApp, tm
 def _player(folder: Path) -> Iterator[Any]:
     """The example's, which has played a chunk of an answer."""
     with wave.open(str(folder / "answer.wav"), "wb") as file:
-        player = run_path(str(FOLDER / "sound.py"))["Player"](file)
+        player = SOUND["Player"](file)
         player.turn = "committed"
         player.add("item_1", CHUNK)
         assert player.take() == CHUNK
@@ -58,19 +59,38 @@ def _player(folder: Path) -> Iterator[Any]:
 
 
 def _more_waits(player: Any) -> None:
-    player.turn = "answered"
     player.add("item_1", CHUNK)
+    assert player.end()
 
 
 def _more_comes(player: Any) -> None:
     """The server is slower than the speakers."""
 
 
+def _more_comes_while_the_next_file_is_said(player: Any) -> None:
+    """The server hears it later."""
+    next(SOUND["turn_of"](player, str(SPEECH), False))
+
+
+def _it_ends_while_the_next_file_is_said(player: Any) -> None:
+    next(SOUND["turn_of"](player, str(SPEECH), False))
+    assert not player.end()
+
+
 def _all_was_played(player: Any) -> None:
-    player.turn = "answered"
+    assert player.end()
 
 
-@pytest.mark.parametrize(("state", "played_ms"), [(_more_waits, 40), (_more_comes, 40), (_all_was_played, None)])
+@pytest.mark.parametrize(
+    ("state", "played_ms"),
+    [
+        (_more_waits, 40),
+        (_more_comes, 40),
+        (_more_comes_while_the_next_file_is_said, 40),
+        (_it_ends_while_the_next_file_is_said, None),
+        (_all_was_played, None),
+    ],
+)
 def test_an_answer_that_has_more_is_interrupted(
     tmp_path: Path, state: Callable[[Any], None], played_ms: int | None
 ) -> None:
