@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm.v1.engine import async_llm
-from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from omni_cluster.engine.omni_llm import AsyncOmniLLM
 from omni_cluster.models.qwen2_5_omni.special_ids import SpecialIds
@@ -23,6 +20,7 @@ from omni_cluster.types.inputs import KnownOutput, OmniRequest
 from omni_cluster.types.outputs import StageChunk
 from omni_cluster.types.rows import Rows
 from tests.codes import codes_of, known_codes
+from tests.engine.one_by_one import give_one_by_one
 from tests.engine.stages import (
     MAX_CODES,
     MAX_TOKENS,
@@ -57,37 +55,9 @@ SOME_SAMPLINGS = [
 TRIES = 20
 
 
-class OneByOne(RequestOutputCollector):
-    """Gives each step's output by itself: vLLM's joins those that are not read in time, where nothing can be cut."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._later: deque[Any] = deque()
-
-    def put(self, output: Any) -> None:
-        if self.output is None or isinstance(output, Exception):
-            super().put(output)
-        else:
-            self._later.append(output)
-
-    async def get(self) -> Any:
-        output = await super().get()
-        self._put_next()
-        return output
-
-    def get_nowait(self) -> Any:
-        output = super().get_nowait()
-        self._put_next()
-        return output
-
-    def _put_next(self) -> None:
-        if self._later and self.output is None:
-            super().put(self._later.popleft())
-
-
 @pytest.fixture(autouse=True)
 def outputs_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_llm, "RequestOutputCollector", OneByOne)
+    give_one_by_one(monkeypatch)
 
 
 async def said(stage: Stage, asked: OmniRequest, upstream: AsyncIterator[StageChunk] | None = None) -> Chunks:
