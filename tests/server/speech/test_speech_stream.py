@@ -206,16 +206,18 @@ async def test_text_that_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_client_that_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speech_session, "CONFIG_S", 0.2)
-    monkeypatch.setattr(speech_session, "IDLE_S", 0.3)
     async with stage(tmp_path) as there:
+        monkeypatch.setattr(speech_session, "CONFIG_S", 0.2)
         async with connect(there.url.replace("http", "ws") + PATH) as socket:
             refused = json.loads(await asyncio.wait_for(socket.recv(), PATIENCE_S))
             assert (refused["code"], "session.config" in refused["message"]) == ("session_idle", True)
+        monkeypatch.setattr(speech_session, "CONFIG_S", PATIENCE_S)
         async with telling(there.url) as client:
             may_end = there.reciter.hold("One.")
             await client.tell("One. ")
             assert (await client.next())["type"] == "audio.start"
+            monkeypatch.setattr(speech_session, "IDLE_S", 0.3)
+            await client.tell("")  # from this event on
             await asyncio.sleep(1)  # while a text is spoken a client may say nothing
             may_end.set()
             assert isinstance(await client.next(), bytes) and (await client.next())["type"] == "audio.done"
