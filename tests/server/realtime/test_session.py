@@ -295,8 +295,7 @@ async def test_sessions_are_counted_apart_and_one_too_many_is_told_to_come_again
 
 async def test_a_session_ends_when_its_time_is_over(tmp_path: Path) -> None:
     async with room(tmp_path, Limits(max_session_s=0.5)) as there, talk(there.url) as client:
-        await client.until("session.created")
-        assert (await client.refused())["code"] == "session_expired"
+        assert (await client.refused())["code"] == "session_expired"  # behind what a busy machine said until then
         with pytest.raises(ConnectionClosed) as closed:
             await client.next()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
