@@ -60,7 +60,7 @@ async def test_all_end_with_the_request_s_time(stream: bool) -> None:
     async with face_of(CONFIG) as face:
         face.speaker.may_speak.clear()
         body = {"model": CONFIG.model, "messages": [{"role": "user", "content": "Hi"}], "n": 4, "stream": stream}
-        answer = await face.client.post(CHAT, json=body, headers={"x-request-timeout-seconds": "1"})
+        answer = await face.client.post(CHAT, json=body, headers={"x-request-timeout-seconds": "3"})
         assert "deadline_exceeded" in answer.text and len(face.speaker.begun) == 4
 
         async def nothing_runs() -> bool:
