@@ -14,7 +14,7 @@ import pytest
 from omni_cluster.engine.omni_llm import OmniLLM
 from tests.clients.field import REALTIME_CLIENTS
 from tests.clients.runs import SCRIPT_S, Client, Runs
-from tests.engine.stages import short_default
+from tests.engine.stages import short_default, until
 from tests.packages import FETCH_S
 from tests.server.local import LocalApp, local_app
 
@@ -51,7 +51,7 @@ async def test_a_client_talks(local: LocalApp, runs: Runs, client: Client, did: 
     assert saw.ok, saw.seen["error"]
     assert saw.seen.get("errors", []) == []
     CHECKS[did](saw.seen, runs.folder_of(client))
-    assert await local.nothing_is_left()
+    await until(local.nothing_is_left)
 
 
 def _is_spoken(seen: Seen, folder: Path) -> None:

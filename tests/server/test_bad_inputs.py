@@ -39,7 +39,7 @@ async def test_no_stage_heard_of_any_of_them(local: LocalApp, before: dict[str, 
     # Whether a schema or a pattern can be followed is found out beside the engine of the stage that makes the text.
     compiled = sum("is invalid, or has" in bad.words for bad in BAD_INPUTS)
     assert after["requests"] == before["requests"] | {"thinker": before["requests"]["thinker"] + compiled}
-    assert await local.nothing_is_left()
+    await until(local.nothing_is_left)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from omni_cluster.openai_api.audio import pcm16, wav_bytes
+from tests.engine.stages import until
 from tests.http_app import MODEL
 from tests.reference import synthetic_audio
 from tests.server.local import LocalApp
@@ -60,7 +61,7 @@ async def test_a_spoken_turn_and_one_that_follows_are_answered_as_in_a_chat(loca
         assert text_of(followed) == chatted(local, system, spoken_turn, answer, question)["content"]
         usage = followed[-1]["response"]["usage"]
         assert usage["input_token_details"]["audio_tokens"] > 0 and usage["output_token_details"]["audio_tokens"] == 0
-    assert await local.nothing_is_left()
+    await until(local.nothing_is_left)
 
 
 async def test_the_oldest_spoken_turn_is_left_out_where_all_are_too_long(local: LocalApp) -> None:
@@ -79,7 +80,7 @@ async def test_the_oldest_spoken_turn_is_left_out_where_all_are_too_long(local: 
         await client.send("response.create")
         refused = (await client.until("error"))[-1]["error"]
         assert refused["code"] == "context_length_exceeded" and "maximum context length" in refused["message"]
-    assert await local.nothing_is_left()
+    await until(local.nothing_is_left)
 
 
 async def test_what_was_not_heard_is_not_in_the_next_prompt(local: LocalApp) -> None:
