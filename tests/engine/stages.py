@@ -228,6 +228,29 @@ async def begun_at_once(stage: Stage, made: Sequence[Coroutine[Any, Any, T]]) ->
     return await asyncio.gather(*tasks)
 
 
+@asynccontextmanager
+async def halted_within(
+    stage: Stage, made: Coroutine[Any, Any, T], positions: int = 1
+) -> AsyncIterator[asyncio.Task[T]]:
+    """The only request of an engine that has computed so many positions of it, and goes on at the end of the context.
+
+    To halt it once a chunk is there would be too late on a busy machine: the engine may be done with it by then.
+    """
+    llm = cast(StageLLM, stage).llm
+    enough = (await stage.counts())["computed"] + positions
+    await llm.pause_generation(mode="keep", clear_cache=False)
+    task = asyncio.create_task(made)
+    try:
+        await until_counts(stage, waiting=1)
+        while (await stage.counts())["computed"] < enough:
+            # The engine is told both at once, and takes few steps between them.
+            await asyncio.gather(llm.resume_generation(), llm.pause_generation(mode="keep", clear_cache=False))
+        await until_counts(stage, running=1)
+        yield task
+    finally:
+        await llm.resume_generation()
+
+
 async def until_free(stage: Stage) -> None:
     """Until the stage holds nothing of any request."""
     await until_counts(stage, running=0, waiting=0, held=0, kv_blocks_used=0, held_blocks=0, row_counts=0, emitting=0)

@@ -21,6 +21,7 @@ from tests.engine.stages import (
     MAX_TOKENS,
     THINKER_STEP_TOKENS,
     begun_at_once,
+    halted_within,
     request,
     until_free,
 )
@@ -185,12 +186,9 @@ async def test_media_that_the_cache_answered_are_encoded_again_after_a_preemptio
     llm = cast(StageLLM, thinker).llm
     await llm.reset_encoder_cache()  # as if others' media had taken its place
     before = (await thinker.counts())["computed"]
-    chunks: list[StageChunk] = []
-    async for chunk in thinker.generate(request("shown-again", kind, sampling=reply), None):
-        if not chunks:
-            assert await llm.reset_prefix_cache(reset_running_requests=True)
-        chunks.append(chunk)
-    made = StageChunk.joined(chunks)
+    async with halted_within(thinker, think(thinker, request("shown-again", kind, sampling=reply))) as answer:
+        assert await llm.reset_prefix_cache(reset_running_requests=True)
+    made = await answer
     length = len(wanted.prompt_ids)
     assert made.cached_tokens == cacheable(length)
     assert (await thinker.counts())["computed"] - before > length  # it was computed from the beginning
