@@ -18,7 +18,7 @@ from omni_cluster.vllm_engine.held_prefixes import PrefixHold
 from omni_cluster.vllm_engine.kept_rows import LEAST_LEFT_OUT
 from omni_cluster.vllm_engine.stage_llm import StageLLM
 from tests.codes import codes_of
-from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, request, until
+from tests.engine.stages import MAX_TOKENS, PATIENCE_S, Speak, halted_within, request, until
 from tests.reference import KINDS, Reference, SpeechReference, prompt_text
 
 pytestmark = pytest.mark.parity
@@ -137,9 +137,21 @@ async def test_text_is_that_of_the_tokens(pipeline: AsyncOmniLLM, speak: Speak, 
     assert made.text == tokenizer.decode(speak("image").token_ids, skip_special_tokens=True)
 
 
-async def test_talker_speaks_before_the_thinker_is_done(pipeline: AsyncOmniLLM) -> None:
-    long = {"thinker": {"max_tokens": 400, "ignore_eos": True}}
-    stages = [event.stage async for event in pipeline.stream(request("long", sampling=long))]
+async def test_talker_speaks_before_the_thinker_is_done(pipeline: AsyncOmniLLM, speak: Speak) -> None:
+    """The thinker is halted within its reply until then: on a busy machine it might be done before it is heard."""
+    long, stages = {"thinker": {"max_tokens": 400, "ignore_eos": True}}, list[str]()
+
+    async def listens() -> None:
+        async for event in pipeline.stream(request("long", sampling=long)):
+            stages.append(event.stage)
+
+    async def talker_speaks() -> bool:
+        return "talker" in stages
+
+    some = len(speak("text").prompt_ids) + 4
+    async with halted_within(pipeline._stages["thinker"], listens(), some) as listening:
+        await until(talker_speaks)
+    await listening
     last_of_thinker = len(stages) - 1 - stages[::-1].index("thinker")
     assert stages.index("talker") < last_of_thinker
 
