@@ -86,6 +86,7 @@ class Tab:
 
     async def ask(self, text: str) -> None:
         await self.page.get_by_label("Message", exact=True).fill(text)
+        await self.until("!document.getElementById('send').disabled")  # it knows the model
         await self.page.keyboard.press("Enter")
 
     async def drop(self, name: str, media_type: str, data: bytes) -> None:
