@@ -330,12 +330,13 @@ class Connection:
             self._beat()
 
     def _beat(self) -> None:
-        if not self._writer.is_closing():
-            self._write([])
+        self._write([])
 
     def _write(self, parts: Sequence[Any]) -> None:
-        self._sent_load = self._load()
-        write_frame(self._writer, parts, self._sent_load)
+        """What closes is written to no more: its reader has left."""
+        if not self._writer.is_closing():
+            self._sent_load = self._load()
+            write_frame(self._writer, parts, self._sent_load)
 
     async def _take_words(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import uvloop
 from msgspec.structs import replace
 
 from omni_cluster.cluster import producer, wire
@@ -279,6 +280,27 @@ async def test_the_consumer_that_leaves_ends_the_connection(server: SocketServer
     await messages.aclose()
     while len(server):
         await asyncio.sleep(0)
+
+
+def test_a_consumer_that_is_gone_as_something_is_sent_to_it_is_no_fault_of_ours(
+    logs: OutputLogs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the event loop of replicas, where a write to what has closed is a RuntimeError."""
+
+    async def sends_to_what_has_closed() -> None:
+        server = SocketServer(logs, "127.0.0.1")
+        log = logs.open("r")
+        messages = (await client_to(server)).messages(READER)
+        await anext(messages)
+        (writer,) = server._accepted.values()
+        writer.transport.abort()
+        log.put(SOUND)
+        with pytest.raises(StageDied):
+            await anext(messages)
+        await server.close()
+
+    uvloop.run(sends_to_what_has_closed())
+    assert "a connection ended" not in caplog.text
 
 
 async def test_every_frame_says_the_replica_s_load_and_a_change_is_told_soon(
