@@ -107,13 +107,14 @@ def hosted(data: bytes) -> Iterator[str]:
 
 
 async def test_more_requests_than_may_wait_are_turned_away_before_the_first_byte(toy_nodes: ServedApp) -> None:
-    short = [{"max_tokens": n, "min_tokens": n} for n in (8, 50)]
+    # Long enough that none has its answer before the last has come, where a busy machine takes them one by one.
+    exact = [{"max_tokens": n, "min_tokens": n} for n in (8, 250)]
     body = {
         "model": "preset:tiny",
         "messages": [{"role": "user", "content": "Hi"}],
         "modalities": ["text", "audio"],
         "audio": {"voice": "high", "format": "wav"},
-        "sampling_params_list": [*short, None],
+        "sampling_params_list": [*exact, None],
         "stream": True,
     }
     limits = httpx.Limits(max_connections=64)
