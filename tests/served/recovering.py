@@ -23,7 +23,7 @@ from tests.server.samples import totals
 
 CHAT = "/v1/chat/completions"
 REPLACED_S = 300
-ENDED_S = 10
+ENDED_S = 30
 """Until the processes of a replica that was killed are gone: a moment, on a quiet host."""
 READY_S = 2.0
 """A load balancer waits so long for `/ready`."""
