@@ -161,15 +161,20 @@ class Response:
         self._task = asyncio.ensure_future(self._unless_the_client_leaves())
         return self._task
 
+    def stop(self, reason: CancelReason) -> None:
+        """Has it say no more of its answer, and end, as soon as what runs now waits."""
+        if self._task is None or self._task.done() or not self._has_begun.is_set():
+            return
+        if not self._is_ending and self._cancelled is None:
+            self._cancelled = reason
+            self._task.cancel()
+
     async def cancel(self, reason: CancelReason) -> None:
         """Ends it in all stages; its last events are sent when this returns."""
         await self._has_begun.wait()  # a task that is cancelled before would say nothing
-        if self._task is None or self._task.done():
-            return
-        if not self._is_ending:
-            self._cancelled = reason
-            self._task.cancel()
-        await asyncio.wait([self._task])
+        self.stop(reason)
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _unless_the_client_leaves(self) -> None:
         self._has_begun.set()

@@ -182,10 +182,16 @@ class RealtimeSession:
         return self._input.push(decoded(audio, "audio"))
 
     async def _start_turn(self, turn: SpeechStarted) -> None:
-        """Speech ends the response that runs: the client hears of the speech first, and stops to play."""
-        await self._outlet.send("input_audio_buffer.speech_started", audio_start_ms=turn.start_ms, item_id=turn.item_id)
+        """Speech ends the response that runs: the client hears of the speech first, and stops to play.
+
+        Nothing of the answer comes behind that, also to a client that takes what is sent to it slowly.
+        """
         detection = self._session.audio.input.turn_detection
-        if self._running is not None and detection is not None and detection.interrupt_response:
+        interrupts = detection is not None and detection.interrupt_response
+        if self._running is not None and interrupts:
+            self._running.stop("turn_detected")
+        await self._outlet.send("input_audio_buffer.speech_started", audio_start_ms=turn.start_ms, item_id=turn.item_id)
+        if self._running is not None and interrupts:
             await self._interrupt(self._running)
         self._end_silence()  # also the one that began with the end of that response
 

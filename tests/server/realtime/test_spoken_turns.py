@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from omni_cluster.server.realtime.outlet import Outlet
 from tests.server.realtime.room import talking
 from tests.server.realtime.spoken import listening, sentences, silence, speak, until
 from tests.server.realtime.talk import Talk, kinds, sound_of, text_of
@@ -53,6 +55,32 @@ async def test_speech_ends_the_answer_that_is_spoken_and_the_client_hears_of_it_
         await speak(client, silence(0.8))
         assert (await client.until("response.done"))[-1]["response"]["status"] == "completed"
         assert speaker.running == 0
+
+
+async def test_nothing_of_an_answer_comes_behind_the_speech_that_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sentences()
+    async with talking(tmp_path) as (client, speaker):
+        plain = Outlet.send
+
+        async def slowly(self: Outlet, kind: str, **fields: Any) -> int:
+            """As to a client that takes nothing until the pipeline has come to rest."""
+            sent = await plain(self, kind, **fields)
+            if kind == "input_audio_buffer.speech_started":
+                speaker.may_speak.set()
+                await until(lambda: speaker.running == 0)
+            return sent
+
+        speaker.may_speak.clear()
+        await speak(client, first, silence(0.8))
+        await client.until("response.output_audio_transcript.delta")
+        monkeypatch.setattr(Outlet, "send", slowly)
+        await speak(client, second)
+        events = await client.until("response.done")
+        assert kinds(events)[0] == "input_audio_buffer.speech_started"
+        assert "response.output_audio.delta" not in kinds(events)
+        assert events[-1]["response"]["status_details"]["reason"] == "turn_detected"
 
 
 async def test_an_answer_goes_on_where_speech_is_not_to_interrupt_it(tmp_path: Path) -> None:
