@@ -187,12 +187,12 @@ class RealtimeSession:
         Nothing of the answer comes behind that, also to a client that takes what is sent to it slowly.
         """
         detection = self._session.audio.input.turn_detection
-        interrupts = detection is not None and detection.interrupt_response
-        if self._running is not None and interrupts:
-            self._running.stop("turn_detected")
+        interrupted = self._running if detection is not None and detection.interrupt_response else None
+        if interrupted is not None:
+            interrupted.stop("turn_detected")
         await self._outlet.send("input_audio_buffer.speech_started", audio_start_ms=turn.start_ms, item_id=turn.item_id)
-        if self._running is not None and interrupts:
-            await self._interrupt(self._running)
+        if interrupted is not None:
+            await self._interrupt(interrupted)
         self._end_silence()  # also the one that began with the end of that response
 
     async def _interrupt(self, response: Response) -> None:

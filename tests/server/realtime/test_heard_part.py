@@ -19,6 +19,7 @@ from omni_cluster.config.schema import PipelineConfig
 from omni_cluster.engine.deadline import Deadline
 from omni_cluster.engine.fan_in import StageEvent
 from omni_cluster.serve_local import listening, serving
+from omni_cluster.server.realtime.outlet import Outlet
 from omni_cluster.types.inputs import OmniRequest
 from omni_cluster.types.outputs import AudioChunk, StageChunk
 from tests.server.keyed import config_of
@@ -125,6 +126,30 @@ async def test_of_an_answer_that_speech_cuts_off_later_prompts_have_what_was_pla
         assert await remembered(client, reader, item_id) <= WORDS_PER_S * max(0.0, most_s - SILENT_S) + 1 < WORDS
         await truncate(client, item_id, SILENT_S + 50)  # what the client says is exact
         assert await remembered(client, reader, item_id) == 100
+
+
+async def test_an_answer_that_ends_while_its_interruption_is_sent_is_cut_to_what_was_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, has_ended = Outlet.send, asyncio.Event()
+
+    async def slowly(self: Outlet, kind: str, **fields: Any) -> int:
+        sent = await plain(self, kind, **fields)
+        if kind == "response.done":
+            has_ended.set()
+        if kind == "input_audio_buffer.speech_started":
+            await asyncio.wait_for(has_ended.wait(), PATIENCE_S)
+            await asyncio.sleep(0.1)  # in which the session hears of that end
+        return sent
+
+    monkeypatch.setattr(Outlet, "send", slowly)
+    first, _ = sentences()
+    async with read_to(tmp_path) as (client, reader):
+        reader.may_speak.clear()
+        item_id = await begun(client)
+        await speak(client, first, silence(0.1))
+        assert (await client.until("response.done"))[-1]["response"]["status"] == "cancelled"
+        assert await remembered(client, reader, item_id) < WORDS
 
 
 async def test_what_the_client_says_before_it_speaks_stays(tmp_path: Path) -> None:
