@@ -34,6 +34,8 @@ IDLE_S: Final = 2.0
 """How long a call that is not read stays open: a replica that is to end waits for its calls."""
 PATIENCE_S: Final = 10.0
 """How long a call waits for the connection whose rows it asks for."""
+CANCELS_S: Final = 5.0
+"""In which a consumer that lives cancels its call once the connection is closed."""
 DIRECT_BYTES: Final = 64 << 10
 """Rows that wait are one item up to so many bytes: Ray sends less than 100 KB without its store."""
 
@@ -58,7 +60,7 @@ class RowsPublisher:
         self._budget = budget
         self._kept: deque[np.ndarray] = deque()
         self._first = 0
-        """The number of the first that is kept."""
+        """The number of the first that is kept: all before it are confirmed."""
         self._changed = asyncio.Event()
         self._is_closed = False
         self._call = 0
@@ -83,7 +85,10 @@ class RowsPublisher:
     async def items(self, first: int) -> AsyncGenerator[RowsItem, None]:
         """Yields rows from number `first` on; what waits is one item as long as it is small.
 
-        Ends with the connection, when idle, or as a later call begins.
+        Ends with the connection, when idle, or as a later call begins. A call that ends holds the replica's event loop
+        until its caller has all items, or Ray knows that the caller is dead: 15 s if its node died too, in which the
+        replica takes no other call. So as long as rows that it has yielded are not confirmed, it is not idle, and is
+        cancelled in place of ending with the connection.
         """
         self._call += 1
         call, number = self._call, first
@@ -92,6 +97,9 @@ class RowsPublisher:
             rows = self._together(number)
             first, number = number, number + len(rows)
             yield RowsItem(first, rows)
+        if self._is_closed and self._first < number:
+            await asyncio.sleep(CANCELS_S)
+            raise asyncio.CancelledError
 
     def _together(self, number: int) -> list[np.ndarray]:
         rows = [self._kept[number - self._first]]
@@ -110,13 +118,14 @@ class RowsPublisher:
             try:
                 await asyncio.wait_for(self._changed.wait(), IDLE_S)
             except asyncio.TimeoutError:
-                if not self._is_read():
+                if self._first >= number and not self._is_read():
                     return False
         return call == self._call and not self._is_closed
 
     def close(self) -> None:
         self._is_closed = True
-        self.confirm(self._end)
+        self._budget.release(sum(packed.nbytes for packed in self._kept))
+        self._kept.clear()
         self._changed.set()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import AsyncGenerator
 from typing import cast
@@ -195,3 +197,42 @@ async def test_a_call_that_waits_ends_as_the_next_one_begins(publisher: RowsPubl
     with pytest.raises(StopAsyncIteration):
         await asyncio.wait_for(waiting, PATIENCE_S)
     await following.aclose()
+
+
+async def test_a_call_that_is_not_read_stays_open_until_its_rows_are_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_objects, "IDLE_S", 0.0)
+    publisher = RowsPublisher(lambda: False, MemoryBudget())
+    publisher.publish(packed(SMALL_BYTES))
+    items = publisher.items(0)
+    await anext(items)
+    waiting = asyncio.create_task(anext(items))
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    publisher.confirm(1)
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(waiting, PATIENCE_S)
+
+
+@pytest.mark.parametrize(("confirmed", "ends_with"), [(1, asyncio.CancelledError), (2, StopAsyncIteration)])
+async def test_a_call_whose_connection_closed_ends_alone_if_its_rows_are_confirmed(
+    publisher: RowsPublisher, confirmed: int, ends_with: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_objects, "CANCELS_S", 0.0)
+    for _ in range(2):
+        publisher.publish(packed(SMALL_BYTES))
+    items = publisher.items(0)
+    assert len((await anext(items)).rows) == 2
+    publisher.confirm(confirmed)
+    publisher.close()
+    with pytest.raises(ends_with):
+        await anext(items)
+
+
+def test_a_replica_takes_calls_before_ray_knows_that_its_consumers_node_is_dead() -> None:
+    """See `tests/cluster/dead_consumer.py`."""
+    command = (sys.executable, "-m", "tests.cluster.dead_consumer")
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert "CancelledError" in said.stdout.splitlines()
