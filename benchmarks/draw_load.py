@@ -24,7 +24,9 @@ HEADING = "## Throughput and latency under load"
 COLUMNS = ("cards", "precision", "prompt", "rate", "answered", "ttft", "first_audio", "rtf", "no_gap", "underrun")
 REPEATED = ("cards", "precision", "prompt")
 """An empty cell of these columns stands for the one above it."""
-COLOURS = {"1 H200": "tab:green", "1 H100": "tab:olive", "2 H100": "tab:orange", "4 H100": "tab:blue"}
+COLOURS = {
+    "1 H200": "tab:green", "1 H100": "tab:olive", "2 H200": "tab:red", "2 H100": "tab:orange", "4 H100": "tab:blue"
+}  # fmt: skip
 STYLES = {"shipped": "-", "low": "--", "code2wav low": "-."}
 OTHER_STYLE = ":"
 
@@ -89,7 +91,8 @@ def draw(lines: Mapping[tuple[str, str, str], Sequence[Point]], path: Path) -> N
 
 def _style(cards: str, precision: str, prompt: str) -> dict[str, Any]:
     colour = next(colour for start, colour in COLOURS.items() if cards.startswith(start))
-    words = "mixed requests" if prompt == "mixed" else f"{prompt} tokens"
+    tokens, *rest = prompt.split(",")
+    words = "mixed requests" if prompt == "mixed" else ",".join([f"{tokens} tokens", *rest])
     return {
         "label": f"{cards.split(',')[0]}, {precision.replace('`', '')}, {words}",
         "color": colour, "marker": "o", "markersize": 3,
