@@ -161,9 +161,9 @@ def serve_run_over_nodes(
     cards = {role: range(first, first + cards_of_a_node) for role, first in zip(roles, counts, strict=False)}
     head, *others = roles
     ray_options = {} if system_config is None else {"_system_config": dict(system_config)}
-    cluster = _cluster_of(node_options(head, cards.get(head, ())) | ray_options)
+    cluster = cluster_of(node_options(head, cards.get(head, ())) | ray_options)
     try:
-        nodes = {role: _started_node(cluster, role, cards.get(role, ())) for role in others}
+        nodes = {role: started_node(cluster, role, cards.get(role, ())) for role in others}
         with serve_run_on(cluster.address, *arguments) as app:
             app.nodes = Nodes(cluster, nodes, cards)
             yield app
@@ -194,7 +194,7 @@ def node_options(role: str, cards: Sequence[int] = ()) -> dict[str, Any]:
     return options | {"num_cpus": CPUS_BESIDE_CARDS, "num_gpus": len(cards), "env_vars": TRACING | TOYS | seen}
 
 
-def _cluster_of(head: Mapping[str, Any]) -> Cluster:
+def cluster_of(head: Mapping[str, Any]) -> Cluster:
     """With its dashboard, by which Serve is asked to deploy. Ray goes on without one that ends as it starts."""
     for number in range(1, STARTS + 1):
         before = psutil.Process().children(recursive=True)
@@ -232,10 +232,10 @@ class Nodes:
         self.cluster.remove_node(self.by_role.pop(role), allow_graceful=False)
 
     def add(self, role: str) -> None:
-        self.by_role[role] = _started_node(self.cluster, role, self.cards.get(role, ()))
+        self.by_role[role] = started_node(self.cluster, role, self.cards.get(role, ()))
 
 
-def _started_node(cluster: Cluster, role: str, cards: Sequence[int]) -> Any:
+def started_node(cluster: Cluster, role: str, cards: Sequence[int]) -> Any:
     """As a host's supervisor does it: a raylet that ends as it starts, as Ray's may, is begun again."""
     for number in range(1, STARTS + 1):
         try:
